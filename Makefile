@@ -1,0 +1,70 @@
+# Everything a fresh clone needs: `make demo`, `make test`. `make help` lists the rest.
+
+# The interpreter that makes the environment: 3.11 if it is there.
+PYTHON   ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
+# Further arguments for pip, e.g. --extra-index-url https://download.pytorch.org/whl/cpu
+PIP_ARGS ?=
+# The engine: cpu or gpu.
+ENGINE   ?= cpu
+# Further arguments for pytest, e.g. TESTS="tests/unit -k wire"
+TESTS    ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(ENGINE)
+
+# tools/protos.sh reads these, also when a test runs it.
+export PYTHON PIP_ARGS
+
+.PHONY: help demo test test-unit bench lint format protos clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo       a small model served with TP=2, a trace from a separate client, a picture of it'
+	@echo 'make test       the whole test suite'
+	@echo 'make test-unit  the tests that need no engine'
+	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make format     ruff, changing files'
+	@echo 'make protos     generate interpose/v1 from protos/'
+	@echo 'make clean      remove caches and build output; the environments stay'
+	@echo
+	@echo 'PYTHON=$(PYTHON)  ENGINE=$(ENGINE)  PIP_ARGS=$(PIP_ARGS)  TESTS=$(TESTS)'
+
+# On some machines pip finds torchvision and its kin only as builds for another torch. Importing one of those fails, and
+# transformers imports it if it is installed; nothing here needs it.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV): 4 GB, a few minutes.'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[$(ENGINE),dev]'
+	$(BIN)/python -c 'import torchvision' 2>/dev/null || \
+		$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TESTS)
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos:
+	tools/protos.sh
+
+clean:
+	rm -rf build dist .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
