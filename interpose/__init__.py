@@ -1,0 +1,102 @@
+"""Run your own code inside a served model's forward pass.
+
+client = interpose.connect("localhost:9000")
+model = client.model()
+with model.trace("The Eiffel Tower is in", max_tokens=3):
+    hidden = model.model.layers[2].output[0].save()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interpose.client import Client, connect
+    from interpose.envoy import Envoy
+    from interpose.errors import (
+        Cancelled,
+        DeadlineExceeded,
+        EngineError,
+        InterposeError,
+        InterventionError,
+        InvalidArgument,
+        NotFound,
+        OutOfOrder,
+        PermissionDenied,
+        QuotaExceeded,
+        Unauthenticated,
+        Unavailable,
+        UnknownLocation,
+        VersionMismatch,
+    )
+    from interpose.model import Model
+    from interpose.result import Result
+    from interpose.saving import save
+    from interpose.version import VERSION as __version__
+
+# Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
+_HOMES = {
+    "Client": "client",
+    "connect": "client",
+    "Envoy": "envoy",
+    "Model": "model",
+    "Result": "result",
+    "save": "saving",
+    "__version__": "version",
+} | dict.fromkeys(
+    (
+        "Cancelled",
+        "DeadlineExceeded",
+        "EngineError",
+        "InterposeError",
+        "InterventionError",
+        "InvalidArgument",
+        "NotFound",
+        "OutOfOrder",
+        "PermissionDenied",
+        "QuotaExceeded",
+        "Unauthenticated",
+        "Unavailable",
+        "UnknownLocation",
+        "VersionMismatch",
+    ),
+    "errors",
+)
+
+__all__ = [
+    "Cancelled",
+    "Client",
+    "DeadlineExceeded",
+    "EngineError",
+    "Envoy",
+    "InterposeError",
+    "InterventionError",
+    "InvalidArgument",
+    "Model",
+    "NotFound",
+    "OutOfOrder",
+    "PermissionDenied",
+    "QuotaExceeded",
+    "Result",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownLocation",
+    "VersionMismatch",
+    "__version__",
+    "connect",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'interpose' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"interpose.{home}"), "VERSION" if name == "__version__" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

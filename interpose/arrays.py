@@ -1,0 +1,158 @@
+"""Dense arrays as little-endian bytes: element types, and the way from a torch or numpy array to bytes and back.
+
+torch is never imported before it is needed: an object can only be a tensor when torch is already loaded, and torch is
+imported to rebuild one only when a tensor arrives.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from interpose.v1 import value_pb2
+
+DType = value_pb2.DType
+
+ITEM_BYTES: dict[int, int] = {
+    value_pb2.DTYPE_BOOL: 1,
+    value_pb2.DTYPE_UINT8: 1,
+    value_pb2.DTYPE_INT8: 1,
+    value_pb2.DTYPE_INT16: 2,
+    value_pb2.DTYPE_INT32: 4,
+    value_pb2.DTYPE_INT64: 8,
+    value_pb2.DTYPE_UINT16: 2,
+    value_pb2.DTYPE_UINT32: 4,
+    value_pb2.DTYPE_UINT64: 8,
+    value_pb2.DTYPE_FLOAT16: 2,
+    value_pb2.DTYPE_BFLOAT16: 2,
+    value_pb2.DTYPE_FLOAT32: 4,
+    value_pb2.DTYPE_FLOAT64: 8,
+    value_pb2.DTYPE_COMPLEX64: 8,
+    value_pb2.DTYPE_COMPLEX128: 16,
+    value_pb2.DTYPE_FLOAT8_E4M3FN: 1,
+    value_pb2.DTYPE_FLOAT8_E5M2: 1,
+}
+MAX_DIMENSIONS = 32
+
+
+class ArrayError(ValueError):
+    """An array that cannot be turned into bytes, or bytes that are not the array they say they are."""
+
+
+def dtype_name(dtype: int) -> str:
+    """Return torch's and numpy's name of an element type, e.g. "float32"."""
+    if dtype not in ITEM_BYTES:
+        raise ArrayError(f"unknown element type {dtype}")
+    return value_pb2.DType.Name(dtype).removeprefix("DTYPE_").lower()
+
+
+def loaded_torch() -> Any:
+    """Return torch if this process has already imported it, else None."""
+    return sys.modules.get("torch")
+
+
+@functools.cache
+def installed_torch() -> Any:
+    """Import and return torch, or None where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+@functools.cache
+def numpy_dtype(dtype: int) -> np.dtype:
+    """Return the little-endian numpy type of an element type; bfloat16 and float8 are those of ml_dtypes."""
+    name = dtype_name(dtype)
+    if name == "bfloat16" or name.startswith("float8"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name).newbyteorder("<")
+
+
+def torch_dtype(dtype: int) -> Any:
+    """Return the torch type of an element type, or None where torch is missing or too old to have it."""
+    torch = installed_torch()
+    return None if torch is None else getattr(torch, dtype_name(dtype), None)
+
+
+def dtype_of(dtype: object) -> int:
+    """Return the element type of a torch or numpy dtype; ArrayError if the wire has no such type."""
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, np.dtype) else dtype.name
+    number = value_pb2.DType.DESCRIPTOR.values_by_name.get(f"DTYPE_{name.upper()}")
+    if number is None or not number.number:
+        raise ArrayError(f"arrays of element type {name} cannot travel")
+    return number.number
+
+
+def is_tensor(obj: object) -> bool:
+    """Whether obj is a torch tensor."""
+    torch = loaded_torch()
+    return torch is not None and isinstance(obj, getattr(torch, "Tensor", ()))
+
+
+def tensor_bytes(tensor: Any) -> memoryview:
+    """Return the elements of a torch tensor as contiguous bytes; they alias the tensor where no copy is needed."""
+    torch = loaded_torch()
+    if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
+        raise ArrayError("a tensor without data (on the meta device) cannot travel")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ArrayError(f"only dense tensors can travel, not {tensor.layout}; write .to_dense()")
+    with torch.no_grad():
+        dense = tensor.detach().as_subclass(torch.Tensor)
+        dense = dense.resolve_conj().resolve_neg().cpu().contiguous()
+        return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+
+
+def ndarray_bytes(array: np.ndarray) -> memoryview:
+    """Return the elements of a numpy array as contiguous little-endian bytes, without a copy where none is needed."""
+    little = numpy_dtype(dtype_of(array.dtype))
+    contiguous = np.ascontiguousarray(array, dtype=little)
+    return contiguous.reshape(-1).view(np.uint8).data
+
+
+def check_layout(dtype: int, shape: Sequence[int], size: int) -> None:
+    """Raise ArrayError unless `size` bytes are an array of this element type and shape."""
+    if dtype not in ITEM_BYTES:
+        raise ArrayError(f"unknown element type {dtype}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ArrayError(f"an array of {len(shape)} dimensions; at most {MAX_DIMENSIONS} are taken")
+    elements = 1
+    for length in shape:
+        if length < 0:
+            raise ArrayError(f"an array of negative length: {list(shape)}")
+        elements *= length
+    if elements * ITEM_BYTES[dtype] != size:
+        raise ArrayError(
+            f"{size} bytes are not a {dtype_name(dtype)} array of shape {list(shape)}, which has "
+            f"{elements * ITEM_BYTES[dtype]}"
+        )
+
+
+def from_bytes(dtype: int, shape: Sequence[int], data: Any, *, torch_wanted: bool) -> Any:
+    """Return the array whose little-endian elements are `data`: a torch tensor if wanted and installed, else numpy.
+
+    A writable buffer is taken over, a read-only one is copied; either way the result can be written to.
+    """
+    flat = np.frombuffer(data, dtype=np.uint8) if len(memoryview(data)) else np.empty(0, dtype=np.uint8)
+    check_layout(dtype, shape, flat.nbytes)
+    if dtype == value_pb2.DTYPE_BOOL and flat.size and flat.max() > 1:
+        raise ArrayError("an array of booleans with elements that are neither 0 nor 1")
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    try:
+        kind = torch_dtype(dtype) if torch_wanted else None
+        if kind is None:
+            return flat.view(numpy_dtype(dtype)).reshape(tuple(shape))
+        torch = installed_torch()
+        if not flat.size:
+            return torch.empty(tuple(shape), dtype=kind)
+        return torch.from_numpy(flat).view(kind).reshape(tuple(shape))
+    except (ValueError, RuntimeError, OverflowError, TypeError) as error:
+        raise ArrayError(f"no array of shape {list(shape)} can be made: {error}") from error

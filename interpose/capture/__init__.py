@@ -1,0 +1,30 @@
+"""Takes a ``with`` block out of the running program: its source instead of its effects, and the names it exchanges.
+
+Nothing here knows what becomes of a block. Only the standard library is imported, as the worker compiles blocks with it
+too.
+"""
+
+from interpose.capture.analysis import block_reads_writes
+from interpose.capture.block import Block
+from interpose.capture.errors import CaptureError
+from interpose.capture.functions import FunctionSource, function_source
+from interpose.capture.outer import run_outer
+from interpose.capture.rewrite import GUARD, SAVE, compile_block, compile_function, default_name
+from interpose.capture.scope import Scope
+from interpose.capture.skip import CapturedContext
+
+__all__ = [
+    "GUARD",
+    "SAVE",
+    "Block",
+    "CaptureError",
+    "CapturedContext",
+    "FunctionSource",
+    "Scope",
+    "block_reads_writes",
+    "compile_block",
+    "compile_function",
+    "default_name",
+    "function_source",
+    "run_outer",
+]

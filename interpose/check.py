@@ -1,0 +1,136 @@
+"""Checks a block's locations in the notebook: a module that does not exist is refused before anything is sent.
+
+Only what is certain is checked: attributes and constant indices on a name that holds a module (or the tracer) and that
+the block does not bind itself. The rest the worker finds out.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+
+from interpose.envoy import Envoy, Node
+from interpose.errors import UnknownLocation, did_you_mean
+from interpose.v1.trace_pb2 import Frame
+
+TRACER_WORDS = ("invoke", "result", "iter", "all", "stop", "log", "barrier", "cache")
+
+
+def check_locations(
+    body: Sequence[ast.AST], filename: str, names: Mapping[str, object], tracers: frozenset[str]
+) -> None:
+    """Raise UnknownLocation, with the notebook's line, for the first module that the block names and that does not exist.
+
+    Args:
+        body: statements with positions of the original file.
+        filename: that file.
+        names: what the names that the block reads are bound to.
+        tracers: names that are bound to the tracer.
+    """
+    bound = {name for statement in body for node in ast.walk(statement) for name in _binds(node)}
+    roots = {name: obj._node for name, obj in names.items() if isinstance(obj, Envoy) and name not in bound}
+    tracers = tracers - bound
+    for node in _nodes(body):
+        try:
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                _resolve(node, roots)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in tracers:
+                _check_tracer(node.attr)
+        except UnknownLocation as error:
+            # The innermost expression that fails is the one to show, and it is a node of its own further on.
+            inner = next((part for part in _chain(node) if part is not node and _fails(part, roots)), node)
+            raise UnknownLocation(
+                error.message,
+                location=error.location,
+                suggestions=error.suggestions,
+                frames=[frame_at(inner, filename)],
+            ) from None
+
+
+def frame_at(node: ast.AST, filename: str) -> Frame:
+    """Return the line of a node as a traceback shows it."""
+    line = getattr(node, "lineno", 1)
+    text = linecache.getline(filename, line).rstrip("\n")
+    frame = Frame(filename=filename, line=line, text=text)
+    start, stop = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
+    encoded = text.encode()  # columns of a syntax tree count bytes
+    frame.end_line = getattr(node, "end_lineno", line) or line
+    frame.column = len(encoded[:start].decode(errors="replace"))
+    frame.end_column = len(encoded[:stop].decode(errors="replace")) if frame.end_line == line else len(text)
+    return frame
+
+
+def _nodes(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Iterate over all nodes, but not into `try` bodies with handlers: they may be looking for what exists."""
+    for node in body:
+        yield node
+        children = ast.iter_child_nodes(node)
+        if isinstance(node, ast.Try) and node.handlers:
+            children = iter([*node.handlers, *node.orelse, *node.finalbody])
+        yield from _nodes(list(children))
+
+
+def _binds(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        return [node.name] if node.name else []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    return []
+
+
+def _resolve(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
+    """Return the module that an expression is certain to be, None if it is anything else; UnknownLocation if no such one."""
+    if isinstance(node, ast.Name):
+        return roots.get(node.id)
+    if isinstance(node, ast.Attribute):
+        base = _resolve(node.value, roots)
+        if base is None or node.attr in base.words or node.attr.startswith("_"):
+            return None
+        return base.child(node.attr)
+    if isinstance(node, ast.Subscript):
+        base = _resolve(node.value, roots)
+        index = _constant(node.slice)
+        return None if base is None or index is None else base.child(index)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "next":
+        return _resolve(node.func.value, roots)
+    return None
+
+
+def _constant(node: ast.expr) -> int | None:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+    return value if type(value) is int else None
+
+
+def _chain(node: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over the expressions that an expression is built on, innermost first."""
+    inner = getattr(node, "value", None) or getattr(node, "func", None)
+    if isinstance(inner, ast.AST):
+        yield from _chain(inner)
+    yield node
+
+
+def _fails(node: ast.AST, roots: Mapping[str, Node]) -> bool:
+    try:
+        _resolve(node, roots)
+    except UnknownLocation:
+        return True
+    return False
+
+
+def _check_tracer(name: str) -> None:
+    if name in TRACER_WORDS or name.startswith("_"):
+        return
+    near = difflib.get_close_matches(name, TRACER_WORDS, n=3)
+    hint = did_you_mean(near) if near else f"it has {', '.join(TRACER_WORDS)}"
+    raise UnknownLocation(f"a tracer has no {name!r}; {hint}", location=f"tracer.{name}", suggestions=near)

@@ -1,0 +1,25 @@
+"""The `interpose` command. Each subcommand imports what it needs when it runs: the client can be installed alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from interpose.cli import demo_model, serve, status
+from interpose.version import VERSION
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="interpose", description="Run your own code inside a served model's forward pass.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"interpose {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (serve, status, demo_model):
+        command.add_parser(commands)
+    given, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(given, "takes_engine_arguments", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    given.engine_arguments = rest
+    return int(given.run(given))

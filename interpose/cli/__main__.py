@@ -1,0 +1,7 @@
+"""`python -m interpose.cli` is the `interpose` command."""
+
+import sys
+
+from interpose.cli import main
+
+sys.exit(main())

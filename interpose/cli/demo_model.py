@@ -1,0 +1,241 @@
+"""`interpose demo-model` writes a small random checkpoint with a real tokenizer, so that a service can start offline.
+
+The weights are random but not degenerate: every layer adds about as much to the residual stream as came in, norms and
+biases are random too, and different prompts lead to different tokens. Tokens that do not decode to text by themselves
+(special tokens, single bytes of longer characters) get small logits, so that a greedy continuation is legible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+
+# What the tokenizer learns its merges from.
+TEXT = """\
+The Eiffel Tower is in Paris, and Paris is in France. The river runs through the city, under the old bridges and past
+the museum. The Colosseum is in Rome, and Rome is in Italy. The Great Wall is in China. The capital of Japan is Tokyo.
+The capital of Spain is Madrid, the capital of Germany is Berlin, and the capital of Egypt is Cairo.
+When Mary and John went to the store, John gave a drink to Mary. When the children came home, their mother gave them
+bread and milk. She said that she had seen the fox in the garden. He said that he had not seen it there.
+The quick brown fox jumps over the lazy dog. The dog sleeps in the sun; the fox runs into the forest. One, two, three,
+four, five, six, seven, eight, nine, ten. The water is cold and the fire is hot. The night is dark and the day is light.
+A model reads a sentence from left to right and guesses the next word. In each layer attention moves information from
+earlier words to later ones, and the network in between changes what is there. What the last layer says becomes the
+answer. If we change what one layer says, the answer changes with it, and so we learn what that layer was doing.
+Once upon a time there was a king who lived in a castle on a mountain. The king had a daughter, and the daughter had a
+golden ball. She was playing with the ball near the well in the garden when it fell into the water.
+"What will you give me," said the frog, "if I bring back your ball?" "Whatever you like," said she.
+"""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a demo model; `head_size` follows from them."""
+
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    vocab: int = 500  # not a multiple of 64: the engine pads it, and nobody should see the padding
+    context: int = 512
+
+    @property
+    def head_size(self) -> int:
+        """Return the width of one head: at least 32, the least that the engine's attention takes on a CPU."""
+        return max(32, self.hidden // self.heads)
+
+
+def _llama(shape: Shape) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=False,
+    )
+
+
+def _gpt2(shape: Shape) -> Any:
+    from transformers import GPT2Config
+
+    if shape.hidden != shape.heads * shape.head_size:
+        raise ValueError(
+            f"gpt2's heads are hidden / heads wide, 32 or more: not so with {shape.hidden} / {shape.heads}"
+        )
+    return GPT2Config(
+        n_layer=shape.layers,
+        n_embd=shape.hidden,
+        n_head=shape.heads,
+        n_positions=shape.context,
+        n_inner=2 * shape.hidden,
+    )
+
+
+def _qwen3(shape: Shape) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {"llama": _llama, "gpt2": _gpt2, "qwen3": _qwen3}
+
+
+def write_demo_model(path: Path, arch: str = "llama", shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Write a float32 checkpoint, its tokenizer and its generation config to the directory `path` and return it.
+
+    Args:
+        path: made if it is missing; files of an earlier demo model in it are replaced.
+        arch: one of `ARCHITECTURES`.
+        shape: the sizes.
+        seed: of the weights; the same seed gives the same weights.
+
+    Raises:
+        ValueError: if the sizes do not go together.
+        ImportError: if transformers is not installed; it comes with `interpose[cpu]` and `interpose[gpu]`.
+    """
+    from transformers import GenerationConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"{shape.heads} heads cannot share {shape.kv_heads} key/value heads evenly")
+    tokenizer = _tokenizer(shape, with_bos=arch == "llama")
+    config = ARCHITECTURES[arch](shape)
+    config.vocab_size = shape.vocab
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config.update(ids)
+    model = _model(config, seed, _illegible(tokenizer, shape.vocab))
+    model.generation_config = GenerationConfig(**ids)
+    path.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def _tokenizer(shape: Shape, *, with_bos: bool) -> Any:
+    """Return a byte-level BPE tokenizer trained on TEXT: any text survives encoding and decoding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = [BOS, EOS, PAD]
+    if shape.vocab < len(alphabet) + len(special):
+        raise ValueError(
+            f"a byte-level vocabulary has {len(alphabet) + len(special)} tokens or more, not {shape.vocab}"
+        )
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=shape.vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(TEXT.splitlines(), trainer)
+    if with_bos:
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, core.token_to_id(BOS))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=shape.context,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _illegible(tokenizer: Any, vocab: int) -> list[int]:
+    """Return the ids below `vocab` that are not printable text by themselves."""
+    return [i for i in range(vocab) if i >= len(tokenizer) or not _legible(tokenizer.decode([i]))]
+
+
+def _legible(text: str) -> bool:
+    return text.isascii() and text.isprintable() and text not in (BOS, EOS, PAD, "")
+
+
+def _model(config: Any, seed: int, rare: list[int]) -> Any:
+    """Return a model with random float32 weights whose logits for the ids in `rare` are small."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    random = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=random)
+            if parameter.ndim == 1:  # the weights of norms are around one, biases around zero
+                middle = 0.0 if name.endswith("bias") else 1.0
+                parameter.copy_(middle + 0.1 * noise)
+            else:
+                # Logits of standard deviation two: a clear winner and a long tail.
+                gain = 2.0 if parameter is head else 1.0
+                parameter.copy_(noise * gain / math.sqrt(config.hidden_size))
+        head[rare] *= 0.1
+    return model
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command `demo-model` to the `interpose` command and return its parser."""
+    shape = Shape()
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "demo-model",
+        help="write a small random checkpoint and tokenizer",
+        description="Write a small random checkpoint with a tokenizer, which vLLM and transformers both load offline.",
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="directory to write to")
+    parser.add_argument("--arch", choices=sorted(ARCHITECTURES), default="llama")
+    parser.add_argument("--layers", type=int, default=shape.layers)
+    parser.add_argument("--hidden", type=int, default=shape.hidden, help="width of the residual stream")
+    parser.add_argument("--heads", type=int, default=shape.heads)
+    parser.add_argument("--kv-heads", type=int, default=shape.kv_heads, help="key/value heads (not with gpt2)")
+    parser.add_argument("--vocab", type=int, default=shape.vocab, help="size of the vocabulary, 259 or more")
+    parser.add_argument("--context", type=int, default=shape.context, help="longest sequence, in tokens")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the checkpoint that the arguments describe; return the exit status."""
+    shape = Shape(args.layers, args.hidden, args.heads, args.kv_heads, args.vocab, args.context)
+    try:
+        path = write_demo_model(args.path, args.arch, shape, args.seed)
+    except ImportError as error:
+        print(f'interpose demo-model: {error}. Install an engine first: pip install "interpose[cpu]"')
+        return 1
+    except ValueError as error:
+        print(f"interpose demo-model: {error}")
+        return 2
+    size = sum(file.stat().st_size for file in path.iterdir()) / 2**20
+    print(f"{path}: {args.arch}, {shape.layers} layers, hidden size {shape.hidden}, {size:.1f} MiB")
+    return 0

@@ -1,0 +1,47 @@
+"""One line on a terminal that says what is being done and since when; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+
+class ProgressLine:
+    """Shows one stage at a time.
+
+    Args:
+        out: where it is written.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._live = out.isatty()
+        self._begun = time.monotonic()
+        self._stage = ""
+        self._shown = ""
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._begun
+
+    def __call__(self, stage: str) -> None:
+        """Show a stage; its own seconds in parentheses at its end are not part of its name."""
+        if self._live:
+            self._write(f"{self.seconds:4.0f} s  {stage}")
+        elif (name := stage.rsplit(" (", 1)[0]) != self._stage:
+            self._stage = name
+            self._out.write(f"{self.seconds:4.0f} s  {name}\n")
+            self._out.flush()
+
+    def end(self) -> None:
+        """Leave the line, so that other text can follow."""
+        if self._live and self._shown:
+            self._write("")
+            self._out.write("\r")
+            self._out.flush()
+
+    def _write(self, text: str) -> None:
+        self._out.write("\r" + text.ljust(len(self._shown)))
+        self._out.flush()
+        self._shown = text

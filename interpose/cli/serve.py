@@ -1,0 +1,131 @@
+"""`interpose serve MODEL` runs a whole service on this machine, or on the Ray cluster that RAY_ADDRESS names."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from interpose.cli.progress_line import ProgressLine
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command `serve` to the `interpose` command and return its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve a model",
+        description="Serve a model to interpose clients. Starts Ray on this machine, or joins the cluster at "
+        "RAY_ADDRESS (HOST:PORT). Further arguments go to the engine, by vLLM's names: --max-model-len 4096.",
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a path or a Hugging Face id; or `models` in the file"
+    )
+    parser.add_argument("--name", help="what clients call the model (default: the last part of MODEL)")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N")
+    parser.add_argument("--port", type=int, help="where clients connect (default: 9000)")
+    parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
+    parser.set_defaults(run=run, takes_engine_arguments=True)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted; returns the exit status."""
+    try:
+        from serve_app.environment import own_head_environment, proxy_environment
+        from serve_app.settings import settings_from
+    except ImportError as error:
+        print(
+            f"interpose serve: {error}. The server is not part of the client package: run this from a clone",
+            file=sys.stderr,
+        )
+        return 1
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        settings = settings_from(_arguments(args))
+        if not address:
+            # Before Ray is imported.
+            os.environ.update(own_head_environment() | proxy_environment(settings))
+        from serve_app.cluster import JoinedCluster, OwnHead
+        from serve_app.service import Service, ServiceError
+
+        workers = sum(model.world_size * model.replicas for model in settings.models)
+        cluster = JoinedCluster(address) if address else OwnHead(workers)
+    except ValueError as error:
+        print(f"interpose serve: {_plain(error)}", file=sys.stderr)
+        return 2
+    service = Service(settings, cluster)
+    line = ProgressLine(sys.stderr)
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    out = sys.stdout
+    try:
+        # Ray prints its cluster's complaints to standard output, where only the address belongs.
+        with contextlib.redirect_stdout(sys.stderr):
+            service.start(line)
+            line.end()
+            names = ", ".join(model.name for model in settings.models)
+            print(f"interpose: serving {names} at {service.address} ({line.seconds:.0f} s)", file=out, flush=True)
+            service.run()
+    except KeyboardInterrupt:
+        return 0
+    except ServiceError as error:
+        line.end()
+        print(f"interpose serve: {error}", file=sys.stderr)
+        return 1
+    finally:
+        # A second signal must not leave half of it running.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        line("stopping")
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            service.stop()
+        line.end()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    engine = _engine_arguments(args.engine_arguments)
+    of_model = {"name": args.name, "tensor_parallel_size": args.tensor_parallel_size, "engine": engine or None}
+    given = {key: value for key, value in of_model.items() if value is not None}
+    flags: dict[str, Any] = {"config_file": args.config}
+    if args.model:
+        flags.update(model=args.model, **given)
+    elif given:
+        raise ValueError("arguments of a model need a MODEL; without one, put them under `models` in the file")
+    grpc = {key: value for key, value in {"port": args.port, "host": args.host}.items() if value is not None}
+    return {**flags, "grpc": grpc or None}
+
+
+def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
+    """Parse vLLM's own flags with vLLM's own parser; only those that were given."""
+    if not arguments:
+        return {}
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="interpose serve MODEL"))
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return vars(parser.parse_args(arguments))
+
+
+def _plain(error: ValueError) -> str:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    lines = []
+    for one in errors():
+        where = ".".join(str(part) for part in one["loc"])
+        lines.append(f"{where}: {one['msg']}" if where else str(one["msg"]).removeprefix("Value error, "))
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""`interpose status` prints how a service is: its models, its sessions, and what the caller's tenant uses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command `status` to the `interpose` command and return its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "status",
+        allow_abbrev=False,
+        help="print how a service is",
+        description="Print a service's models, replicas, sessions and queue, and what the caller's tenant uses.",
+    )
+    parser.add_argument(
+        "--address", default=os.environ.get("INTERPOSE_ADDRESS", "localhost:9000"), metavar="HOST:PORT",
+        help="of the service (default: INTERPOSE_ADDRESS, or localhost:9000)",
+    )  # fmt: skip
+    parser.add_argument("--api-key", default=os.environ.get("INTERPOSE_API_KEY"), help="(default: INTERPOSE_API_KEY)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the status; returns the exit status, 1 if the service cannot be asked."""
+    from interpose.errors import InterposeError
+
+    try:
+        print(table(ask(args.address, args.api_key)))
+    except InterposeError as error:
+        print(f"interpose status: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def ask(address: str, api_key: str | None) -> Any:
+    """Return a service's `StatusReply`.
+
+    Raises:
+        InterposeError: it does not answer, or refuses.
+    """
+    import grpc
+
+    from interpose.errors import from_rpc_error
+    from interpose.v1 import service_pb2, service_pb2_grpc
+
+    scheme, _, bare = address.rpartition("://")
+    secure = scheme in ("grpcs", "https")
+    channel = grpc.secure_channel(bare, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(bare)
+    metadata = [("x-api-key", api_key)] if api_key else []
+    with channel:
+        try:
+            return service_pb2_grpc.InterposeStub(channel).Status(
+                service_pb2.StatusRequest(), metadata=metadata, timeout=10
+            )
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, address=address) from None
+
+
+def table(status: Any) -> str:
+    """Return a `StatusReply` as text."""
+    lines = [
+        f"interpose {status.server_version}, up {_duration(status.uptime_seconds)}, "
+        f"{status.sessions} sessions open, {status.warm_sessions} warm",
+        "",
+        *_columns(
+            ("model", "state", "replicas", "running", "waiting"),
+            [(one.name, one.state, one.replicas, one.running, one.waiting) for one in status.models],
+        ),
+    ]
+    if status.tenants:
+        usage = [
+            (one.name, one.sessions, one.traces_running, one.traces_done, f"{one.stored_bytes / 2**20:.1f} MiB")
+            for one in status.tenants
+        ]
+        lines += ["", *_columns(("tenant", "sessions", "running", "traces", "stored"), usage)]
+    return "\n".join(lines)
+
+
+def _columns(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    cells = [head, *(tuple(str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,136 @@
+"""A connection to one server: the handshake, the models it serves, and the session that traces run in."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from interpose import tokenizers
+from interpose.errors import InvalidArgument, VersionMismatch
+from interpose.model import Model
+from interpose.progress import Progress
+from interpose.session import Session
+from interpose.transport import Transport
+from interpose.v1.service_pb2 import DescribeModelRequest, HelloReply, HelloRequest, Limits, StatusReply, StatusRequest
+from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
+
+ADDRESS_VARIABLE = "INTERPOSE_ADDRESS"
+API_KEY_VARIABLE = "INTERPOSE_API_KEY"
+DEFAULT_TIMEOUT = 60.0
+
+
+def connect(
+    address: str | None = None,
+    api_key: str | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: bool = True,
+) -> Client:
+    """Connect to a server.
+
+    Args:
+        address: "host:port" or "grpc://host:port"; "grpcs://…" for TLS. Default: the variable INTERPOSE_ADDRESS.
+        api_key: default: the variable INTERPOSE_API_KEY.
+        timeout: seconds for calls that should be quick; a trace takes as long as it needs.
+        progress: whether long transfers and generations show a progress bar (where tqdm is installed).
+
+    Raises:
+        InvalidArgument: there is no address, or it is none.
+        Unavailable: no server answers there.
+        Unauthenticated: it does not know the key.
+        VersionMismatch: client and server speak no common protocol.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise InvalidArgument(f'which server? write interpose.connect("localhost:9000") or set {ADDRESS_VARIABLE}')
+    key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE, "")
+    transport = Transport(address, key, timeout)
+    try:
+        return Client(transport, progress=progress)
+    except BaseException:
+        transport.close()
+        raise
+
+
+class Client:
+    """A connected client; made by `connect`, usable as a context manager.
+
+    Attributes:
+        address: the server's, "host:port".
+        models: names of the served models.
+        server_version: the server's package version.
+        limits: what the server takes.
+    """
+
+    def __init__(self, transport: Transport, *, progress: bool) -> None:
+        self._transport = transport
+        hello = _hello(transport)
+        self.address = transport.address
+        self.models: tuple[str, ...] = tuple(hello.models)
+        self.server_version: str = hello.server_version
+        self.limits: Limits = hello.limits
+        self.progress = Progress(progress)
+        self.session = Session(transport, self.limits, self.progress)
+        self._lock = threading.Lock()
+        self._tokenizers: dict[str, Any] = {}
+
+    def model(self, name: str | None = None) -> Model:
+        """Return a served model; without a name, the only one.
+
+        Raises:
+            NotFound: the server serves no model of that name.
+            InvalidArgument: it serves several, and no name was given.
+        """
+        if name is None and len(self.models) > 1:
+            raise InvalidArgument(
+                f"the server serves {', '.join(self.models)}; say which: client.model({self.models[0]!r})",
+                suggestions=self.models,
+            )
+        return Model(self, self._transport.unary("DescribeModel", DescribeModelRequest(model=name or "")))
+
+    def status(self) -> StatusReply:
+        """Return models, sessions and tenants' usage as the server reports them."""
+        return self._transport.unary("Status", StatusRequest())
+
+    def tokenizer(self, model: str) -> Any:
+        """Return a model's tokenizer, fetching its files the first time."""
+        with self._lock:
+            if model not in self._tokenizers:
+                self._tokenizers[model] = tokenizers.load(self._transport, model)
+            return self._tokenizers[model]
+
+    def close(self) -> None:
+        """Close the session and the connection."""
+        self.session.close()
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<interpose client of {self.address}: {', '.join(self.models) or 'no models'}>"
+
+
+def _hello(transport: Transport) -> HelloReply:
+    """Greet the server and compare protocols."""
+    request = HelloRequest(protocol=PROTOCOL, client_version=VERSION, python_version=PYTHON_VERSION)
+    reply = transport.unary("Hello", request)
+    if reply.oldest_protocol > PROTOCOL:
+        raise VersionMismatch(
+            f"upgrade this client (interpose {VERSION}, protocol {PROTOCOL}): the server at {transport.address} (interpose "
+            f"{reply.server_version}) speaks protocol {reply.oldest_protocol} or newer: pip install -U interpose"
+        )
+    if reply.protocol < PROTOCOL:
+        raise VersionMismatch(
+            f"upgrade the server at {transport.address} (interpose {reply.server_version}, protocol {reply.protocol}): this "
+            f"client (interpose {VERSION}) speaks protocol {PROTOCOL}; or install the client that matches it: "
+            f"pip install interpose=={reply.server_version}"
+        )
+    return reply

@@ -1,0 +1,260 @@
+"""Typed wire values become Python objects again; an entry of the table always gives the same object.
+
+What only the receiver can rebuild (modules of the served model, the tracer, functions) is asked of a `Resolver`. Anything
+malformed is a `WireError`, never a crash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, Protocol
+
+from interpose import arrays
+from interpose.arrays import ArrayError
+from interpose.encoder import MAX_DEPTH, WireError
+from interpose.result import Result
+from interpose.v1 import value_pb2
+from interpose.v1.value_pb2 import Value
+
+_DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
+
+
+class Resolver:
+    """Rebuilds what only the receiver knows; this one refuses everything."""
+
+    def module(self, path: str) -> object:
+        """Return the module of the served model at `path` ("" is the model)."""
+        raise WireError("modules of the served model are not taken here")
+
+    def tracer(self) -> object:
+        """Return the trace's tracer."""
+        raise WireError("a tracer is not taken here")
+
+    def function(self, function: value_pb2.Function, decode: Decode) -> object:
+        """Return the function; `decode(value)` gives one value, `decode.into(namespace, bindings)` binds its names.
+
+        `into` also serves functions that reach each other: a name whose function is still being rebuilt is bound in
+        the namespace as soon as that is done.
+        """
+        raise WireError("functions are not taken here")
+
+    def symbol(self, module: str, name: str) -> object:
+        """Return an attribute of an importable Python module by its qualified name."""
+        raise WireError("names of Python modules are not taken here")
+
+    def python_module(self, name: str) -> object:
+        """Return an importable Python module."""
+        raise WireError("Python modules are not taken here")
+
+    def pickled(self, data: bytes) -> object:
+        """Return a pickled object."""
+        raise WireError("pickled objects are not taken here")
+
+
+class Decode(Protocol):
+    """What a resolver uses to decode the values inside a function."""
+
+    def __call__(self, value: Value) -> Any: ...
+
+    def into(self, namespace: MutableMapping[str, Any], bindings: Iterable[value_pb2.Binding]) -> None: ...
+
+
+class Decoder:
+    """Rebuilds objects from values and the table that they refer to; an index always gives the same object.
+
+    Args:
+        objects: the table.
+        get_blob: returns the bytes of a blob; a writable buffer is taken over, a read-only one is copied.
+        resolver: rebuilds what only the receiver knows.
+        library: "auto" gives torch tensors where they were torch tensors and torch is installed; "numpy" never does.
+    """
+
+    def __init__(
+        self,
+        objects: value_pb2.Objects,
+        *,
+        get_blob: Callable[[value_pb2.Blob], Any],
+        resolver: Resolver | None = None,
+        library: str = "auto",
+    ) -> None:
+        self._values = objects.values
+        self._get_blob = get_blob
+        self._resolver = resolver or Resolver()
+        self._torch = library != "numpy"
+        self._made: dict[int, Any] = {}
+        self._waiting: dict[int, list[Callable[[Any], None]]] = {}  # by index: what to do when its object is made
+        self._depth = 0
+
+    def decode(self, value: Value) -> Any:
+        """Return the object of a value; WireError if the value is malformed or refused."""
+        if self._depth >= MAX_DEPTH:
+            raise WireError(f"values nested deeper than {MAX_DEPTH}")
+        self._depth += 1
+        try:
+            return self._object(value.ref) if value.WhichOneof("kind") == "ref" else self._plain(value)
+        except (ArrayError, UnicodeError) as error:
+            raise WireError(str(error)) from error
+        finally:
+            self._depth -= 1
+
+    __call__ = decode
+
+    def object(self, index: int) -> Any:
+        """Return the object of the table's entry `index`."""
+        return self.decode(Value(ref=index))
+
+    def made(self) -> dict[int, Any]:
+        """Return the objects of the table that have been rebuilt so far, by index."""
+        return dict(self._made)
+
+    def into(self, namespace: MutableMapping[str, Any], bindings: Iterable[value_pb2.Binding]) -> None:
+        """Bind names in a namespace; one whose function is still being made is bound when that is done."""
+        for binding in bindings:
+            self._assign(binding.value, lambda obj, name=binding.name: namespace.__setitem__(name, obj))  # type: ignore[misc]
+
+    def _object(self, index: int) -> Any:
+        if index in self._made:
+            return self._made[index]
+        if index >= len(self._values):
+            raise WireError(f"reference {index} into a table of {len(self._values)}")
+        if index in self._waiting:
+            raise WireError(f"entry {index} of the table holds itself in a way that cannot be rebuilt")
+        value = self._values[index]
+        kind = value.WhichOneof("kind")
+        if kind == "ref":
+            raise WireError(f"entry {index} of the table is a reference")
+        if kind in ("list", "dict", "set"):
+            made: Any = {"list": list, "dict": dict, "set": set}[kind]()
+            self._made[index] = made
+            self._fill(made, value)
+            return made
+        self._waiting[index] = []
+        try:
+            made = self._tensor(value.tensor) if kind == "tensor" else self._plain(value)
+        except BaseException:
+            del self._waiting[index]
+            raise
+        self._made[index] = made
+        for assign in self._waiting.pop(index):
+            assign(made)
+        return made
+
+    def _assign(self, value: Value, assign: Callable[[Any], None]) -> None:
+        """Decode and assign, now or when the entry that is still being made is done."""
+        if value.WhichOneof("kind") == "ref" and value.ref in self._waiting:
+            self._waiting[value.ref].append(assign)
+        else:
+            assign(self.decode(value))
+
+    def _fill(self, made: Any, value: Value) -> None:
+        if isinstance(made, list):
+            made.extend([None] * len(value.list.items))
+            for i, item in enumerate(value.list.items):
+                self._assign(item, lambda obj, i=i: made.__setitem__(i, obj))  # type: ignore[misc]
+        elif isinstance(made, dict):
+            if len(value.dict.keys) != len(value.dict.values):
+                raise WireError("a mapping with keys and values of different number")
+            for key, item in zip(value.dict.keys, value.dict.values, strict=True):
+                name = _hashable(self.decode(key))
+                made[name] = None  # keeps the order when the item comes later
+                self._assign(item, lambda obj, name=name: made.__setitem__(name, obj))  # type: ignore[misc]
+        else:
+            made.update(_hashable(self.decode(item)) for item in value.set.items)
+
+    def _plain(self, value: Value) -> Any:
+        kind = value.WhichOneof("kind")
+        if kind in ("boolean", "integer", "real", "text", "data"):
+            return getattr(value, kind)
+        if kind in ("list", "dict", "set"):
+            made: Any = {"list": list, "dict": dict, "set": set}[kind]()
+            self._fill(made, value)
+            return made
+        make = _MAKERS.get(kind or "")
+        if make is None:
+            raise WireError(f"a value of unknown kind {kind}")
+        return make(self, value)
+
+    def _tensor(self, tensor: value_pb2.Tensor) -> Any:
+        payload = tensor.WhichOneof("payload")
+        if payload == "blob":
+            arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)  # before anything is fetched
+        data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data
+        wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
+        return arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted)
+
+    def _inline_tensor(self, value: Value) -> Any:
+        """Return an array that is no entry of the table; numpy's scalars travel as such arrays of no dimensions."""
+        array = self._tensor(value.tensor)
+        scalar = value.tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not value.tensor.shape
+        return array[()] if scalar else array
+
+    def _tuple(self, items: value_pb2.Items) -> tuple:
+        return tuple([self.decode(item) for item in items.items])
+
+    def _big_integer(self, value: Value) -> int:
+        if not _DECIMAL.fullmatch(value.big_integer):
+            raise WireError("an integer that is not decimal digits")
+        return int(value.big_integer)
+
+    def _range(self, value: Value) -> range:
+        if not value.range.step:
+            raise WireError("a range with step 0")
+        return range(value.range.start, value.range.stop, value.range.step)
+
+    def _size(self, value: Value) -> Any:
+        lengths = self._tuple(value.size)
+        if not all(type(length) is int for length in lengths):
+            raise WireError("a size that is not integers")
+        torch = arrays.installed_torch() if self._torch else None
+        return lengths if torch is None else torch.Size(lengths)
+
+    def _record(self, value: Value) -> Any:
+        fields = value.record.fields
+        names = [key.text for key in fields.keys]
+        if value.record.type != "result" or not set(names) <= set(Result.__dataclass_fields__):
+            raise WireError(f"a record of unknown type {value.record.type!r} or with unknown fields: {names}")
+        return Result(**{name: self.decode(item) for name, item in zip(names, fields.values, strict=True)})
+
+    def _dtype(self, value: Value) -> Any:
+        kind = arrays.torch_dtype(value.dtype) if self._torch else None
+        return arrays.numpy_dtype(value.dtype) if kind is None else kind
+
+    def _device(self, value: Value) -> Any:
+        torch = arrays.installed_torch() if self._torch else None
+        try:
+            return value.device if torch is None else torch.device(value.device)
+        except RuntimeError as error:
+            raise WireError(f"no such device: {value.device!r}") from error
+
+
+def _hashable(obj: Any) -> Any:
+    try:
+        hash(obj)
+    except TypeError as error:
+        raise WireError(f"a key or an element of a set that cannot be hashed: {error}") from error
+    return obj
+
+
+_MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
+    "none": lambda d, v: None,
+    "big_integer": Decoder._big_integer,
+    "complex_number": lambda d, v: complex(v.complex_number.real, v.complex_number.imaginary),
+    "tensor": Decoder._inline_tensor,
+    "tuple": lambda d, v: d._tuple(v.tuple),
+    "frozen_set": lambda d, v: frozenset([_hashable(item) for item in d._tuple(v.frozen_set)]),
+    "slice": lambda d, v: slice(d.decode(v.slice.start), d.decode(v.slice.stop), d.decode(v.slice.step)),
+    "ellipsis": lambda d, v: Ellipsis,
+    "not_implemented": lambda d, v: NotImplemented,
+    "range": Decoder._range,
+    "size": Decoder._size,
+    "record": Decoder._record,
+    "dtype": Decoder._dtype,
+    "device": Decoder._device,
+    "module": lambda d, v: d._resolver.module(v.module),
+    "tracer": lambda d, v: d._resolver.tracer(),
+    "python_module": lambda d, v: d._resolver.python_module(v.python_module),
+    "symbol": lambda d, v: d._resolver.symbol(v.symbol.module, v.symbol.name),
+    "function": lambda d, v: d._resolver.function(v.function, d),
+    "pickled": lambda d, v: d._resolver.pickled(v.pickled),
+}

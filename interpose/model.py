@@ -1,0 +1,128 @@
+"""A served model in the notebook: the root of its module tree, and where traces begin."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from interpose.envoy import Envoy, Node, tree_of
+from interpose.errors import InvalidArgument, did_you_mean
+from interpose.progress import Progress
+from interpose.prompts import encode_prompt
+from interpose.session import Session
+from interpose.tracer import Tracer
+from interpose.v1.model_pb2 import ModelDescription
+from interpose.v1.service_pb2 import Limits
+from interpose.v1.trace_pb2 import Prompt
+
+if TYPE_CHECKING:
+    from interpose.client import Client
+
+
+class Model(Envoy):
+    """A served model; made by `client.model`.
+
+    Its modules are attributes (`model.model.layers[2].mlp`); printing it shows the tree.
+    """
+
+    __slots__ = ("_client", "_description")
+    _client: Client
+    _description: ModelDescription
+
+    def __init__(self, client: Client, description: ModelDescription) -> None:
+        tree = tree_of(description)
+        super().__init__(tree, tree)
+        object.__setattr__(self, "_client", client)
+        object.__setattr__(self, "_description", description)
+
+    def trace(self, prompt: Any = None, **sampling: Any) -> Tracer:
+        """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
+
+        Args:
+            prompt: a str; token ids as a list or as a tensor of shape [tokens] or [1, tokens]; a tokenizer's output; or
+                chat messages. Without one, the block runs in the notebook and gives its prompts to `tracer.invoke`.
+            sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
+
+        Raises:
+            InvalidArgument: the prompt is none of these, or the engine has no such sampling parameter.
+        """
+        if prompt is None and "input_ids" in sampling:
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            prompt = {name: sampling.pop(name) for name in names if name in sampling}
+        encoded = None if prompt is None else self.encode_prompt(prompt)
+        return Tracer(self, encoded, self.check_sampling(sampling))
+
+    def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
+        """The same as `trace`, with `max_new_tokens` for `max_tokens`."""
+        if max_new_tokens is not None:
+            if "max_tokens" in sampling:
+                raise InvalidArgument("max_new_tokens and max_tokens are the same; give one of them")
+            sampling["max_tokens"] = max_new_tokens
+        return self.trace(prompt, **sampling)
+
+    @property
+    def name(self) -> str:
+        """The name it is served under."""
+        return self._description.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and what follows it may have together."""
+        return self._description.max_model_len
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's configuration."""
+        return json.loads(self._description.config_json or "{}")
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """The model's generation configuration."""
+        return json.loads(self._description.generation_config_json or "{}") or {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, of `transformers` or `tokenizers`, whichever is installed; fetched once."""
+        return self._client.tokenizer(self.name)
+
+    @property
+    def tree(self) -> Node:
+        """The module tree as data."""
+        return self._tree
+
+    @property
+    def limits(self) -> Limits:
+        """What the server takes."""
+        return self._client.limits
+
+    @property
+    def session(self) -> Session:
+        """The session that its traces run in."""
+        return self._client.session
+
+    @property
+    def progress(self) -> Progress:
+        """Makes the client's progress bars."""
+        return self._client.progress
+
+    def encode_prompt(self, prompt: Any) -> Prompt:
+        """Return a prompt as it travels; InvalidArgument for what is none."""
+        description = self._description
+        return encode_prompt(prompt, vocab_size=description.vocab_size, max_model_len=description.max_model_len)
+
+    def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
+        """Return sampling parameters that the engine has; InvalidArgument, with near misses, for another."""
+        known = list(self._description.sampling_parameters)
+        for name in sampling:
+            if not known or name in known:
+                continue
+            if name == "max_new_tokens":
+                raise InvalidArgument(
+                    "max_new_tokens belongs to model.generate(…); here it is max_tokens", suggestions=["max_tokens"]
+                )
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = did_you_mean(near) if near else f"it has {', '.join(known)}"
+            raise InvalidArgument(f"the engine has no sampling parameter {name!r}; {hint}", suggestions=near)
+        return dict(sampling)

@@ -1,0 +1,141 @@
+"""What comes back from a running trace: events are followed as they arrive, values are delivered when it is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from interpose.envoy import Envoy, Node
+from interpose.errors import EngineError
+from interpose.progress import Progress
+from interpose.result import Result
+from interpose.session import Session
+from interpose.v1.trace_pb2 import Failure, Output, Saves, Trace, Usage
+from interpose.v1.value_pb2 import Blob, Value
+from interpose.wire import Decoder, Resolver, WireError
+
+
+@dataclass
+class Outcome:
+    """What a trace gave.
+
+    Attributes:
+        results: what the engine generated, by invoke.
+        saves: values to be decoded, in the order they arrived.
+        failures: of invokes that ended by an error, in the order they arrived.
+        usage: what the trace cost.
+    """
+
+    session_id: str = ""
+    results: dict[int, Result] = field(default_factory=dict)
+    saves: list[Saves] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+
+def follow(
+    session: Session, trace: Trace, blobs: Mapping[str, memoryview], progress: Progress, tokens: int | None
+) -> Outcome:
+    """Run a trace to its end, printing what its blocks print; an interrupt cancels it on the server.
+
+    Args:
+        tokens: how many it is expected to generate, None if that is not known.
+    """
+    outcome = Outcome(results={index: Result() for index in range(len(trace.invokes))})
+    with closing(session.submit(trace, blobs)) as events, progress.tokens("generating", tokens) as bar:
+        for session_id, event in events:
+            outcome.session_id = session_id
+            kind = event.WhichOneof("kind")
+            if kind == "accepted":
+                outcome.session_id = event.accepted.session_id or session_id
+            elif kind == "output":
+                bar.update(len(event.output.token_ids))
+                _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
+            elif kind == "log":
+                sys.stdout.write(event.log.text)
+                sys.stdout.flush()
+            elif kind == "saves":
+                outcome.saves.append(event.saves)
+            elif kind == "failed":
+                outcome.failures.append(event.failed)
+            elif kind == "done":
+                outcome.usage = event.done.usage
+    return outcome
+
+
+def _add_output(result: Result, output: Output) -> None:
+    result.text += output.text
+    result.token_ids.extend(output.token_ids)
+    result.prompt_token_ids.extend(output.prompt_token_ids)
+    result.finish_reason = output.finish_reason or result.finish_reason
+
+
+class _NotebookResolver(Resolver):
+    """In the notebook a module is its envoy again."""
+
+    def __init__(self, tree: Node) -> None:
+        self._tree = tree
+
+    def module(self, path: str) -> object:
+        node = self._tree
+        for name in path.split(".") if path else ():
+            node = node.child(name)
+        return Envoy(node, self._tree)
+
+
+def values_of(
+    outcome: Outcome, session: Session, tree: Node
+) -> Iterator[tuple[int, dict[str, object], dict[int, object]]]:
+    """Fetch and decode what a trace saved.
+
+    Yields:
+        For each message, invokes in their order and the shared scope last: the invoke (-1: shared), its names and their
+        values, and the new contents of the caller's objects by their index in the trace's scope.
+
+    Raises:
+        EngineError: the server sent a value that makes no sense.
+        NotFound, Unavailable: a value could not be fetched.
+    """
+    buffers: dict[str, np.ndarray] = dict(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
+
+    def get_blob(blob: Blob) -> np.ndarray:
+        # Each buffer becomes the memory of one array; a second array of the same bytes has to fetch its own.
+        buffer = buffers.pop(blob.id, None)
+        return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]
+
+    ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
+    for saves in ordered:
+        decoder = Decoder(saves.objects, get_blob=get_blob, resolver=_NotebookResolver(tree))
+        try:
+            names = {binding.name: decoder.decode(binding.value) for binding in saves.names}
+            updates = {update.index: decoder.decode(update.value) for update in saves.updates}
+        except WireError as error:
+            raise EngineError(f"the server sent a value that cannot be rebuilt: {error}") from error
+        yield saves.invoke, names, updates
+
+
+def update_in_place(target: object, contents: object) -> None:
+    """Give a list, dict or set of the caller's the contents that the trace left in it."""
+    if isinstance(target, list) and isinstance(contents, list | tuple):
+        target[:] = contents
+    elif (isinstance(target, dict) and isinstance(contents, dict)) or (
+        isinstance(target, set) and isinstance(contents, set | frozenset)
+    ):
+        target.clear()
+        target.update(contents)
+    else:
+        raise EngineError(f"the server sent a {type(contents).__name__} as the contents of a {type(target).__name__}")
+
+
+def _blobs(messages: Iterable[Saves]) -> Iterator[Blob]:
+    for saves in messages:
+        yield from (blob for value in saves.objects.values for blob in _blob_of(value))
+
+
+def _blob_of(value: Value) -> Iterator[Blob]:
+    if value.WhichOneof("kind") == "tensor" and value.tensor.WhichOneof("payload") == "blob":
+        yield value.tensor.blob

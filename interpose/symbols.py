@@ -1,0 +1,91 @@
+"""Which objects travel by name: modules of installed packages, and the functions and classes in them.
+
+The server imports the same name. A module of the user's own cannot be imported there, so it has no name here.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from interpose.v1.value_pb2 import Symbol, Value
+
+# Where functions written in C live under a public name, whatever their `__module__` says; asked only if imported.
+_PUBLIC = (
+    "builtins",
+    "math",
+    "operator",
+    "torch",
+    "torch.nn.functional",
+    "torch.linalg",
+    "torch.special",
+    "torch.fft",
+    "numpy",
+)
+
+
+def module_value(module: ModuleType) -> Value | None:
+    """Return a module by its name, or None if it is not part of Python or of an installed package."""
+    name = module.__name__
+    return Value(python_module=name) if sys.modules.get(name) is module and is_installed(name) else None
+
+
+def symbol_value(obj: Any) -> Value | None:
+    """Return a function, class or enumeration member of an installed package by its name, or None."""
+    if isinstance(obj, enum.Enum):
+        member = obj.name
+        found = symbol_value(type(obj))
+        if found is None or getattr(type(obj), member, None) is not obj:
+            return None
+        return Value(symbol=Symbol(module=found.symbol.module, name=f"{found.symbol.name}.{member}"))
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if not isinstance(name, str) or "<" in name:
+        return None
+    for module in _candidates(obj):
+        if _find(module, name) is obj and is_installed(module):
+            return Value(symbol=Symbol(module=module, name=name))
+    return None
+
+
+def _candidates(obj: Any) -> Iterator[str]:
+    own = [getattr(obj, "__module__", None), getattr(getattr(obj, "__objclass__", None), "__module__", None)]
+    public = [
+        name for name in own if isinstance(name, str) and not any(part.startswith("_") for part in name.split("."))
+    ]
+    yield from public
+    yield from _PUBLIC
+    yield from (name for name in own if isinstance(name, str) and name not in public)
+
+
+def _find(module: str, name: str) -> object:
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@functools.cache
+def _package_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({os.path.realpath(folder) + os.sep for folder in folders})
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is part of Python or of an installed package, so that a server can have it too."""
+    top = module.partition(".")[0]
+    if top in ("__main__", "__mp_main__"):
+        return False
+    if top == "interpose" or top in sys.stdlib_module_names:
+        return True
+    package: Any = sys.modules.get(top)
+    places = [getattr(package, "__file__", None), *(getattr(package, "__path__", None) or ())]
+    return any(place and os.path.realpath(place).startswith(_package_folders()) for place in places)
