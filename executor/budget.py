@@ -1,0 +1,103 @@
+"""Bounds on what a block may use while it runs: wall time in one step, and memory.
+
+A block runs on the thread that runs the forward, so nobody else can stop it. A repeating interval timer interrupts it:
+its handler raises into the block when the block is over budget, and does nothing while the engine's own code runs. The
+timer is armed only around a block (some microseconds each way). Signals also interrupt sleeps and lock waits, which
+asynchronous exceptions do not; they need the process's main thread, and the workers run their busy loop on it. One
+allocation that is larger than the budget is refused by the address-space limit, which is lowered while a block runs.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from executor.control import BudgetExceeded
+from interpose.v1 import trace_pb2 as pb
+
+_TICK_SECONDS = 0.05
+_PAGE = resource.getpagesize()
+
+
+def _memory_pages() -> tuple[int, int]:
+    """Return this process's virtual size and its own resident size, without what it shares, in pages."""
+    with open("/proc/self/statm", "rb") as statm:
+        virtual, resident, shared = statm.read().split()[:3]
+    return int(virtual), int(resident) - int(shared)
+
+
+class Budget:
+    """The bounds for every block of one worker.
+
+    Args:
+        step_seconds: wall time one block may take in one step.
+        memory_bytes: how much one block may let the process grow in one step.
+    """
+
+    def __init__(self, step_seconds: float, memory_bytes: int) -> None:
+        self.step_seconds = step_seconds
+        self.memory_bytes = memory_bytes
+        self._running: Callable[[], bool] | None = None
+        self._deadline = 0.0
+        self._started = 0.0
+        self._base: tuple[int, int] = (0, 0)
+        self._limits = resource.getrlimit(resource.RLIMIT_AS)
+        self._main = threading.current_thread() is threading.main_thread()
+        self._handler: Any = signal.SIG_DFL
+        self._timer: tuple[float, float] = (0.0, 0.0)
+
+    def begin_step(self) -> None:
+        """Take the process's size now as what a block's growth is measured from."""
+        self._base = _memory_pages()
+
+    def arm(self, running: Callable[[], bool], used: float) -> None:
+        """Start watching a block.
+
+        Args:
+            running: whether the code that an interrupt would hit is the block's.
+            used: seconds the block has used in this step already.
+        """
+        self._running = running
+        self._started = time.monotonic()
+        self._deadline = self._started + max(0.0, self.step_seconds - used)
+        if self._main:
+            ceiling = self._base[0] * _PAGE + 2 * self.memory_bytes
+            soft, hard = self._limits
+            if soft == resource.RLIM_INFINITY or ceiling < soft:
+                resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
+            self._handler = signal.signal(signal.SIGALRM, self._on_tick)
+            self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
+
+    def disarm(self) -> float:
+        """Stop watching; return the seconds since `arm`."""
+        self._running = None
+        elapsed = time.monotonic() - self._started
+        if self._main:
+            # Someone else's timer goes on where it would be now.
+            remaining, interval = self._timer
+            signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
+            signal.signal(signal.SIGALRM, self._handler)
+            resource.setrlimit(resource.RLIMIT_AS, self._limits)
+        return elapsed
+
+    def _on_tick(self, signum: int, frame: Any) -> None:
+        running = self._running
+        if running is None or not running():
+            return
+        if time.monotonic() >= self._deadline:
+            raise BudgetExceeded(
+                pb.ERROR_CODE_DEADLINE_EXCEEDED,
+                f"the block ran longer than the {self.step_seconds:g} s it may take in one step; end its loop, or do the "
+                "work in the notebook after the trace",
+            )
+        grown = (_memory_pages()[1] - self._base[1]) * _PAGE
+        if grown > self.memory_bytes:
+            raise BudgetExceeded(
+                pb.ERROR_CODE_QUOTA_EXCEEDED,
+                f"the block let memory grow by {grown >> 20} MiB in one step, more than the {self.memory_bytes >> 20} MiB "
+                "it may; keep less, or save values and drop them",
+            )

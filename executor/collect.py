@@ -1,0 +1,81 @@
+"""Turns what a trace saved into events, its large tensors into blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executor.control import Refusal
+from executor.failures import clip
+from executor.outbox import Outbox
+from executor.saves import SaveEncoder
+from executor.scope import TraceScope
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire import WireError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on saves.
+
+    Attributes:
+        inline_bytes: larger tensors become blobs.
+        max_saved_bytes: of one trace.
+    """
+
+    inline_bytes: int
+    max_saved_bytes: int
+
+
+def collect(
+    scope: TraceScope,
+    invoke: int,
+    names: Mapping[str, Any],
+    containers: Mapping[int, Any],
+    limits: Limits,
+    outbox: Outbox,
+) -> list[pb.Event]:
+    """Encode what one invoke saved, or what a whole trace shared.
+
+    Args:
+        scope: the trace.
+        invoke: the invoke, -1 for the shared values.
+        names: the values that names are bound to; of an invoke's, only those that are saved or hold saved values are sent.
+        containers: captured containers that changed, by index in the trace's scope.
+        limits: bounds on saves.
+        outbox: takes the blobs.
+
+    Returns:
+        One Saves event (none if there is nothing to send), or one Failed event.
+    """
+    blobs = 0
+
+    def put(data: memoryview) -> str:
+        nonlocal blobs
+        blob_id = f"{scope.id}/{invoke if invoke >= 0 else 'shared'}/{blobs}"
+        blobs += 1
+        # Another invoke of the trace may still change a value of the user's own; the copy is what was there now.
+        outbox.put(scope.session, scope.id, blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
+        return blob_id
+
+    encoder = SaveEncoder(scope.registry, limits.inline_bytes, put, limits.max_saved_bytes - scope.saved_bytes)
+    saves = pb.Saves(invoke=invoke)
+    what = ""
+    try:
+        for name, value in names.items():
+            if invoke < 0 or scope.registry.reaches(value):
+                what = name
+                saves.names.add(name=name, value=encoder.encode(value))
+        for index, value in containers.items():
+            what = "a captured container"
+            saves.updates.add(index=index, value=encoder.contents(value))
+    except (WireError, Refusal) as error:
+        code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
+        message = clip(f"{what!r} cannot be saved: {error}")
+        return [pb.Event(failed=pb.Failure(code=code, message=message, trace_id=scope.id, invoke=invoke))]
+    scope.saved_bytes += encoder.bytes
+    if not saves.names and not saves.updates:
+        return []
+    saves.objects.CopyFrom(encoder.objects)
+    return [pb.Event(saves=saves)]

@@ -1,0 +1,95 @@
+"""Describes a loaded model for clients: its modules, whole parameter shapes, and what the engine takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import torch
+import vllm
+from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.sampling_params import SamplingParams
+
+from executor.tree import ModuleTree
+from interpose.arrays import dtype_of
+from interpose.v1 import model_pb2 as pb
+
+# Set by the system itself, or meaningless for one request of a trace.
+_NOT_OFFERED = {"extra_args", "output_kind", "skip_clone", "skip_reading_prefix_cache", "n"}
+
+
+def sampling_parameters() -> list[str]:
+    """Return the names of the sampling parameters that a trace may set."""
+    names = [field.name for field in msgspec.structs.fields(SamplingParams)]
+    return [name for name in names if not name.startswith("_") and name not in _NOT_OFFERED]
+
+
+def _whole_shape(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> list[int]:
+    """Return a parameter's shape as if it were neither split over ranks nor repacked by a kernel.
+
+    Linear layers say their sizes themselves; some backends repack their weights after loading, so the tensors do not.
+    """
+    if isinstance(module, LinearBase) and name in ("weight", "bias"):
+        width = module.output_size
+        if isinstance(module, QKVParallelLinear):
+            width = module.total_num_heads * module.head_size
+            width += module.total_num_kv_heads * (module.head_size + module.v_head_size)
+        return [width, module.input_size] if name == "weight" else [width]
+    if isinstance(module, VocabParallelEmbedding):
+        return [module.num_embeddings, module.embedding_dim] if name == "weight" else [module.num_embeddings]
+    return list(parameter.shape)
+
+
+def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
+    """Describe the model of one worker.
+
+    Args:
+        config: the engine's VllmConfig.
+        tree: the worker's module tree.
+    """
+    model_config = config.model_config
+    tp_size = config.parallel_config.tensor_parallel_size
+    description = pb.ModelDescription(
+        name=str(model_config.served_model_name or model_config.model),
+        class_name=type(tree.root.module).__name__,
+        max_model_len=model_config.max_model_len,
+        dtype=dtype_of(model_config.dtype),  # type: ignore[arg-type]
+        tensor_parallel_size=tp_size,
+        pipeline_parallel_size=config.parallel_config.pipeline_parallel_size,
+        vocab_size=model_config.get_vocab_size(),
+        engine_version=f"vllm {vllm.__version__}",
+        execution_order=tree.execution_order(),
+        sampling_parameters=sampling_parameters(),
+        layers=model_config.get_total_num_hidden_layers(),
+        config_json=json.dumps(model_config.hf_config.to_dict(), default=str),
+        generation_config_json=json.dumps(model_config.try_get_generation_config(), default=str),
+    )
+    for path, node in tree.nodes.items():
+        module = node.module
+        assert module is not None
+        description.modules.append(
+            pb.Module(
+                path=path,
+                class_name=type(module).__name__,
+                detail=_detail(module),
+                parameters=_parameters(module),
+            )
+        )
+    return description
+
+
+def _parameters(module: torch.nn.Module) -> list[pb.Parameter]:
+    described = []
+    for name, parameter in module.named_parameters(recurse=False):
+        dtype: Any = dtype_of(parameter.dtype)
+        described.append(pb.Parameter(name=name, shape=_whole_shape(module, name, parameter), dtype=dtype))
+    return described
+
+
+def _detail(module: torch.nn.Module) -> str:
+    try:
+        return module.extra_repr()
+    except Exception:
+        return ""

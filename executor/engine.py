@@ -1,0 +1,314 @@
+"""An engine that runs traces: vLLM's AsyncLLM with interposing workers, one request for each invoke."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from executor.failures import clip
+from executor.options import check_config, engine_options, prepare_environment
+from executor.work import Work
+from interpose.result import Result
+from interpose.v1 import model_pb2, value_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire import Decoder, WireError
+
+_RPC_SECONDS = 600.0
+
+
+class ModelSettings(Protocol):
+    """What the engine needs of a model's settings; `serve_app.settings.ModelSettings` is one."""
+
+    name: str
+    model: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    engine: dict[str, Any]
+    limits: Any
+
+
+class TraceFailed(Exception):
+    """One invoke of a trace, or all of it, failed; carries the failure for the client."""
+
+    def __init__(self, failure: pb.Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class TraceEngine:
+    """Runs traces on one vLLM engine. Make it with `start`.
+
+    Attributes:
+        llm: vLLM's engine.
+    """
+
+    def __init__(self, llm: AsyncLLM, description: model_pb2.ModelDescription) -> None:
+        self.llm = llm
+        self._description = description
+        self._parameters = set(description.sampling_parameters)
+        self._running = 0
+        self._waiting = 0
+        self._dead = False
+
+    @classmethod
+    async def start(cls, model: ModelSettings, progress: Callable[[str], None] = lambda stage: None) -> TraceEngine:
+        """Start the engine and load the model.
+
+        Args:
+            model: the model's settings.
+            progress: called with each stage's name.
+
+        Raises:
+            ValueError: a setting the system cannot honour, with the reason.
+        """
+        progress("configuring")
+        prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
+        config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
+        check_config(config)
+        progress("starting workers and loading the model")
+        # Its constructor blocks until the workers are up, for minutes with a large model.
+        loop = asyncio.get_running_loop()
+        llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
+        progress("reading the module tree")
+        described = await llm.collective_rpc("interpose_describe", timeout=_RPC_SECONDS)
+        description = model_pb2.ModelDescription.FromString(described[0])
+        description.name = model.name
+        progress("warming up")
+        # An engine's first request takes seconds more than the next; nobody's trace should.
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
+            pass
+        progress("ready")
+        return cls(llm, description)
+
+    def describe(self) -> model_pb2.ModelDescription:
+        """Return the model's description."""
+        return self._description
+
+    def load(self) -> tuple[int, int]:
+        """Return how many invokes run, and how many wait for another invoke of their trace."""
+        return self._running, self._waiting
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead."""
+        await self.llm.check_health()
+
+    async def idle(self) -> bool:
+        """Whether no worker holds anything of any trace."""
+        return all(state["idle"] for state in await self.llm.collective_rpc("interpose_idle", timeout=_RPC_SECONDS))
+
+    async def shutdown(self) -> None:
+        """Stop the engine and its workers."""
+        await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
+
+    async def run(self, trace: pb.Trace, session: str = "") -> AsyncIterator[pb.Event]:
+        """Run a trace: every invoke as one request, those that read another's names after it.
+
+        Args:
+            trace: the trace; checked here against the model.
+            session: the Ray name of the session actor that takes saved bytes and prints.
+
+        Yields:
+            Output, Saves and Failed events; one Failed for each invoke that fails. Closing the generator aborts the trace.
+
+        Raises:
+            TraceFailed: nothing ran, because the trace asks for something this engine does not take.
+        """
+        requests = [self._prepare(trace, index) for index in range(len(trace.invokes))]
+        events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
+        ended = [asyncio.Event() for _ in requests]
+        failed: set[int] = set()
+
+        async def one(index: int) -> None:
+            try:
+                after = trace.invokes[index].after
+                if after:
+                    self._waiting += 1
+                    try:
+                        for other in after:
+                            await ended[other].wait()
+                    finally:
+                        self._waiting -= 1
+                    broken = [other for other in after if other in failed]
+                    if broken:
+                        await self._skip(trace, index, broken[0], events)
+                        failed.add(index)
+                        return
+                self._running += 1
+                try:
+                    if not await self._invoke(trace, index, requests[index], session, events):
+                        failed.add(index)
+                finally:
+                    self._running -= 1
+            except (EngineDeadError, EngineGenerateError) as error:
+                failed.add(index)
+                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0))
+            finally:
+                ended[index].set()
+
+        async def all_of_them() -> None:
+            try:
+                await asyncio.gather(*(one(index) for index in range(len(requests))))
+            finally:
+                events.put_nowait(None)
+
+        task = asyncio.create_task(all_of_them())
+        complete = False
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await task
+            complete = True
+        finally:
+            if not complete or failed:
+                await asyncio.shield(self._give_up(task, trace.id))
+
+    async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
+        """Abort what still runs of a trace, and let the workers forget it."""
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+        with contextlib.suppress(Exception):
+            await self.llm.collective_rpc("interpose_drop", timeout=_RPC_SECONDS, args=(trace_id,))
+
+    async def _invoke(
+        self, trace: pb.Trace, index: int, request: tuple[Any, dict[str, Any]], session: str, events: asyncio.Queue[Any]
+    ) -> bool:
+        """Run one invoke; return whether it ended without a failure."""
+        prompt, sampling = request
+        invoke = trace.invokes[index]
+        work = Work(
+            pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[invoke]),
+            index,
+            len(trace.invokes),
+            session,
+        )
+        request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
+        # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
+        prompt = {**prompt, "cache_salt": request_id}
+        params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
+        sent_text, sent_ids = 0, 0
+        output: Any = None
+        async for output in self.llm.generate(prompt, params, request_id):
+            completion = output.outputs[0]
+            if output.finished:
+                break
+            events.put_nowait(_output(index, output, completion, sent_text, sent_ids, ""))
+            sent_text, sent_ids = len(completion.text), len(completion.token_ids)
+        completion = output.outputs[0]
+        reason = completion.finish_reason or "stop"
+        result = Result(completion.text, list(completion.token_ids), reason, list(output.prompt_token_ids or ()))
+        state, ended, logs = await self._finish(trace.id, index, result)
+        reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
+        last = _output(index, output, completion, sent_text, sent_ids, reason)
+        last.output.logs = logs
+        events.put_nowait(last)
+        good = True
+        for data in ended:
+            event = pb.Event.FromString(data)
+            good = good and event.WhichOneof("kind") != "failed"
+            events.put_nowait(event)
+        return good
+
+    async def _finish(self, trace_id: str, index: int, result: Result) -> tuple[str, list[bytes], int]:
+        replies = await self.llm.collective_rpc(
+            "interpose_finish", timeout=_RPC_SECONDS, args=(trace_id, index, asdict(result))
+        )
+        # One rank reports: it alone has saves and prints to tell of. A failure is known to all.
+        return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+
+    async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
+        message = f"not run: it reads what invoke {broken} assigns, and that one failed"
+        events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message))
+
+    def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
+        try:
+            sampling = self._sampling(trace, index)
+            return self._prompt(trace.invokes[index].prompt, sampling), sampling
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
+
+    def _sampling(self, trace: pb.Trace, index: int) -> dict[str, Any]:
+        sampling: dict[str, Any] = {}
+        decoder = Decoder(value_pb2.Objects(values=trace.scope.values), get_blob=_no_blob, library="numpy")
+        for binding in (*trace.sampling, *trace.invokes[index].sampling):
+            if binding.name not in self._parameters:
+                near = difflib.get_close_matches(binding.name, self._parameters, n=3, cutoff=0.5)
+                hint = f"; did you mean {', '.join(near)}?" if near else ""
+                raise ValueError(f"unknown sampling parameter {binding.name!r}{hint}")
+            sampling[binding.name] = decoder.decode(binding.value)
+        sampling.setdefault("max_tokens", 1)
+        return _checked(sampling)
+
+    def _prompt(self, prompt: pb.Prompt, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        tokenizer = self.llm.get_tokenizer()
+        kind = prompt.WhichOneof("kind")
+        if kind == "text":
+            ids = tokenizer.encode(prompt.text)
+        elif kind == "token_ids":
+            ids = list(prompt.token_ids.ids)
+        elif kind == "chat":
+            messages = [{"role": message.role, "content": message.content} for message in prompt.chat.messages]
+            try:
+                ids = tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+            except Exception as error:
+                raise ValueError(f"the model's chat template does not take these messages: {error}") from None
+        else:
+            raise ValueError("an invoke needs a prompt: tracer.invoke(prompt)")
+        longest, vocab = self._description.max_model_len, self._description.vocab_size
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if len(ids) + 1 > longest:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; with one to generate, the model takes at most {longest - 1}"
+            )
+        if max(ids) >= vocab:
+            raise ValueError(f"the prompt has the token id {max(ids)}; the vocabulary ends at {vocab - 1}")
+        return {"prompt_token_ids": ids}
+
+
+def _checked(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Let vLLM judge the parameters before anything runs."""
+    try:
+        SamplingParams(**sampling)
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        raise ValueError(str(error)) from None
+    return sampling
+
+
+def _no_blob(blob: value_pb2.Blob) -> Any:
+    raise WireError("a sampling parameter cannot be that large")
+
+
+def _output(index: int, output: Any, completion: Any, sent_text: int, sent_ids: int, reason: str) -> pb.Event:
+    event = pb.Output(
+        invoke=index,
+        text=completion.text[sent_text:],
+        token_ids=list(completion.token_ids)[sent_ids:],
+        finished=bool(reason),
+        finish_reason=reason,
+    )
+    if sent_ids == 0:
+        event.prompt_token_ids.extend(output.prompt_token_ids or ())
+    return pb.Event(output=event)
+
+
+def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
+    failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
+    return pb.Event(failed=failure)

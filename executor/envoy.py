@@ -1,0 +1,217 @@
+"""The names a block uses inside a worker: modules, the tracer, and steps.
+
+Every access goes to the mediator whose greenlet is running, so one tree of envoys serves all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from executor.control import Refusal, Stop
+from executor.tree import PSEUDO, ModuleTree, Node
+from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from executor.mediator import Mediator
+
+
+def current() -> Mediator:
+    """Return the mediator whose block is running.
+
+    Raises:
+        Refusal: the caller is not a block (a thread that a block started, say).
+    """
+    from executor.mediator import running
+
+    mediator = running()
+    if mediator is None:
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            "the model can be used only from the block itself, not from a thread that it started",
+        )
+    return mediator
+
+
+class Envoy:
+    """A module of the served model, inside a block.
+
+    Attributes:
+        output: what the module returned, as the model's own code returned it; read, change in place, or assign.
+        input: its first positional argument.
+        inputs: `(args, kwargs)`.
+    """
+
+    __slots__ = ("_node", "_tree")
+    _node: Node
+    _tree: ModuleTree
+
+    def __init__(self, tree: ModuleTree, node: Node) -> None:
+        object.__setattr__(self, "_tree", tree)
+        object.__setattr__(self, "_node", node)
+
+    @property
+    def path(self) -> str:
+        """The module's path; "" for the model itself."""
+        return self._node.path
+
+    def __repr__(self) -> str:
+        module = self._node.module
+        return f"<{self._node.path or 'model'}: {type(module).__name__ if module is not None else 'location'}>"
+
+    def __getattr__(self, name: str) -> Envoy:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        node = self._node
+        child = node.children.get(name)
+        if child is None and node is self._tree.root and name in PSEUDO:
+            child = self._tree.pseudo[name]
+        if child is None:
+            raise self._tree.unknown(node, name)
+        return Envoy(self._tree, child)
+
+    def __getitem__(self, key: int | slice) -> Envoy | list[Envoy]:
+        count = len(self)
+        if isinstance(key, slice):
+            return [Envoy(self._tree, self._node.children[str(i)]) for i in range(*key.indices(count))]
+        index = key + count if isinstance(key, int) and key < 0 else key
+        child = self._node.children.get(str(index))
+        if child is None:
+            raise self._tree.unknown(self._node, str(key))
+        return Envoy(self._tree, child)
+
+    def __len__(self) -> int:
+        return sum(name.isdigit() for name in self._node.children)
+
+    def __iter__(self) -> Iterator[Envoy]:
+        return (Envoy(self._tree, child) for name, child in self._node.children.items() if name.isdigit())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Envoy) and other._node is self._node
+
+    def __hash__(self) -> int:
+        return hash(self._node.path)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"{self._node.path or 'the model'} cannot be applied to values of a block by this server",
+            location=self._node.path,
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "output":
+            current().write(self._node, "output", value)
+        elif name == "input":
+            current().write_input(self._node, value)
+        elif name == "inputs":
+            current().write(self._node, "input", value)
+        else:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{name!r} cannot be assigned on a module; its output, input and inputs can",
+                location=self._node.path,
+            )
+
+    @property
+    def output(self) -> Any:
+        return current().read(self._node, "output")
+
+    @property
+    def inputs(self) -> Any:
+        return current().read(self._node, "input")
+
+    @property
+    def input(self) -> Any:
+        return current().read_input(self._node)
+
+    def next(self) -> Envoy:
+        """Move on to this module's next step."""
+        current().advance(self._node)
+        return self
+
+
+class Iterations:
+    """Steps of the generation: `for step in tracer.iter[a:b]`, `tracer.iter[i]`, `tracer.iter[:]`.
+
+    Each turn waits until its step begins, so an open end stops when the generation does, and the code after the loop runs.
+    """
+
+    def __init__(self, key: slice | int | list[int] = slice(None)) -> None:
+        self._key = key
+
+    def __getitem__(self, key: slice | int | list[int]) -> Iterations:
+        numbers = [key.start, key.stop, key.step] if isinstance(key, slice) else key if isinstance(key, list) else [key]
+        if any(number is not None and (not isinstance(number, int) or number < 0) for number in numbers):
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT, "tracer.iter takes steps counted from 0: iter[2], iter[1:4], iter[:]"
+            )
+        return Iterations(key)
+
+    def _steps(self) -> Iterator[int]:
+        key = self._key
+        if isinstance(key, slice):
+            step, stride = key.start or 0, key.step or 1
+            while key.stop is None or step < key.stop:
+                yield step
+                step += stride
+        else:
+            yield from key if isinstance(key, list) else [key]
+
+    def __iter__(self) -> Iterator[int]:
+        mediator = current()
+        bounded = not isinstance(self._key, slice) or self._key.stop is not None
+        exact = not isinstance(self._key, slice)
+        before = mediator.pointer
+        try:
+            for step in self._steps():
+                if not mediator.await_step(step):
+                    if exact:
+                        raise Refusal(
+                            pb.ERROR_CODE_UNKNOWN_LOCATION,
+                            f"step {step} was never reached: the generation ended after {mediator.steps} steps",
+                            location=f"tracer.iter[{step}]",
+                        )
+                    if bounded:
+                        mediator.log(
+                            f"tracer.iter: the generation ended after {mediator.steps} steps, before step {step}\n"
+                        )
+                    return
+                yield step
+        finally:
+            mediator.pointer = before
+
+
+class Tracer:
+    """The trace's `tracer`, inside a block."""
+
+    __slots__ = ()
+
+    @property
+    def iter(self) -> Iterations:
+        return Iterations()
+
+    def all(self) -> Iterations:
+        """Every step of the generation."""
+        return Iterations()
+
+    def stop(self) -> NoReturn:
+        """End this request now; what was saved so far comes back."""
+        raise Stop
+
+    def log(self, *values: Any) -> None:
+        """Write to the notebook while the trace runs, like print."""
+        current().log(" ".join(str(value) for value in values) + "\n")
+
+    @property
+    def result(self) -> Any:
+        """The finished output: .text, .token_ids, .finish_reason. Waits for the end of the generation."""
+        return current().await_result()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"tracer has no {name!r} in a block; it has iter, all(), stop(), log() and result",
+        )

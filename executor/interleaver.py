@@ -1,0 +1,429 @@
+"""Interleaves blocks with the forward pass: who waits where, hooks only there, and every rank in agreement.
+
+Each step the interleaver is told which rows belong to which request. It resumes the blocks that wait for the step, hooks
+the modules they ask for, serves them in invoke order when the model gets there, writes back what they changed, and hooks
+what they ask for next. Under tensor parallelism every rank does the same; after each turn the ranks compare how it ended,
+so a block that went another way on one rank fails that trace, on all ranks, before any rank waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from executor.budget import Budget
+from executor.collect import Limits, collect
+from executor.control import Refusal
+from executor.failures import clip
+from executor.mediator import Kind, Location, Mediator, State
+from executor.outbox import Outbox
+from executor.ranks import Ranks, divergence, fingerprint
+from executor.scope import TraceScope
+from executor.served import Rows, Served
+from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
+from executor.work import Batch, Span, Work
+from interpose.result import Result
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire import WireError
+
+
+class Interleaver:
+    """The blocks of one worker.
+
+    Args:
+        tree: the model's modules.
+        budget: time and memory bounds.
+        outbox: where saves and prints go.
+        limits: bounds on what is saved.
+        ranks: the ranks that run the same blocks.
+        reports: whether this rank sends saves.
+
+    Attributes:
+        mediators: the mediators of all unfinished traced requests, by request id.
+        live: those of them that wait for something in a coming step. Empty: steps are the engine's alone.
+        ended: why requests must end after this step, by request id; the runner takes it.
+    """
+
+    def __init__(
+        self, tree: ModuleTree, budget: Budget, outbox: Outbox, limits: Limits, ranks: Ranks, reports: bool
+    ) -> None:
+        self.live: dict[str, Mediator] = {}
+        self.ended: dict[str, str] = {}
+        self._tree = tree
+        self._budget = budget
+        self._outbox = outbox
+        self._limits = limits
+        self._ranks = ranks
+        self._reports = reports
+        self.mediators: dict[str, Mediator] = {}
+        self._stillborn: dict[str, tuple[TraceScope | None, Work, pb.Failure]] = {}
+        self._scopes: dict[str, TraceScope] = {}
+        self._programs: dict[str, list[str]] = {}
+        self._requests: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
+        self._batch = Batch({}, 0, 0, 0)
+        self._arrivals = 0
+        self._waiting: dict[tuple[str, str], list[Mediator]] = {}
+        self._hooked: dict[tuple[str, str], Any] = {}
+        self._guards: dict[str, Any] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of any trace is held."""
+        return not (self.mediators or self._scopes or self._stillborn or self._hooked or self._guards)
+
+    # Admission.
+
+    def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
+        """Make the mediator of a new request; the block starts when its first step begins."""
+        scope: TraceScope | None = None
+        try:
+            scope = self._scope_of(work)
+            invoke = work.trace.invokes[0]
+            code, namespace = scope.program(invoke.program, invoke.after)
+            if cached_tokens:
+                raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
+        except (Refusal, WireError) as error:
+            failure = pb.Failure(
+                code=error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT,
+                message=clip(str(error)),
+            )
+            self._reject(request_id, scope, work, failure)
+            return
+        except Exception as error:
+            failure = pb.Failure(
+                code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}")
+            )
+            self._reject(request_id, scope, work, failure)
+            return
+        mediator = Mediator(
+            request_id=request_id,
+            trace_id=scope.id,
+            invoke=work.invoke,
+            prompt_tokens=prompt_tokens,
+            code=code,
+            namespace=namespace,
+            sources=scope.sources.lines,
+            tree=self._tree,
+            budget=self._budget,
+            registry=scope.registry,
+            emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
+            random_state=scope.random_state(),
+        )
+        self.mediators[request_id] = self.live[request_id] = mediator
+        self._programs[request_id] = list(invoke.program.writes)
+        self._requests[(scope.id, work.invoke)] = request_id
+
+    def _scope_of(self, work: Work) -> TraceScope:
+        scope = self._scopes.get(work.trace.id)
+        if scope is None:
+            scope = TraceScope(
+                work.trace,
+                work.expected,
+                work.session,
+                self._tree,
+                lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
+                arrival=self._arrivals,
+            )
+            self._arrivals += 1
+            self._scopes[scope.id] = scope
+        return scope
+
+    def _reject(self, request_id: str, scope: TraceScope | None, work: Work, failure: pb.Failure) -> None:
+        failure.trace_id, failure.invoke = work.trace.id, work.invoke
+        self._stillborn[request_id] = (scope, work, failure)
+        self._requests[(work.trace.id, work.invoke)] = request_id
+        self.ended[request_id] = "error"
+
+    def admitted(self, request_ids: Sequence[str]) -> None:
+        """Compare over the ranks which of the new requests were admitted; one that failed on any rank fails on all."""
+        everyone = self._ranks.compare([int(request_id in self.live) for request_id in request_ids])
+        for i, request_id in enumerate(request_ids):
+            mediator = self.live.get(request_id)
+            if mediator is not None and not all(votes[i] for votes in everyone):
+                message = "the block could not be bound on another tensor-parallel rank"
+                self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message))
+
+    def preempted(self, request_id: str) -> None:
+        """The engine evicted a request and computes it anew, prompt and all, without the changes that its block made.
+
+        A block that only read and has ended loses nothing; any other fails, because what follows would be wrong.
+        """
+        mediator = self.mediators.get(request_id)
+        if mediator is not None and (mediator.live or mediator.writes):
+            self._fail(
+                mediator,
+                pb.Failure(
+                    code=pb.ERROR_CODE_UNAVAILABLE,
+                    message="the engine ran out of cache and evicted the request while it ran; submit it again",
+                ),
+            )
+
+    # A step.
+
+    def begin_step(self, batch: Batch) -> None:
+        """A forward begins: start and resume the blocks that wait for it, and hook what they ask for."""
+        self._batch = batch
+        self._budget.begin_step()
+        touched = []
+        for request_id, span in batch.spans.items():
+            mediator = self.live.get(request_id)
+            if mediator is None:
+                continue
+            touched.append(mediator)
+            mediator.begin_step()
+            if mediator.step == 0:
+                if span.stop - span.start != mediator.prompt_tokens:
+                    self._fail(
+                        mediator,
+                        pb.Failure(
+                            code=pb.ERROR_CODE_ENGINE,
+                            message="the engine cut the prompt of a traced request into chunks; set enable_chunked_prefill "
+                            "to false, or raise max_num_batched_tokens above the longest prompt",
+                        ),
+                    )
+                    continue
+                self._turn(mediator, mediator.start)
+            elif mediator.waiting and mediator.waiting.kind == Kind.STEP and mediator.waiting.step == mediator.step:
+                self._turn(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
+        self._agree(touched)
+
+    def end_forward(self) -> None:
+        """The modules have run: take the hooks away."""
+        for handle in (*self._hooked.values(), *self._guards.values()):
+            handle.remove()
+        self._hooked.clear()
+        self._guards.clear()
+
+    def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Serve `logits.output`, [requests, vocab], before sampling; return what to sample from."""
+        return self._visit_requests(LOGITS, logits)
+
+    def visit_samples(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Serve `samples.output`, [requests, 1], after sampling; return what was sampled."""
+        return self._visit_requests(SAMPLES, token_ids)
+
+    def end_step(self) -> None:
+        """The step is over: what was asked for in it and did not come will not come."""
+        missed = []
+        for request_id in self._batch.spans:
+            mediator = self.live.get(request_id)
+            waiting = mediator.waiting if mediator is not None else None
+            if mediator is None or waiting is None or waiting.kind in (Kind.STEP, Kind.RESULT):
+                continue
+            if waiting.step == mediator.step:
+                missed.append(mediator)
+                error = Refusal(
+                    pb.ERROR_CODE_UNKNOWN_LOCATION,
+                    f"{waiting} was not reached in step {waiting.step}: the forward pass did not call {waiting.path}",
+                    location=str(waiting),
+                )
+                self._turn(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
+        self._waiting.clear()
+        self._agree(missed)
+
+    # The end of a request.
+
+    def finish(self, trace_id: str, invoke: int, result: Result) -> tuple[str, list[bytes], int]:
+        """The engine finished an invoke's request: end its block, and send what it saved.
+
+        Returns:
+            How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
+            Failed), serialized, and how many times the block printed.
+        """
+        request_id = self._requests.pop((trace_id, invoke), "")
+        stillborn = self._stillborn.pop(request_id, None)
+        if stillborn is not None:
+            scope, work, failure = stillborn
+            return "failed", self._close(scope, work.invoke, [pb.Event(failed=failure)]), 0
+        mediator = self.mediators.pop(request_id, None)
+        if mediator is None:
+            return "unknown", [], 0
+        self.live.pop(request_id, None)
+        writes = self._programs.pop(request_id)
+        scope = self._scopes[mediator.trace_id]
+        if mediator.live:
+            self._budget.begin_step()
+            mediator.step = max(mediator.step, len(result.token_ids) - 1)
+            self._turn(mediator, lambda: mediator.finish(result))
+        self._agree([mediator])
+        self.live.pop(request_id, None)
+        self.ended.pop(request_id, None)
+        events: list[pb.Event] = []
+        if mediator.failure is None:
+            scope.export(mediator.invoke, mediator.namespace, writes)
+            if self._reports:
+                names = {name: mediator.namespace[name] for name in writes if name in mediator.namespace}
+                events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
+        if mediator.failure is not None:
+            events = [pb.Event(failed=mediator.failure)]
+        return mediator.state.name.lower(), self._close(scope, mediator.invoke, events), mediator.logs
+
+    def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
+        """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
+        if scope is not None:
+            scope.ended.add(invoke)
+            if len(scope.ended) >= scope.expected:
+                self._scopes.pop(scope.id, None)
+                self._outbox.forget(scope.id)
+                if self._reports:
+                    names, containers = scope.changed()
+                    events = events + collect(scope, -1, names, containers, self._limits, self._outbox)
+        return [event.SerializeToString() for event in events]
+
+    def drop(self, trace_id: str) -> None:
+        """The trace was given up: end its blocks and forget it. Idempotent."""
+        for request_id, mediator in list(self.mediators.items()):
+            if mediator.trace_id == trace_id:
+                mediator.cancel()
+                self.live.pop(request_id, None)
+                self.mediators.pop(request_id)
+                self._programs.pop(request_id, None)
+                self.ended.pop(request_id, None)
+        for request_id, (_, work, _failure) in list(self._stillborn.items()):
+            if work.trace.id == trace_id:
+                del self._stillborn[request_id]
+        for key in [key for key in self._requests if key[0] == trace_id]:
+            del self._requests[key]
+        self._scopes.pop(trace_id, None)
+        self._outbox.forget(trace_id)
+
+    # Serving.
+
+    def _visit_requests(self, path: str, value: torch.Tensor) -> torch.Tensor:
+        requests = self._batch.requests
+        return self._visit(
+            self._tree.pseudo[path],
+            Kind.OUTPUT,
+            value,
+            lambda span: Rows(span.index, span.index + 1, requests, value.shape[0]),
+        )
+
+    def _token_rows(self, span: Span) -> Rows:
+        return Rows(span.start, span.stop, self._batch.tokens, self._batch.padded_tokens)
+
+    def _visit(self, node: Node, kind: Kind, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
+        """The model is at a location: serve everyone who waits for it; return the value to go on with."""
+        waiting = self._waiting.pop((node.path, str(kind)), None)
+        if not waiting:
+            return value
+        waiting.sort(key=self._turn_order)
+        position = self._tree.order_of(node.path, kind)
+        for mediator in waiting:
+            rows = rows_of(self._batch.spans[mediator.request_id])
+            value = self._serve(mediator, node, kind, value, rows, position)
+        self._agree(waiting)
+        return value
+
+    def _serve(self, mediator: Mediator, node: Node, kind: Kind, value: Any, rows: Rows, position: int) -> Any:
+        at = mediator.waiting
+        if at is None:
+            return value
+        try:
+            served = Served(str(at), value, rows, lambda path: node.layouts.of(kind, path))
+        except Exception as error:
+            refusal = error
+            if not isinstance(error, Refusal):
+                refusal = Refusal(
+                    pb.ERROR_CODE_ENGINE, f"the value at {at} could not be given: {error}", location=str(at)
+                )
+            self._turn(mediator, lambda: mediator.throw(refusal))
+            return value
+        self._turn(mediator, lambda: mediator.serve(served, at, position))
+        try:
+            if mediator.failure is None:
+                value = served.settle()
+        except Exception as error:
+            refused = Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT, f"what was assigned at {at} does not fit: {error}", location=str(at)
+            )
+            if mediator.live:
+                self._turn(mediator, lambda: mediator.throw(refused))
+            else:
+                self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
+        finally:
+            mediator.left()
+        mediator.writes += served.written
+        return value
+
+    def _turn_order(self, mediator: Mediator) -> tuple[int, int]:
+        return self._scopes[mediator.trace_id].arrival, mediator.invoke
+
+    def _turn(self, mediator: Mediator, run: Callable[[], None]) -> None:
+        """Let a block run once, with the trace's shared names as they are now."""
+        scope = self._scopes[mediator.trace_id]
+        if scope.shared:
+            scope.share_into(mediator.namespace)
+            run()
+            scope.share_from(mediator.namespace)
+        else:
+            run()
+
+    def _agree(self, mediators: Sequence[Mediator]) -> None:
+        """Compare how the blocks' turns ended on every rank, then list them for what they wait for next."""
+        if mediators:
+            everyone = self._ranks.compare([fingerprint(mediator) for mediator in mediators])
+            for i, mediator in enumerate(mediators):
+                votes = [votes[i] for votes in everyone]
+                if len(set(votes)) > 1 and mediator.state is not State.FAILED:
+                    self._fail(mediator, divergence(mediator, votes))
+        self._enlist(mediators)
+
+    def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
+        failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
+        mediator.fail(failure)
+        self._enlist([mediator])
+
+    def _enlist(self, mediators: Iterable[Mediator]) -> None:
+        for mediator in mediators:
+            waiting = mediator.waiting
+            if not mediator.live:
+                self.live.pop(mediator.request_id, None)
+                if mediator.state is State.FAILED:
+                    self.ended[mediator.request_id] = "error"
+                elif mediator.state is State.STOPPED:
+                    self.ended[mediator.request_id] = "tracer_stop"
+            elif waiting is not None and waiting.kind == Kind.RESULT:
+                self.live.pop(mediator.request_id, None)
+            elif waiting is not None and waiting.kind != Kind.STEP and waiting.step == mediator.step:
+                self._wait(mediator, waiting)
+
+    # Hooks.
+
+    def _wait(self, mediator: Mediator, location: Location) -> None:
+        key = (location.path, str(location.kind))
+        self._waiting.setdefault(key, []).append(mediator)
+        if location.path in PSEUDO or key in self._hooked:
+            return
+        node = self._tree.nodes[location.path]
+        module = node.module
+        assert module is not None
+        self._guard_parents(location.path)
+        if location.kind == Kind.INPUT:
+            self._hooked[key] = module.register_forward_pre_hook(
+                lambda _, args, kwargs: self._visit(node, Kind.INPUT, (args, kwargs), self._token_rows),
+                with_kwargs=True,
+            )
+        else:
+            self._hooked[key] = module.register_forward_hook(
+                lambda _, args, output: self._visit(node, Kind.OUTPUT, output, self._token_rows)
+            )
+
+    def _guard_parents(self, path: str) -> None:
+        """Make torch look for hooks of the parents again when they return.
+
+        A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
+        block may ask for a parent's output only after it was served inside it, so the parents get a hook that does nothing.
+        """
+        while path:
+            path = path.rpartition(".")[0]
+            if path in self._guards:
+                return
+            module = self._tree.nodes[path].module
+            assert module is not None
+            self._guards[path] = module.register_forward_pre_hook(_nothing)
+
+
+def _nothing(module: torch.nn.Module, args: Any) -> None:
+    return None

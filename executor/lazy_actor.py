@@ -1,0 +1,69 @@
+"""The Ray actor that becomes a vLLM worker: constructed without importing anything heavy.
+
+vLLM's own actor class lives in a module that imports torch and all of vLLM, and its constructor takes vLLM's config, so
+both are imported while Ray is still setting the actor up; next to Ray's gRPC that import has crashed actors, and it hides
+the longest part of a start. This class imports the standard library only. Its configuration arrives as bytes and is opened
+in `initialize`, when the actor is up and can say how far it has come.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from typing import Any
+
+
+class LazyWorkerActor:
+    """A placeholder for one worker until `initialize`.
+
+    Args:
+        rank: the worker's rank in the engine.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._created = time.monotonic()
+        self._worker: Any = None
+
+    def place(self, device_key: str) -> tuple[str, list[str]]:
+        """Return this actor's node id and the accelerator ids that Ray gave it (none for `device_key` "")."""
+        import ray
+
+        context = ray.get_runtime_context()
+        ids = context.get_accelerator_ids()[device_key] if device_key else []
+        return context.get_node_id(), [str(one) for one in ids]
+
+    def initialize(self, kwargs: bytes, environment: dict[str, str], **placement: Any) -> float:
+        """Import vLLM, build the worker and load the model.
+
+        Args:
+            kwargs: the pickled arguments of vLLM's RayWorkerProc.
+            environment: variables to set where this node has none of its own.
+            placement: further arguments of RayWorkerProc.initialize_worker.
+
+        Returns:
+            Seconds since the actor was constructed.
+        """
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        from executor.ray_worker import LazyWorkerProc
+
+        self._worker = LazyWorkerProc(**pickle.loads(kwargs))
+        self._worker.initialize_worker(**placement)
+        return time.monotonic() - self._created
+
+    def create_dist_init_method(self, world_size: int) -> str:
+        """Bind the address at which the workers find each other; rank 0's task."""
+        from executor.ray_worker import bind_store
+
+        self._store, method = bind_store(world_size)
+        return method
+
+    def wait_for_init(self) -> dict[str, Any]:
+        """Return the handle of the queue that the worker answers on."""
+        return self._worker.wait_for_init()
+
+    def run(self) -> None:
+        """Serve the engine until it shuts down."""
+        self._worker.run()

@@ -1,0 +1,409 @@
+"""One invoke's block, running as a greenlet that takes strict turns with the forward pass.
+
+A mediator waits at one location at a time. The interleaver resumes it there with the served value; the block runs until
+it asks for another location, which parks it again. Greenlets keep the block on the thread that runs the forward, so a
+turn costs a microsecond and nothing needs a lock; torch's per-thread modes and the random generators are the block's own
+while it runs and the engine's otherwise.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import numpy
+import torch
+from greenlet import getcurrent, greenlet
+
+from executor.budget import Budget
+from executor.control import Cancel, Refusal, Stop
+from executor.failures import describe
+from executor.saves import SaveRegistry
+from executor.served import Served, check
+from executor.tree import ModuleTree, Node
+from interpose.saving import saving_with
+from interpose.v1 import trace_pb2 as pb
+
+
+class State(enum.IntEnum):
+    """How far a mediator has come; it ends exactly one way."""
+
+    WAITING = 0
+    DONE = 1
+    STOPPED = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+class Kind(enum.StrEnum):
+    """What a mediator can wait for."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    STEP = "step"
+    RESULT = "result"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the generation: a module's input or output in one step, the beginning of a step, or the result."""
+
+    path: str
+    kind: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.path}.{self.kind}" + (f" (step {self.step})" if self.step else "")
+
+
+class _Block(greenlet):
+    """A greenlet that knows its mediator."""
+
+    mediator: Mediator
+
+
+def running() -> Mediator | None:
+    """Return the mediator whose block is running on this thread, if any."""
+    block = getcurrent()
+    return block.mediator if isinstance(block, _Block) else None
+
+
+class RandomState:
+    """The random generators as one trace sees them, the same on every rank.
+
+    Args:
+        seed: where they start.
+    """
+
+    def __init__(self, seed: int) -> None:
+        outside = self._take()
+        random.seed(seed)
+        numpy.random.seed(seed % (1 << 32))
+        torch.manual_seed(seed)
+        self._mine = self._take()
+        self._put(outside)
+        self._outside = outside
+
+    @staticmethod
+    def _take() -> tuple[Any, ...]:
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+    @staticmethod
+    def _put(state: tuple[Any, ...]) -> None:
+        random.setstate(state[0])
+        numpy.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+        if state[3] is not None:
+            torch.cuda.set_rng_state(state[3])
+
+    def enter(self) -> None:
+        """Make the trace's generators the process's."""
+        self._outside = self._take()
+        self._put(self._mine)
+
+    def leave(self) -> None:
+        """Give the process its own generators back."""
+        self._mine = self._take()
+        self._put(self._outside)
+
+
+class Mediator:
+    """Runs one invoke's block.
+
+    Args:
+        request_id: the engine's id of the request.
+        trace_id: the trace.
+        invoke: the invoke's index in the trace.
+        prompt_tokens: length of the prompt.
+        code: the compiled block.
+        namespace: the block's names; the block runs in it.
+        sources: the user's source lines by file name, for tracebacks.
+        tree: the model's modules.
+        budget: time and memory bounds.
+        registry: the trace's saved values.
+        emit: called with text that the block prints; returns whether it was sent.
+        random_state: the trace's random generators, or None when its code uses none.
+
+    Attributes:
+        pointer: the step that locations are asked for in.
+        step: the step the request is in; -1 before the first.
+        position: the model's place in that step (`ModuleTree.order_of`).
+        served: the location the block is at, while it is there.
+        waiting: what it waits for.
+        state, failure: how it ended.
+        logs: how often it printed.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        trace_id: str,
+        invoke: int,
+        prompt_tokens: int,
+        code: CodeType,
+        namespace: dict[str, Any],
+        sources: dict[str, dict[int, str]],
+        tree: ModuleTree,
+        budget: Budget,
+        registry: SaveRegistry,
+        emit: Callable[[str], bool],
+        random_state: RandomState | None,
+    ) -> None:
+        self.registry = registry
+        self.request_id = request_id
+        self.trace_id = trace_id
+        self.invoke = invoke
+        self.prompt_tokens = prompt_tokens
+        self.namespace = namespace
+        self._emit = emit
+        self.logs = 0
+        self.pointer = 0
+        self.step = -1
+        self.position = -1
+        self.served: Served | None = None
+        self.served_at: Location | None = None
+        self.waiting: Location | None = None
+        self.state = State.WAITING
+        self.failure: pb.Failure | None = None
+        self.used = 0.0
+        self.reads = 0
+        self.writes = 0
+        self._offsets: dict[str, int] = {}
+        self._code = code
+        self._sources = sources
+        self._tree = tree
+        self._budget = budget
+        self._random = random_state
+        self._result: Any = None
+        self._finished = False
+        self._inference = False
+        self._grad = False
+        self._modes = self._mode_depth()
+        self._block = _Block(self._main)
+        self._block.mediator = self
+
+    @property
+    def live(self) -> bool:
+        """Whether the block still waits for something."""
+        return self.state is State.WAITING
+
+    @property
+    def steps(self) -> int:
+        """Steps begun."""
+        return self.step + 1
+
+    # The interleaver's side.
+
+    def begin_step(self) -> None:
+        """The request's next step begins; the model is before its first module."""
+        self.step += 1
+        self.position = -1
+        self.used = 0.0
+
+    def start(self) -> None:
+        """Run the block up to the first location it asks for."""
+        self._turn(self._block.switch)
+
+    def serve(self, served: Served, at: Location, position: int) -> None:
+        """Resume the block with the value at the location it waits for."""
+        self.served, self.served_at, self.position = served, at, position
+        self.reads += 1
+        self._turn(lambda: self._block.switch(served))
+
+    def resume(self, value: Any) -> None:
+        """Resume a block that waits for a step or the result."""
+        self._turn(lambda: self._block.switch(value))
+
+    def throw(self, error: BaseException) -> None:
+        """Raise `error` in the block, at the line where it waits."""
+        self._turn(lambda: self._block.throw(error))
+
+    def left(self) -> None:
+        """The block moved on from the location it was served."""
+        self.served = self.served_at = None
+
+    def finish(self, result: Any) -> None:
+        """The generation is over: what the block still waits for is the result or will never come.
+
+        Args:
+            result: what `tracer.result` is.
+        """
+        self._finished, self._result = True, result
+        self.position = 1 << 62
+        self.used = 0.0
+        while self.live:
+            waiting = self.waiting
+            if waiting is None:
+                self.throw(Refusal(pb.ERROR_CODE_UNAVAILABLE, "the request ended before it ran; submit it again"))
+            elif waiting.kind == Kind.RESULT:
+                self.resume(result)
+            elif waiting.kind == Kind.STEP:
+                self.resume(False)
+            else:
+                self.throw(self._never(waiting))
+
+    def fail(self, failure: pb.Failure) -> None:
+        """End the block with a failure that is not its own."""
+        if self.live:
+            self.cancel()
+        self.state, self.failure = State.FAILED, failure
+
+    def cancel(self) -> None:
+        """End the block without a result."""
+        if self.live and self._block:
+            self.throw(Cancel())
+        self.state = State.CANCELLED
+
+    # The block's side.
+
+    def read(self, node: Node, kind: str) -> Any:
+        """Return the value at a module's input or output, waiting for it if need be."""
+        return self._at(node, kind).value
+
+    def read_input(self, node: Node) -> Any:
+        """Return a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args:
+            return args[0]
+        if kwargs:
+            return next(iter(kwargs.values()))
+        raise Refusal(
+            pb.ERROR_CODE_UNKNOWN_LOCATION, f"{node.path} is called without arguments", location=f"{node.path}.input"
+        )
+
+    def write(self, node: Node, kind: str, value: Any) -> None:
+        """Replace the value at a module's input or output."""
+        self._at(node, kind).assign(value)
+
+    def write_input(self, node: Node, value: Any) -> None:
+        """Replace a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args:
+            args[0] = value
+        elif kwargs:
+            name = next(iter(kwargs))
+            check(kwargs[name], value, f"{node.path}.input")
+            kwargs[name] = value
+
+    def log(self, text: str) -> None:
+        """Send text to the notebook."""
+        self.logs += self._emit(text)
+
+    def save(self, value: Any) -> Any:
+        """Keep a value past the block; return what the block goes on with."""
+        return self.registry.save(value, self.served)
+
+    def advance(self, node: Node) -> None:
+        """Move on to a module's next step."""
+        self._offsets[node.path] = self._offsets.get(node.path, 0) + 1
+
+    def await_step(self, step: int) -> bool:
+        """Wait until `step` begins; return False if the generation ends before."""
+        if step < self.step:
+            raise Refusal(
+                pb.ERROR_CODE_OUT_OF_ORDER,
+                f"step {step} had already passed (the block is in step {self.step}); go through steps in rising order",
+                location=f"tracer.iter[{step}]",
+            )
+        if step > self.step and (self._finished or not self._park(Location("", Kind.STEP, step))):
+            return False
+        self.pointer = step
+        self._offsets.clear()
+        return True
+
+    def await_result(self) -> Any:
+        """Wait for the end of the generation and return its result."""
+        return self._result if self._finished else self._park(Location("", Kind.RESULT, 0))
+
+    def _at(self, node: Node, kind: str) -> Served:
+        location = Location(node.path, kind, self.pointer + self._offsets.get(node.path, 0))
+        if self.served is not None and self.served_at == location:
+            return self.served
+        place = self._tree.order_of(node.path, kind)
+        if self._finished:
+            raise self._never(location)
+        if location.step < self.step or (location.step == self.step and place <= self.position):
+            at = f" (the block is at {self.served_at})" if self.served_at else f" (the request is in step {self.step})"
+            raise Refusal(
+                pb.ERROR_CODE_OUT_OF_ORDER,
+                f"{location} had already passed when it was asked for{at}; ask for locations in the order the model runs "
+                "them, and keep a value in a variable if it is needed again",
+                location=str(location),
+            )
+        return self._park(location)
+
+    def _never(self, location: Location) -> Refusal:
+        return Refusal(
+            pb.ERROR_CODE_UNKNOWN_LOCATION,
+            f"{location} was never reached: the generation ended after {self.steps} step{'s' if self.steps != 1 else ''}",
+            location=str(location),
+        )
+
+    def _park(self, location: Location) -> Any:
+        if self._mode_depth() != self._modes:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{location} was asked for inside a torch mode (autocast, a default device, a function or dispatch mode), "
+                "which would reach the model too; read the value first, then open the mode around your own computation",
+                location=str(location),
+            )
+        self.waiting = location
+        value = self._block.parent.switch(location)
+        self.waiting = None
+        return value
+
+    def _main(self, *_: Any) -> None:
+        try:
+            with saving_with(self.save):
+                exec(self._code, self.namespace)
+            self.state = State.DONE
+        except Stop:
+            self.state = State.STOPPED
+        except Cancel:
+            self.state = State.CANCELLED
+        except BaseException as error:
+            self.failure = describe(error, self._sources, self.trace_id, self.invoke)
+            self.state = State.FAILED
+        finally:
+            self.waiting = None
+
+    def _turn(self, switch: Callable[[], Any]) -> None:
+        """Let the block run until it parks or ends, with its own torch modes and random generators."""
+        if self._random is not None:
+            self._random.enter()
+        self._budget.arm(self._is_running, self.used)
+        try:
+            with torch.inference_mode(self._inference):
+                torch._C._set_grad_enabled(self._grad)
+                try:
+                    switch()
+                except BaseException as error:
+                    # The timer struck while the block was already ending; the block is over all the same.
+                    if not self._block.dead:
+                        raise
+                    self.failure = describe(error, self._sources, self.trace_id, self.invoke)
+                    self.state = State.FAILED
+                finally:
+                    self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        finally:
+            self.used += self._budget.disarm()
+            if self._random is not None:
+                self._random.leave()
+
+    def _is_running(self) -> bool:
+        return getcurrent() is self._block
+
+    @staticmethod
+    def _mode_depth() -> tuple[int, int, bool, bool]:
+        return (
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
+        )

@@ -1,0 +1,140 @@
+"""How vLLM is set up for traces: engine options, and the environment that its CPU platform needs.
+
+Traces restrict the scheduler for now: no chunked prefill (a location's value is the whole prompt's), no async scheduling
+(a block's end must reach the scheduler in the same step), no speculative decoding. What contradicts that is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import vllm
+from vllm.platforms import current_platform
+
+VLLM_VERSION = "0.32.0"
+
+_FIXED: dict[str, tuple[Any, str]] = {
+    "enable_chunked_prefill": (False, "a location's value is the whole prompt's"),
+    "async_scheduling": (False, "a block that ends its request must reach the scheduler in the same step"),
+    "speculative_config": (None, "a step's rows would hold guessed tokens"),
+    "pipeline_parallel_size": (1, "a block's locations must be on one stage"),
+}
+
+
+def check_version() -> None:
+    """Raise RuntimeError unless this is the vLLM whose internals the executor knows."""
+    if vllm.__version__.split("+")[0] != VLLM_VERSION:
+        raise RuntimeError(f"interpose needs vLLM {VLLM_VERSION}; this is {vllm.__version__}")
+
+
+def prepare_environment(workers: int) -> None:
+    """Set the environment variables that vLLM reads, where the user has not.
+
+    Args:
+        workers: how many workers the engine will have on this machine.
+    """
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if current_platform.is_cpu():
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // workers
+        if workers > 1:
+            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are.
+            binding = (
+                "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(workers))
+                if share
+                else "nobind"
+            )
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)
+    else:
+        # The second runner has other override points; see the executor's runner module.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def worker_settings(limits: Any, outbox: str = "ray") -> dict[str, Any]:
+    """Return what the workers read from `additional_config["interpose"]`.
+
+    Args:
+        limits: the model's limits.
+        outbox: "ray", or "local" for an engine without Ray.
+    """
+    return {
+        "outbox": outbox,
+        "step_seconds": limits.step_seconds,
+        "block_memory_bytes": limits.block_memory_bytes,
+        "inline_bytes": limits.inline_bytes,
+        "max_saved_bytes": limits.max_saved_bytes,
+    }
+
+
+def trace_options(limits: Any, outbox: str = "ray") -> dict[str, Any]:
+    """Return the engine options that traces need, whatever the model and the executor."""
+    worker = "InterposeCPUWorker" if current_platform.is_cpu() else "InterposeGPUWorker"
+    return {
+        "worker_cls": f"executor.worker.{worker}",
+        "scheduler_cls": "executor.scheduler.InterposeScheduler",
+        "additional_config": {"interpose": worker_settings(limits, outbox)},
+        **{name: value for name, (value, _) in _FIXED.items()},
+    }
+
+
+def check_config(config: Any) -> None:
+    """Refuse an engine whose batches are not laid out as traces need: one row for each token, whole on every rank.
+
+    Args:
+        config: the engine's VllmConfig.
+
+    Raises:
+        ValueError: with the option and the reason.
+    """
+    parallel = config.parallel_config
+    refused = {
+        "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
+        "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
+        "enable_dbo": (parallel.enable_dbo, "a step would run as two halves"),
+        "prefill_context_parallel_size": (
+            parallel.prefill_context_parallel_size > 1,
+            "a prompt's rows are spread over ranks",
+        ),
+        "decode_context_parallel_size": (parallel.decode_context_parallel_size > 1, "a sequence is spread over ranks"),
+        "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
+        "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
+    }
+    for name, (bad, why) in refused.items():
+        if bad:
+            raise ValueError(f"{name} is not supported with traces: {why}")
+
+
+def engine_options(model: Any) -> dict[str, Any]:
+    """Return the arguments of vLLM's AsyncEngineArgs for a model's settings.
+
+    Raises:
+        ValueError: a setting contradicts what traces need.
+    """
+    from executor.ray_executor import LazyRayExecutor
+
+    check_version()
+    if model.pipeline_parallel_size != 1:
+        raise ValueError("pipeline_parallel_size must be 1: a block's locations must be on one stage")
+    options: dict[str, Any] = dict(model.engine)
+    for name, (value, why) in _FIXED.items():
+        if options.pop(name, value) not in (value, None):
+            raise ValueError(f"{name} cannot be set to that here: {why}")
+    for name in ("worker_cls", "scheduler_cls", "distributed_executor_backend", "additional_config"):
+        if name in options:
+            raise ValueError(f"{name} is the system's own and cannot be set")
+    if (
+        current_platform.is_cpu()
+        and "gpu_memory_utilization" not in options
+        and "VLLM_CPU_KVCACHE_SPACE" not in os.environ
+    ):
+        options.setdefault("kv_cache_memory_bytes", 1 << 30)
+    # Without chunks the longest prompt must fit into one step; vLLM checks that it does.
+    return {
+        **options,
+        **trace_options(model.limits),
+        "model": model.model,
+        "tensor_parallel_size": model.tensor_parallel_size,
+        "distributed_executor_backend": LazyRayExecutor,
+        "disable_log_stats": options.get("disable_log_stats", True),
+    }

@@ -1,0 +1,152 @@
+"""The way out of a worker: saved bytes and printed text go to the trace's session, off the forward's thread.
+
+A worker hands its session actor the bytes of one saved tensor at a time and waits until the session owns them, on a
+thread of its own, so that the forward goes on and at most one tensor is on its way twice. Only one rank reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "interpose"
+_MAX_LOG_BYTES = 1 << 20
+
+
+class Outbox(Protocol):
+    """Where a worker's blobs and logs go, and where uploaded blobs come from."""
+
+    def log(self, session: str, trace_id: str, invoke: int, text: str) -> bool: ...
+
+    def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None: ...
+
+    def get(self, session: str, trace_id: str, digest: str) -> Any: ...
+
+    def forget(self, trace_id: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RayOutbox:
+    """Sends to session actors over Ray.
+
+    Args:
+        reports: whether this rank sends; the others run the same code and drop what it sends.
+    """
+
+    def __init__(self, reports: bool) -> None:
+        self._reports = reports
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._logged: dict[str, int] = {}
+        self._actors: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def log(self, session: str, trace_id: str, invoke: int, text: str) -> bool:
+        """Send printed text and return True; past 1 MiB a trace's text is cut off with a note, and False returned."""
+        logged = self._logged.get(trace_id, 0)
+        if not self._reports or logged > _MAX_LOG_BYTES:
+            return False
+        self._logged[trace_id] = logged + len(text)
+        if logged + len(text) > _MAX_LOG_BYTES:
+            text = text[: _MAX_LOG_BYTES - logged] + "\n[more than 1 MiB printed: the rest is left out]\n"
+        self._submit(lambda: self._send_log(session, trace_id, invoke, text))
+        return True
+
+    def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None:
+        """Send one tensor's bytes; the caller must not change them any more."""
+        if self._reports:
+            array = numpy.frombuffer(data, dtype=numpy.uint8)
+            self._submit(lambda: self._send_blob(session, trace_id, blob_id, array))
+
+    def get(self, session: str, trace_id: str, digest: str) -> Any:
+        """Return the bytes of an uploaded blob; waits for the session actor, at most 30 s."""
+        import ray
+
+        return ray.get(self._actor(session).blobs.remote(trace_id, [digest]), timeout=30)[0]
+
+    def forget(self, trace_id: str) -> None:
+        """Drop what is kept about an ended trace."""
+        self._logged.pop(trace_id, None)
+
+    def close(self) -> None:
+        """Send what is left and stop the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout=10)
+            self._thread = None
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="interpose-outbox", daemon=True)
+            self._thread.start()
+        self._queue.put(job)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job()
+            except Exception:
+                # The session is gone; the trace's owner learns it from there, and the worker goes on.
+                logger.warning("a session did not take a saved value or a log line", exc_info=True)
+            del job
+
+    def _actor(self, session: str) -> Any:
+        import ray
+
+        if session not in self._actors:
+            if len(self._actors) > 256:
+                self._actors.clear()
+            self._actors[session] = ray.get_actor(session, namespace=NAMESPACE)
+        return self._actors[session]
+
+    def _send_log(self, session: str, trace_id: str, invoke: int, text: str) -> None:
+        self._actor(session).log.remote(trace_id, invoke, text)
+
+    def _send_blob(self, session: str, trace_id: str, blob_id: str, array: numpy.ndarray) -> None:
+        import ray
+
+        try:
+            ray.get(self._actor(session).adopt.remote(trace_id, blob_id, array), timeout=300)
+        except Exception:
+            with contextlib.suppress(KeyError):
+                del self._actors[session]
+            raise
+
+
+class LocalOutbox:
+    """Keeps everything in this process, for an engine that runs without Ray.
+
+    Attributes:
+        blobs: the saved bytes by blob id.
+        logs: (trace id, invoke, text) in order.
+        uploads: bytes that traces refer to, by digest.
+    """
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.logs: list[tuple[str, int, str]] = []
+        self.uploads: dict[str, bytes] = {}
+
+    def log(self, session: str, trace_id: str, invoke: int, text: str) -> bool:
+        self.logs.append((trace_id, invoke, text))
+        return True
+
+    def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None:
+        self.blobs[blob_id] = data.tobytes()
+
+    def get(self, session: str, trace_id: str, digest: str) -> Any:
+        return self.uploads[digest]
+
+    def forget(self, trace_id: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,145 @@
+"""The lazy Ray executor: places vLLM's workers on the cluster's nodes, on GPUs and on CPUs.
+
+It is vLLM's RayExecutorV2 with another way of starting: how Ray is found, which placement group is used, and actors that
+import nothing heavy before they are up (`executor.lazy_actor`). Everything after the start (message queues, monitoring,
+shutdown) is inherited.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import cloudpickle
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from vllm import envs
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.executor.multiproc_executor import FutureWrapper
+from vllm.v1.executor.ray_env_utils import get_driver_env_vars
+from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerHandle
+from vllm.v1.executor.ray_utils import WORKER_SPECIFIC_ENV_VARS, build_actor_name
+
+from executor.cluster import connect, placement_group_for, wait_ready, worker_bundles
+from executor.lazy_actor import LazyWorkerActor
+
+logger = init_logger(__name__)
+
+
+class LazyRayExecutor(RayExecutorV2):
+    """Executes vLLM's steps on Ray actors.
+
+    Settings come from `additional_config["interpose"]`: `placement` ("PACK" or "SPREAD", for a placement group made here).
+    """
+
+    def _init_executor(self) -> None:
+        self._finalizer = weakref.finalize(self, self.shutdown)
+        self.is_failed = False
+        self.failure_callback = None
+        self.shutting_down = False
+        self.shutdown_lock = threading.Lock()
+        self.ray_worker_handles: list[RayWorkerHandle] = []
+        self.response_mqs: list[MessageQueue] = []
+        began = time.monotonic()
+
+        connect()
+        sizes = self._get_parallel_sizes()  # also sets self.world_size
+        device_key = current_platform.ray_device_key
+        settings = self.vllm_config.additional_config.get("interpose", {})
+        group = placement_group_for(self.parallel_config, device_key or "CPU", settings.get("placement", "PACK"))
+        here = ray.get_runtime_context().get_node_id()
+        bundles = worker_bundles(group, self.world_size, device_key or "CPU", here)
+        self._start_actors(group, bundles, here, sizes)
+        placed = wait_ready(
+            [handle.actor.place.remote(device_key) for handle in self.ray_worker_handles], "starting the worker actors"
+        )
+        logger.info("%d worker actors are up after %.1f s", len(placed), time.monotonic() - began)
+        self._initialize_workers(placed, here)
+        logger.info("workers are initialized after %.1f s", time.monotonic() - began)
+        self._connect_queues()
+        self.futures_queue: collections.deque[FutureWrapper] = collections.deque()
+        self._post_init_executor()
+        self.start_worker_monitor()
+        self.output_rank = self._get_output_rank()
+
+    def _start_actors(self, group: Any, bundles: list[tuple[int, str]], here: str, sizes: tuple[int, int, int]) -> None:
+        """Create one lazy actor in each rank's bundle, and the queue that steps are broadcast on."""
+        self.rpc_broadcast_mq = MessageQueue(
+            self.world_size,
+            sum(node == here for _, node in bundles),
+            max_chunk_bytes=envs.VLLM_MQ_MAX_CHUNK_BYTES_MB * 1024 * 1024,
+            connect_ip=ray.util.get_node_ip_address(),
+        )
+        actor_class = ray.remote(LazyWorkerActor)
+        for rank, (bundle, node) in enumerate(bundles):
+            options = {
+                "name": build_actor_name(self.vllm_config.instance_id, rank, *sizes),
+                "num_cpus": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=bundle
+                ),
+                "runtime_env": self._build_runtime_env(),
+                **self._get_actor_resource_kwargs(),
+            }
+            actor = actor_class.options(**options).remote(rank)
+            self.ray_worker_handles.append(
+                RayWorkerHandle(actor=actor, rank=rank, local_rank=-1, node_id=node, bundle_id_idx=bundle)
+            )
+
+    @staticmethod
+    def _get_actor_resource_kwargs() -> dict[str, Any]:
+        # On CPUs a worker takes its bundle's CPUs by being in it; asking for a device would name a resource that no node has.
+        return RayExecutorV2._get_actor_resource_kwargs() if current_platform.ray_device_key else {}
+
+    def _initialize_workers(self, placed: list[tuple[str, list[str]]], here: str) -> None:
+        """Give every worker its local rank, its node's devices and its configuration; they load the model."""
+        ranks_on: dict[str, list[int]] = defaultdict(list)
+        devices_on: dict[str, list[Any]] = defaultdict(list)
+        for rank, (node, ids) in enumerate(placed):
+            ranks_on[node].append(rank)
+            devices_on[node].extend(current_platform.device_control_id_to_physical_device_id(one) for one in ids)
+        environment = get_driver_env_vars(worker_specific_vars=WORKER_SPECIFIC_ENV_VARS)
+        queue = self.rpc_broadcast_mq.export_handle()
+        method = ray.get(self.ray_worker_handles[0].actor.create_dist_init_method.remote(self.world_size))
+        started = []
+        for rank, (node, _) in enumerate(placed):
+            handle = self.ray_worker_handles[rank]
+            handle.local_rank = ranks_on[node].index(rank)
+            kwargs = {
+                "vllm_config": self.vllm_config,
+                "rank": rank,
+                "input_shm_handle": queue,
+                "is_driver_worker": self._is_driver_worker(rank),
+                "is_driver_node": node == here,
+            }
+            started.append(
+                handle.actor.initialize.remote(
+                    cloudpickle.dumps(kwargs),
+                    environment,
+                    local_rank=handle.local_rank,
+                    env_vars={},
+                    distributed_init_method=method,
+                    assigned_physical_gpu_ids=sorted(devices_on[node]) or None,
+                )
+            )
+        if len(devices_on) == 1 and current_platform.ray_device_key:
+            # The mapping is one node's; with several the driver has none of its own.
+            self.parallel_config.assigned_physical_gpu_ids = sorted(next(iter(devices_on.values())))
+        wait_ready(started, "loading the model in the workers")
+
+    def _connect_queues(self) -> None:
+        """Open the queues that workers answer on, then let the workers run."""
+        for result in ray.get([handle.actor.wait_for_init.remote() for handle in self.ray_worker_handles]):
+            self.response_mqs.append(MessageQueue.create_from_handle(result["handle"], 0))
+        # The workers subscribe inside run(), so it must have begun before anyone waits for a subscription.
+        for handle in self.ray_worker_handles:
+            handle.run()
+        self.rpc_broadcast_mq.wait_until_ready()
+        for response_queue in self.response_mqs:
+            response_queue.wait_until_ready()

@@ -1,0 +1,146 @@
+"""What leaves a trace: the registry of saved values, snapshots, and their encoding for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from executor.control import Refusal
+from executor.envoy import Envoy
+from executor.served import Outputs, Served
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Objects, Value
+from interpose.wire import Encoder
+
+_MAX_DEPTH = 100
+_MAX_ITEMS = 1_000_000
+CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class SaveRegistry:
+    """The saved values of one trace, by identity.
+
+    A value that the model may still change (it shares memory with what a block was served) is copied when it is saved,
+    and `save` hands back an alias: writing to the alias still reaches the model, the copy stays as it was. Any other
+    value is the user's own; it comes back as it is when the trace ends, like a list that is appended to.
+    """
+
+    def __init__(self) -> None:
+        # The saved object itself is kept, so that its id stays its own.
+        self._saved: dict[int, tuple[Any, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def save(self, value: Any, served: Served | None) -> Any:
+        """Register a value; return what the block goes on with.
+
+        Args:
+            value: anything.
+            served: the location the block is at, if any.
+        """
+        if isinstance(value, torch.Tensor):
+            if served is None or not served.owns(value):
+                self.mark(value, value)
+                return value
+            alias = value.view_as(value)
+            self.mark(alias, value.detach().clone())
+            return alias
+        if isinstance(value, Outputs):
+            items = tuple(self.save(item, served) for item in value)
+            self.mark(items, tuple(self._saved.get(id(item), (item, item))[1] for item in items))
+            return items
+        self.mark(value, value)
+        return value
+
+    def mark(self, value: Any, snapshot: Any) -> None:
+        """Register `value`, to be sent as `snapshot`."""
+        self._saved[id(value)] = (value, snapshot)
+
+    def snapshot(self, value: Any) -> Any:
+        """Return what a value is sent as: its snapshot, or itself."""
+        entry = self._saved.get(id(value))
+        return entry[1] if entry is not None and entry[0] is value else value
+
+    def __contains__(self, value: object) -> bool:
+        entry = self._saved.get(id(value))
+        return entry is not None and entry[0] is value
+
+    def reaches(self, value: Any) -> bool:
+        """Whether a value is saved or is a container that holds a saved value at any depth."""
+        seen: set[int] = set()
+        todo: list[tuple[Any, int]] = [(value, 0)]
+        while todo:
+            item, depth = todo.pop()
+            if item in self:
+                return True
+            if not isinstance(item, CONTAINERS) or id(item) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_ITEMS:
+                continue
+            seen.add(id(item))
+            inner: Iterable[Any] = item.values() if isinstance(item, dict) else item
+            todo.extend((one, depth + 1) for one in inner)
+        return False
+
+
+class SaveEncoder:
+    """Encodes the saved values of one message.
+
+    Args:
+        registry: the trace's saved values.
+        inline_bytes: tensors up to this size travel inside the message.
+        put_blob: takes a larger tensor's bytes, returns its blob id.
+        limit: bytes this trace may still save.
+    """
+
+    def __init__(
+        self, registry: SaveRegistry, inline_bytes: int, put_blob: Callable[[memoryview], str], limit: int
+    ) -> None:
+        self._registry = registry
+        self._put = put_blob
+        self._limit = limit
+        self.bytes = 0
+        self._encoder = Encoder(inline_bytes=inline_bytes, put_blob=self._put_blob, special=self._special)
+
+    @property
+    def objects(self) -> Objects:
+        """The table that the encoded values refer to."""
+        return self._encoder.objects
+
+    def encode(self, value: Any) -> Value:
+        """Return a value as it was saved.
+
+        Raises:
+            WireError: it cannot travel.
+            Refusal: QUOTA_EXCEEDED, the trace saved more than it may.
+        """
+        return self._encoder.encode(value)
+
+    def contents(self, value: Any) -> Value:
+        """Return a container's contents now, not a reference to it."""
+        reference = self._encoder.encode(value)
+        return self.objects.values[reference.ref] if reference.WhichOneof("kind") == "ref" else reference
+
+    def _special(self, value: Any) -> Value | None:
+        snapshot = self._registry.snapshot(value)
+        if isinstance(snapshot, torch.Tensor):
+            self._count(snapshot.nbytes)
+        if snapshot is not value:
+            return self._encoder.encode(snapshot)
+        if isinstance(value, Outputs):
+            return self._encoder.encode(tuple(value))
+        if isinstance(value, Envoy):
+            return Value(module=value.path)
+        return None
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        if self.bytes > self._limit:
+            raise Refusal(
+                pb.ERROR_CODE_QUOTA_EXCEEDED,
+                f"the trace saved more than the {self._limit >> 20} MiB it may; save fewer rows or a smaller dtype",
+            )
+
+    def _put_blob(self, data: memoryview) -> str:
+        return self._put(data)

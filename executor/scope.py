@@ -1,0 +1,226 @@
+"""One trace inside a worker: its captured values exist once here, whichever of its invokes comes first.
+
+All invokes of a trace bind the same objects. Names saved in the outer block are shared: before a block runs it sees
+their current values, and what it binds to them the others see, as if all blocks lay in one function. When the last
+expected invoke has ended, the shared values and the captured containers that were changed are sent, and the scope goes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from executor.control import Control, Refusal
+from executor.envoy import Envoy, Tracer, current
+from executor.mediator import RandomState
+from executor.saves import SaveRegistry
+from executor.tree import ModuleTree
+from interpose.capture import rewrite
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Blob, Function
+from interpose.wire import Decode, Decoder, Resolver, WireError
+
+_USES_RANDOM = re.compile(
+    r"rand|seed|dropout|multinomial|bernoulli|normal|uniform|exponential|shuffle|choice|sample|poisson|geometric|cauchy"
+)
+
+
+class Sources:
+    """The user's source lines by file name and line number."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, dict[int, str]] = {}
+        self.random = False
+
+    def add(self, source: str, filename: str, first_line: int) -> None:
+        lines = self.lines.setdefault(filename, {})
+        lines.update(enumerate(source.splitlines(), first_line))
+        self.random = self.random or _USES_RANDOM.search(source) is not None
+
+
+def print_to_notebook(
+    *values: Any, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False
+) -> None:
+    """What `print` is in a block: the text goes to the notebook while the trace runs."""
+    if file is not None:
+        print(*values, sep=sep, end=end, file=file, flush=flush)
+    else:
+        current().log((" " if sep is None else sep).join(map(str, values)) + ("\n" if end is None else end))
+
+
+def save(value: Any) -> Any:
+    """What `value.save()` is in a block."""
+    return current().save(value)
+
+
+def new_namespace() -> dict[str, Any]:
+    """Return the names that every block and function of a trace finds."""
+    names = dict(vars(builtins))
+    names["print"] = print_to_notebook
+    return {"__builtins__": names, "__name__": "__main__", rewrite.GUARD: guard, rewrite.SAVE: save}
+
+
+def guard() -> None:
+    """Re-raise a control exception that a block's own handler has just caught."""
+    error = sys.exc_info()[1]
+    if isinstance(error, Control):
+        raise error
+
+
+class _TraceResolver(Resolver):
+    """Rebuilds a trace's modules, tracer, functions and library names inside a worker."""
+
+    def __init__(self, tree: ModuleTree, sources: Sources) -> None:
+        self._tree = tree
+        self._sources = sources
+
+    def module(self, path: str) -> object:
+        node = self._tree.nodes.get(path) or self._tree.pseudo.get(path)
+        if node is None:
+            raise WireError(f"the served model has no module {path!r}")
+        return Envoy(self._tree, node)
+
+    def tracer(self) -> object:
+        return Tracer()
+
+    def function(self, function: Function, decode: Decode) -> object:
+        self._sources.add(function.source, function.filename, function.first_line)
+        namespace = new_namespace()
+        decode.into(namespace, function.reads)
+        code = rewrite.compile_function(
+            function.source,
+            function.filename,
+            function.first_line,
+            function.indent,
+            function.name,
+            tracers_in(function.reads),
+        )
+        exec(code, namespace)
+        return namespace[function.name]
+
+    def symbol(self, module: str, name: str) -> object:
+        value: Any = self.python_module(module)
+        for part in name.split("."):
+            try:
+                value = getattr(value, part)
+            except AttributeError:
+                raise WireError(f"the server's {module} has no {name}") from None
+        return value
+
+    def python_module(self, name: str) -> object:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise WireError(f"the server cannot import {name}: {error}") from None
+
+
+def tracers_in(bindings: Any) -> frozenset[str]:
+    """Return the names that are bound to the tracer."""
+    return frozenset(binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer")
+
+
+class TraceScope:
+    """The values of one trace, once per worker.
+
+    Args:
+        trace: the trace; its scope and shared names are decoded here, its invokes are not looked at.
+        expected: how many invokes it has.
+        session: the session actor's name, "" for none.
+        tree: the model's modules.
+        get_blob: returns the bytes of an uploaded value.
+        arrival: how many traces came to this worker before; blocks of earlier traces are served first.
+    """
+
+    def __init__(
+        self,
+        trace: pb.Trace,
+        expected: int,
+        session: str,
+        tree: ModuleTree,
+        get_blob: Callable[[Blob], Any],
+        arrival: int = 0,
+    ) -> None:
+        self.arrival = arrival
+        self.id = trace.id
+        self.expected = expected
+        self.session = session
+        self.ended: set[int] = set()
+        self.registry = SaveRegistry()
+        self.saved_bytes = 0
+        self.sources = Sources()
+        self._exports: dict[int, dict[str, Any]] = {}
+        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, self.sources))
+        self.shared: dict[str, Any] = {}
+        for binding in trace.shared:
+            value = self._decoder.decode(binding.value)
+            self.shared[binding.name] = value
+            self.registry.mark(value, value)
+        self._shared_at_start = dict(self.shared)
+        self._random: RandomState | None = None
+
+    def program(self, program: pb.Program, after: Iterable[int]) -> tuple[CodeType, dict[str, Any]]:
+        """Compile an invoke's block and bind the names it reads.
+
+        Args:
+            program: the block.
+            after: the ended invokes whose names it reads.
+
+        Raises:
+            Refusal: this server's Python cannot compile the source.
+            WireError: a value is malformed or cannot be rebuilt here.
+        """
+        self.sources.add(program.source, program.filename, program.first_line)
+        try:
+            code = rewrite.compile_block(
+                program.source, program.filename, program.first_line, program.indent, tracers_in(program.reads)
+            )
+        except SyntaxError as error:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"the server's Python cannot compile the block: {error.msg} ({program.filename}, line {error.lineno})",
+            ) from None
+        namespace = new_namespace()
+        self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])
+        for writer in sorted(after):
+            namespace.update(self._exports.get(writer, {}))
+        return code, namespace
+
+    def random_state(self) -> RandomState | None:
+        """Return the trace's random generators, or None if none of its code can use any."""
+        if self._random is None and self.sources.random:
+            self._random = RandomState(int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:6], "little"))
+        return self._random
+
+    def share_into(self, namespace: dict[str, Any]) -> None:
+        """Give a block the shared names' current values."""
+        namespace.update(self.shared)
+
+    def share_from(self, namespace: dict[str, Any]) -> None:
+        """Take over what a block bound to the shared names."""
+        for name in self.shared:
+            if name in namespace:
+                self.shared[name] = namespace[name]
+
+    def export(self, invoke: int, namespace: dict[str, Any], writes: Iterable[str]) -> None:
+        """Keep what an ended block bound, for invokes that read it."""
+        self._exports[invoke] = {name: namespace[name] for name in writes if name in namespace}
+
+    def changed(self) -> tuple[dict[str, Any], dict[int, Any]]:
+        """Return what the whole trace gives back.
+
+        Returns:
+            The shared names that are bound to another object than at the start, and, by index in the trace's scope, the
+            captured lists, dicts and sets that are saved or hold saved values.
+        """
+        names = {name: value for name, value in self.shared.items() if value is not self._shared_at_start[name]}
+        containers = {}
+        for index, value in self._decoder.made().items():
+            if isinstance(value, list | dict | set) and self.registry.reaches(value):
+                containers[index] = value
+        return names, containers

@@ -1,0 +1,224 @@
+"""What a block gets at a location: private copies of its own rows, written back when it changed them.
+
+The value a block sees is never the engine's memory. Each tensor is narrowed to the request's rows, gathered over the
+tensor-parallel ranks, and copied into an ordinary tensor (not an inference tensor, so it has a version counter and
+autograd works on it). When the block moves on, a tensor whose version counter moved was changed in place and is written
+into the engine's rows; one that was replaced by assignment goes into a new tensor that takes the place of the old one,
+as returning a value from a torch hook does. Other requests' rows are in neither copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from executor.control import Refusal
+from executor.shards import Layout
+from interpose.v1 import trace_pb2 as pb
+
+Path = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows [start, stop) of one request in a batch of `total` rows (`padded` with the engine's padding)."""
+
+    start: int
+    stop: int
+    total: int
+    padded: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[self.start : self.stop]
+
+
+class Outputs(list):
+    """A tuple of the model's values whose items can be assigned: `module.output[0] = value`.
+
+    It unpacks, indexes and compares like the tuple it stands for, and is saved as a tuple.
+    """
+
+    def __init__(self, items: Any, owner: Served) -> None:
+        super().__init__(items)
+        self._owner = owner
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, int):
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"a tuple of values at {self._owner.location} takes one item at a time: write value[0] = …",
+                location=self._owner.location,
+            )
+        check(self[key], value, f"{self._owner.location}[{key}]")
+        super().__setitem__(key, value)
+
+
+class Opaque:
+    """Something at a location that is not the request's own and is not given to blocks.
+
+    Using it in any way raises, so that it is never mistaken for a value.
+    """
+
+    def __init__(self, what: str) -> None:
+        object.__setattr__(self, "_what", what)
+
+    def __repr__(self) -> str:
+        return f"<not available: {object.__getattribute__(self, '_what')}>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"not available to a block: {self._what}")
+
+
+@dataclass
+class Leaf:
+    """One tensor of a served value: the engine's tensor, its rows, and the block's private copy."""
+
+    original: torch.Tensor
+    layout: Layout
+    private: torch.Tensor
+    version: int
+
+
+class Served:
+    """One location of one request in one step, while the block is at it.
+
+    Args:
+        location: its name, e.g. "model.layers.2.output".
+        value: the engine's value: a tensor, or tuples, lists and dicts of them.
+        rows: the request's rows in it.
+        layout_of: the layout of the tensor at a path of keys into `value`, e.g. `(0,)` for the first of a tuple.
+
+    Attributes:
+        value: what the block sees; `assign` replaces the whole.
+        written: whether the block changed it.
+    """
+
+    def __init__(self, location: str, value: Any, rows: Rows, layout_of: Callable[[Path], Layout]) -> None:
+        self.location = location
+        self.written = False
+        self._rows = rows
+        self._layout_of = layout_of
+        self._leaves: list[Leaf] = []
+        self._original = value
+        self.value = self._expose(value, ())
+
+    def _expose(self, value: Any, path: Path) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._expose_tensor(value, path)
+        if isinstance(value, tuple | list):
+            return Outputs([self._expose(item, (*path, i)) for i, item in enumerate(value)], self)
+        if isinstance(value, dict):
+            return {name: self._expose(item, (*path, name)) for name, item in value.items()}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        return Opaque(f"a {type(value).__name__} at {self.location}")
+
+    def _expose_tensor(self, value: torch.Tensor, path: Path) -> Any:
+        rows = self._rows
+        if value.dim() == 0 or value.shape[0] not in (rows.total, rows.padded):
+            shape = list(value.shape)
+            return Opaque(f"a tensor of shape {shape} at {self.location} whose rows do not belong to single requests")
+        layout = self._layout_of(path)
+        mine = layout.gather(rows.of(value))
+        with torch.inference_mode(False), torch.no_grad():
+            private = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            private.copy_(mine)
+        self._leaves.append(Leaf(value, layout, private, private._version))
+        return private
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` shares memory with one of the block's private copies."""
+        storage = tensor.untyped_storage().data_ptr()
+        return any(leaf.private.untyped_storage().data_ptr() == storage for leaf in self._leaves)
+
+    def assign(self, value: Any) -> None:
+        """Replace the whole value by `value`, checked against what the model expects there.
+
+        Raises:
+            Refusal: the shape, length or type does not fit.
+        """
+        if isinstance(value, tuple) and isinstance(self.value, Outputs):
+            value = Outputs(value, self)
+        check(self.value, value, self.location)
+        self.value = value
+
+    def settle(self) -> Any:
+        """Write the block's changes back; return the value the model goes on with (the original object if unchanged).
+
+        Runs in the engine's inference mode. In-place changes go into the engine's own memory, replacements into a copy.
+        """
+        return self._settle(self._original, self.value)
+
+    def _settle(self, original: Any, now: Any) -> Any:
+        if isinstance(original, torch.Tensor):
+            return self._settle_tensor(original, now)
+        if isinstance(original, tuple | list):
+            items = [self._settle(one, other) for one, other in zip(original, now, strict=True)]
+            if all(new is old for new, old in zip(items, original, strict=True)):
+                return original
+            if hasattr(original, "_fields"):
+                return type(original)(*items)
+            return type(original)(items)
+        if isinstance(original, dict):
+            settled = {name: self._settle(one, now[name]) for name, one in original.items()}
+            return original if all(settled[name] is original[name] for name in original) else settled
+        return original
+
+    def _settle_tensor(self, original: torch.Tensor, now: Any) -> torch.Tensor:
+        if isinstance(now, Opaque):
+            return original
+        leaf = next(leaf for leaf in self._leaves if leaf.original is original)
+        if now is leaf.private:
+            if now._version != leaf.version:
+                self._rows.of(original).copy_(leaf.layout.scatter(now))
+                leaf.version = now._version
+                self.written = True
+            return original
+        replaced = original.clone()
+        self._rows.of(replaced).copy_(leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
+        self.written = True
+        return replaced
+
+
+def check(old: Any, new: Any, where: str) -> None:
+    """Refuse to replace `old` by `new` if the model could not go on with it.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT that names the location, both shapes, and what to write instead.
+    """
+
+    def refuse(message: str) -> Refusal:
+        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=where)
+
+    if isinstance(old, Opaque):
+        raise refuse(f"{where} cannot be assigned: {old!r}")
+    if isinstance(old, torch.Tensor):
+        shape = list(old.shape)
+        if not isinstance(new, torch.Tensor):
+            raise refuse(
+                f"{where} is a tensor of shape {shape} and was assigned a {type(new).__name__}; assign a tensor of that "
+                "shape, or write in place: … [:] = value"
+            )
+        if new.shape != old.shape:
+            raise refuse(f"{where} has shape {shape} and was assigned a tensor of shape {list(new.shape)}")
+        if new.is_complex() and not old.is_complex():
+            raise refuse(f"{where} is {old.dtype} and was assigned {new.dtype}")
+    elif isinstance(old, Outputs):
+        if not isinstance(new, list | tuple) or len(new) != len(old):
+            got = f"{len(new)} items" if isinstance(new, list | tuple) else f"a {type(new).__name__}"
+            raise refuse(
+                f"{where} is a tuple of {len(old)} and was assigned {got}; assign a tuple of {len(old)}, or one item: "
+                f"{where}[0] = value"
+            )
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
+            check(one, other, f"{where}[{i}]")
+    elif isinstance(old, dict):
+        if not isinstance(new, dict) or set(new) != set(old):
+            raise refuse(f"{where} needs the keys {sorted(old)}")
+        for name in old:
+            check(old[name], new[name], f"{where}[{name!r}]")
+    elif old is not new and (type(old) is not type(new) or old != new):
+        raise refuse(f"{where} is {old!r}; only tensors can be assigned there")

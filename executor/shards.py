@@ -1,0 +1,188 @@
+"""Whole values from tensor-parallel shards, and back.
+
+What a layer's tensors look like on one rank follows from the layer's class in vLLM: a column-parallel output and a
+row-parallel input are slices of the last dimension (for merged projections, one slice per merged part), a row-parallel
+output that is not reduced is a partial sum. Everything else must be the same on every rank, and that is checked, not
+assumed: `Replicated` compares a fingerprint across ranks and refuses when they differ.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+
+from executor.control import Refusal
+from interpose.v1 import trace_pb2 as pb
+
+
+class Layout(Protocol):
+    """How one tensor of a location is spread over the tensor-parallel ranks."""
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the whole value, shape [rows, ..., features], from this rank's rows; called on every rank."""
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole value."""
+
+
+class Whole:
+    """Every rank holds the whole value, by construction."""
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        return shard
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole
+
+
+class Replicated:
+    """Every rank should hold the same value; the first rows served prove it.
+
+    A tensor inside a sharded region (an activation between a column- and a row-parallel layer, say) has a shape that
+    looks complete. Handing out one rank's part of it would be a silently wrong value, so the ranks compare an exact
+    fingerprint of the bits first. A location that passed once with a value that can tell ranks apart is not checked again.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._proven = False
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        if self._proven:
+            return shard
+        group = get_tp_group()
+        bits = shard.detach().contiguous().reshape(-1).view(torch.uint8).to("cpu", torch.int64)
+        weights = torch.arange(1, bits.numel() + 1, dtype=torch.int64) % 65521
+        mine = torch.stack([bits.sum(), (bits * weights).sum(), torch.tensor(bits.numel())])
+        theirs = [torch.empty_like(mine) for _ in range(group.world_size)]
+        dist.all_gather(theirs, mine, group=group.cpu_group)
+        if any(not torch.equal(theirs[0], other) for other in theirs[1:]):
+            raise Refusal(
+                pb.ERROR_CODE_UNKNOWN_LOCATION,
+                f"{self.location} is split over the tensor-parallel ranks in a way that is not known, so the whole value "
+                "cannot be given. Read the input of the row-parallel layer after it, or the output of the column-parallel "
+                "layer before it (for example mlp.down_proj.input or mlp.gate_up_proj.output[0]), which are given whole.",
+                location=self.location,
+            )
+        if bits.numel() and int(bits.min()) != int(bits.max()):
+            self._proven = True
+        return shard
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole
+
+
+class Columns:
+    """The last dimension is cut, part by part: rank r holds [part 0 of r | part 1 of r | …].
+
+    Args:
+        parts: for each merged part, its width on one rank and how many consecutive ranks hold the same slice (key and
+            value heads are replicated where there are fewer of them than ranks).
+    """
+
+    def __init__(self, parts: list[tuple[int, int]]) -> None:
+        self.parts = parts
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        group = get_tp_group()
+        widths = [width for width, _ in self.parts]
+        if shard.shape[-1] != sum(widths):
+            raise RuntimeError(f"a column-parallel value of width {shard.shape[-1]} where {widths} was expected")
+        whole = group.all_gather(shard.contiguous(), dim=-1)
+        ranks = whole.split(shard.shape[-1], dim=-1)
+        pieces = [rank.split(widths, dim=-1) for rank in ranks]
+        return torch.cat(
+            [
+                pieces[rank][i]
+                for i, (_, copies) in enumerate(self.parts)
+                for rank in range(0, group.world_size, copies)
+            ],
+            dim=-1,
+        )
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        group = get_tp_group()
+        totals = [width * group.world_size // copies for width, copies in self.parts]
+        mine = []
+        for part, (width, copies) in zip(whole.split(totals, dim=-1), self.parts, strict=True):
+            start = group.rank_in_group // copies * width
+            mine.append(part[..., start : start + width])
+        return torch.cat(mine, dim=-1)
+
+
+class Partial:
+    """Each rank holds a partial sum; the whole value is the sum over ranks."""
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        return get_tp_group().all_reduce(shard.clone())
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        # One rank carries the value, the others nothing, so that the later reduction gives it back exactly.
+        return whole if get_tp_group().rank_in_group == 0 else torch.zeros_like(whole)
+
+
+WHOLE = Whole()
+
+
+def _column_parts(layer: ColumnParallelLinear) -> list[tuple[int, int]]:
+    tp_size = layer.tp_size
+    if isinstance(layer, QKVParallelLinear):
+        return [
+            (layer.num_heads * layer.head_size, 1),
+            (layer.num_kv_heads * layer.head_size, layer.num_kv_head_replicas),
+            (layer.num_kv_heads * layer.v_head_size, layer.num_kv_head_replicas),
+        ]
+    if isinstance(layer, MergedColumnParallelLinear):
+        return [(size // tp_size, 1) for size in layer.output_sizes]
+    return [(layer.output_size_per_partition, 1)]
+
+
+class Layouts:
+    """The layouts of one module's tensors, by location kind.
+
+    Args:
+        path: the module's path, for messages.
+        module: the module itself.
+        tp_size: the tensor-parallel size; with 1 every layout is `Whole`.
+    """
+
+    def __init__(self, path: str, module: torch.nn.Module, tp_size: int) -> None:
+        self.path = path
+        self.module = module
+        self.sharded = tp_size > 1
+        self._made: dict[tuple[str, tuple[object, ...]], Layout] = {}
+
+    def of(self, kind: str, path: tuple[object, ...]) -> Layout:
+        """Return the layout of one tensor.
+
+        Args:
+            kind: "input" or "output".
+            path: keys into the value; for an input the value is `(args, kwargs)`.
+        """
+        if not self.sharded:
+            return WHOLE
+        layout = self._made.get((kind, path))
+        if layout is None:
+            layout = self._made[(kind, path)] = self._make(kind, path)
+        return layout
+
+    def _make(self, kind: str, path: tuple[object, ...]) -> Layout:
+        module = self.module
+        if isinstance(module, ColumnParallelLinear) and module.tp_size > 1:
+            if kind == "output" and not module.gather_output and path in ((), (0,)):
+                return Columns(_column_parts(module))
+        elif isinstance(module, RowParallelLinear) and module.tp_size > 1:
+            if kind == "input" and module.input_is_parallel and path in ((0, 0), (1, "input_")):
+                return Columns([(module.input_size_per_partition, 1)])
+            if kind == "output" and not module.reduce_results and path in ((), (0,)):
+                return Partial()
+        return Replicated(f"{self.path}.{kind}" + "".join(f"[{key!r}]" for key in path))

@@ -1,0 +1,63 @@
+"""What the engine hands to a worker's interleaver: the work of a traced request, and where requests are in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from interpose.v1 import trace_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a new traced request brings with it.
+
+    Attributes:
+        trace: the trace with this one invoke in it.
+        invoke: the invoke's index.
+        expected: how many invokes the trace has.
+        session: the session actor's name.
+    """
+
+    trace: pb.Trace
+    invoke: int
+    expected: int
+    session: str
+
+    def to_args(self) -> dict[str, Any]:
+        """Return what goes into the request's `extra_args`."""
+        return {
+            "interpose": {
+                "trace": self.trace.SerializeToString(),
+                "invoke": self.invoke,
+                "expected": self.expected,
+                "session": self.session,
+            }
+        }
+
+    @classmethod
+    def from_args(cls, extra_args: dict[str, Any] | None) -> Work | None:
+        """Return the work in a request's `extra_args`, or None if it is not traced."""
+        args = extra_args.get("interpose") if extra_args else None
+        if args is None:
+            return None
+        return cls(pb.Trace.FromString(args["trace"]), args["invoke"], args["expected"], args["session"])
+
+
+@dataclass(frozen=True)
+class Span:
+    """A request's place in a step: its index in the batch and its rows of the flat tokens."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: the spans of the traced requests in it, by request id, and the batch's sizes."""
+
+    spans: dict[str, Span]
+    tokens: int
+    padded_tokens: int
+    requests: int

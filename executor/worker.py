@@ -1,0 +1,112 @@
+"""vLLM's workers with an interleaver: the runner is ours, the rest is stock.
+
+The worker class is chosen by its name in `worker_cls`; the runner through the worker's own factory. What the engine asks
+of workers beside steps arrives by `collective_rpc` under the names `interpose_*`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.forward_context import get_forward_context
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+
+from executor.budget import Budget
+from executor.collect import Limits
+from executor.describe import describe_model
+from executor.interleaver import Interleaver
+from executor.outbox import LocalOutbox, Outbox, RayOutbox
+from executor.ranks import Alone, TensorParallelRanks
+from executor.runner_v1 import CPURunnerV1, GPURunnerV1
+from executor.tree import ModuleTree
+from interpose.result import Result
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as _Base
+else:
+    _Base = object
+
+
+class InterposeWorker(_Base):
+    """Mixed in before a vLLM worker."""
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as stock, then take the module tree and the order in which a forward runs it."""
+        warmed_up = super().compile_or_warm_up_model()
+        runner = self.model_runner
+        settings = dict(self.vllm_config.additional_config["interpose"])
+        tensor_parallel = self.parallel_config.tensor_parallel_size
+        tree = ModuleTree(runner.get_model(), tensor_parallel)
+        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng():
+            tree.record_order(self._dummy_step)
+        reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+        self.interpose_tree = tree
+        self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
+        runner.interleaver = Interleaver(
+            tree,
+            Budget(settings["step_seconds"], settings["block_memory_bytes"]),
+            self.interpose_outbox,
+            Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
+            TensorParallelRanks() if tensor_parallel > 1 else Alone(),
+            reports,
+        )
+        return warmed_up
+
+    def _dummy_step(self) -> None:
+        """Run one forward that is no request's, uncompiled, so that every module is called as in a traced step."""
+        model = self.model_runner.get_model()
+
+        def uncompiled(module: torch.nn.Module, args: Any) -> None:
+            get_forward_context().skip_compiled = True
+
+        hook = model.register_forward_pre_hook(uncompiled)
+        try:
+            self.model_runner._dummy_run(1)
+        finally:
+            hook.remove()
+
+    def interpose_describe(self) -> bytes:
+        """Return the model's description, a serialized ModelDescription."""
+        return describe_model(self.vllm_config, self.interpose_tree).SerializeToString()
+
+    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> tuple[str, list[bytes], int]:
+        """End an invoke's block; see `Interleaver.finish`."""
+        return self.model_runner.interleaver.finish(trace_id, invoke, Result(**result))
+
+    def interpose_drop(self, trace_id: str) -> None:
+        """Give a trace up; see `Interleaver.drop`."""
+        self.model_runner.interleaver.drop(trace_id)
+
+    def interpose_idle(self) -> dict[str, Any]:
+        """Say whether nothing of any trace is held here, and where blocks run."""
+        return {
+            "idle": self.model_runner.interleaver.idle,
+            "main_thread": threading.current_thread() is threading.main_thread(),
+        }
+
+    def shutdown(self) -> None:
+        """Send what is left, then shut down as stock."""
+        outbox = getattr(self, "interpose_outbox", None)
+        if outbox is not None:
+            outbox.close()
+        super().shutdown()
+
+
+class InterposeCPUWorker(InterposeWorker, CPUWorker):
+    """A worker on CPUs. `CPUWorker` has no runner factory, so its runner is replaced before the model loads."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = CPURunnerV1(self.vllm_config, torch.device("cpu"))
+
+
+class InterposeGPUWorker(InterposeWorker, Worker):
+    """A worker on GPUs."""
+
+    def _make_model_runner(self) -> Any:
+        return GPURunnerV1(self.vllm_config, self.device)
