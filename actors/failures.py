@@ -1,0 +1,71 @@
+"""What went wrong between the parts of the service, as a `Failure` a client can act on, never with our traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+
+from interpose.errors import ServiceFailure, failure
+from interpose.v1 import trace_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+# How long a replacement engine takes to load is not known here; a client that comes back too early is told again.
+RETRY_SECONDS = 5.0
+
+_LOST = (RayActorError, DeploymentUnavailableError, ObjectLostError, TimeoutError)
+
+
+def describe(error: BaseException, trace_id: str = "") -> pb.Failure:
+    """Turn any exception into the failure that the client gets.
+
+    A lost actor or engine is UNAVAILABLE and retryable, a full queue is QUOTA_EXCEEDED, a cancellation CANCELLED. An
+    error that should not happen is logged here under an id, and the client gets the id.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
+    if isinstance(cause, ServiceFailure):
+        found = pb.Failure()
+        found.CopyFrom(cause.failure)
+        if not found.trace_id:
+            found.trace_id = trace_id
+        return found
+    fields = {"trace_id": trace_id, "invoke": -1}
+    if isinstance(cause, BackPressureError):
+        return failure(
+            pb.ERROR_CODE_QUOTA_EXCEEDED,
+            "the engine's queue is full: too many traces are waiting already; try again in a moment",
+            retry_after=1.0,
+            **fields,
+        )
+    if isinstance(cause, RequestCancelledError | asyncio.CancelledError):
+        return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", **fields)
+    if isinstance(cause, _LOST):
+        logger.warning("trace %s lost: %s", trace_id or "-", type(cause).__name__)
+        return unavailable("the engine or session that worked on it is gone and is replaced by itself", trace_id)
+    incident = uuid.uuid4().hex[:12]
+    logger.error("internal error %s (trace %s)", incident, trace_id or "-", exc_info=error)
+    return failure(
+        pb.ERROR_CODE_ENGINE,
+        f"the service failed in a way that is not the block's fault; its log has the details under {incident}",
+        **fields,
+    )
+
+
+def unavailable(message: str, trace_id: str = "", retry_after: float = RETRY_SECONDS) -> pb.Failure:
+    """The failure of something that comes back by itself."""
+    return failure(
+        pb.ERROR_CODE_UNAVAILABLE,
+        f"{message}; try again in a while",
+        trace_id=trace_id,
+        invoke=-1,
+        retry_after=retry_after,
+    )
+
+
+def not_found(what: str) -> ServiceFailure:
+    """The failure of a name that means nothing here, or not any more."""
+    return ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, what))

@@ -1,0 +1,118 @@
+"""What the ingress, the directory, the sessions and the engines hand each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A session lent to a client.
+
+    Attributes:
+        session_id: what the client knows it by; it ends with the lease, the actor may be lent again under another.
+        tenant: whose it is.
+        actor: handle of the session actor.
+    """
+
+    session_id: str
+    tenant: str
+    actor: Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """The Serve deployment that holds a model's engine."""
+
+    app: str
+    deployment: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """One trace to run.
+
+    Attributes:
+        session_id: of the lease under which it was submitted.
+        follower: who will read the events; a trace without a follower is cancelled.
+        trace: the serialized `Trace`.
+        target: where it runs.
+        max_saved_bytes: of all that it saves.
+    """
+
+    session_id: str
+    follower: str
+    trace_id: str
+    trace: bytes = field(repr=False)
+    target: Target
+    max_saved_bytes: int
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What one session holds and does.
+
+    Attributes:
+        idle_seconds: since anything was asked of it; 0 while a trace runs.
+    """
+
+    idle_seconds: float
+    traces_running: int
+    traces_done: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """How one engine replica is.
+
+    Attributes:
+        stage: what it does while it loads, in words; "" once it runs.
+        healthy: whether it can take traces, or will be able to when it has loaded.
+    """
+
+    deployment: str
+    replica: str
+    stage: str
+    healthy: bool
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """How one model is, over all its replicas.
+
+    Attributes:
+        state: LOADING, RUNNING or UNHEALTHY.
+        stages: what each loading replica does, with the seconds since it began.
+    """
+
+    state: str
+    replicas: int
+    running: int
+    waiting: int
+    stages: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TenantUsage:
+    """What one tenant uses, over all its sessions."""
+
+    name: str
+    sessions: int
+    traces_running: int
+    traces_done: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class DirectoryStatus:
+    """Everything the directory knows."""
+
+    models: dict[str, ModelState]
+    tenants: tuple[TenantUsage, ...]
+    sessions: int
+    warm: int
+    uptime_seconds: float

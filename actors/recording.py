@@ -1,0 +1,64 @@
+"""The events of one trace, kept from the first on, so that whoever comes late or comes back reads all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from interpose.errors import ServiceFailure
+from interpose.v1 import trace_pb2 as pb
+
+
+class Recording:
+    """An append-only list of events with any number of readers.
+
+    Attributes:
+        ended: no more events will come.
+        failure: why the trace as a whole failed, if it did.
+        size: bytes of all events.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.failure: pb.Failure | None = None
+        self.size = 0
+        self._events: list[bytes] = []
+        self._more = asyncio.Event()
+
+    def append(self, event: pb.Event) -> None:
+        """Add an event; dropped when the recording has ended."""
+        if not self.ended:
+            data = event.SerializeToString()
+            self.size += len(data)
+            self._events.append(data)
+            self._wake()
+
+    def end(self, failure: pb.Failure | None = None) -> None:
+        """Add nothing more."""
+        if not self.ended:
+            self.failure = failure
+            self.ended = True
+            self._wake()
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Yield every serialized event from the first on, waiting for the next until the recording ends.
+
+        Raises:
+            ServiceFailure: the trace as a whole failed; after its last event.
+        """
+        position = 0
+        while True:
+            more = self._more
+            while position < len(self._events):
+                yield self._events[position]
+                position += 1
+            if self.ended:
+                break
+            if more is self._more:
+                await more.wait()
+        if self.failure is not None:
+            raise ServiceFailure(self.failure)
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()

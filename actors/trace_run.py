@@ -1,0 +1,211 @@
+"""One trace of a session: its engine call, its recording, and the saved values it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+import ray
+
+from actors.failures import describe, unavailable
+from actors.protocol import Order
+from actors.recording import Recording
+from interpose.errors import ServiceFailure, failure
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1 import value_pb2
+
+# A worker hands over a blob about when its engine names it; a blob that is still missing after this is lost.
+ADOPTION_SECONDS = 60.0
+
+EngineStream = Callable[[pb.Trace], AsyncGenerator[pb.Event, None]]
+
+
+class TraceRun:
+    """Runs a trace once and keeps what came of it.
+
+    Args:
+        order: what to run.
+        key: the trace's name inside the service; clients choose trace ids, keys do not collide.
+
+    Attributes:
+        recording: its events, for any number of readers.
+        blobs: references to saved values by blob id; this process owns them.
+        shared: the canonical copy of the variables that its invokes share: as sent at first, as last updated later.
+        followers: who reads its events now; a trace that nobody follows is cancelled.
+    """
+
+    def __init__(self, order: Order, key: str) -> None:
+        self.id = order.trace_id
+        self.key = key
+        self.order = order
+        self.recording = Recording()
+        self.blobs: dict[str, ray.ObjectRef] = {}
+        self.shared = pb.Saves(invoke=-1)
+        self.followers: set[str] = set()
+        self.saved_bytes = 0
+        self.ended_at: float | None = None
+        self.abandoned = False
+        self._named: set[str] = set()
+        self._logs_expected = 0
+        self._logs = 0
+        self._adopted = asyncio.Condition()
+        self._refusal: pb.Failure | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether more events may come."""
+        return not self.recording.ended
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether submitting it again may run it again: it never came to a result of its own."""
+        if self.running or self.recording.failure is None:
+            return False
+        return self.abandoned or self.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it keeps in the object store and in its recording."""
+        return self.saved_bytes + self.recording.size
+
+    def start(self, engine: EngineStream) -> None:
+        """Begin; events go to the recording."""
+        self.recording.append(pb.Event(accepted=pb.Accepted(trace_id=self.id, session_id=self.order.session_id)))
+        self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}")
+
+    async def cancel(self) -> None:
+        """End it now; its engine requests are aborted. Does nothing to a trace that has ended."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def adopt(self, blob_id: str, data: Any) -> None:
+        """Take over the bytes of one saved value: they then outlive the worker that made them."""
+        if not self.running:
+            return
+        if self.saved_bytes + data.nbytes > self.order.max_saved_bytes:
+            self._refuse(data.nbytes)
+        else:
+            self.saved_bytes += data.nbytes
+            # The copy into the object store takes long enough for other traces to notice.
+            self.blobs[blob_id] = await asyncio.to_thread(ray.put, data)
+        async with self._adopted:
+            self._adopted.notify_all()
+
+    async def log(self, invoke: int, text: str) -> None:
+        """Something a block printed."""
+        self.recording.append(pb.Event(log=pb.Log(invoke=invoke, text=text)))
+        self._logs += 1
+        async with self._adopted:
+            self._adopted.notify_all()
+
+    async def blob(self, blob_id: str) -> ray.ObjectRef | None:
+        """Return the reference to a saved value, once it is here; None if it will never be."""
+        async with self._adopted:
+            while blob_id not in self.blobs and self.running and self._refusal is None:
+                await self._adopted.wait()
+        return self.blobs.get(blob_id)
+
+    async def _run(self, engine: EngineStream) -> None:
+        ended: pb.Failure | None = None
+        try:
+            usage = await self._forward(engine)
+            await self._wait_for_workers()
+            if self._refusal is not None:
+                raise ServiceFailure(self._refusal)
+            usage.saved_bytes = self.saved_bytes
+            self.recording.append(pb.Event(done=pb.Done(usage=usage)))
+        except asyncio.CancelledError:
+            ended = failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
+        except Exception as error:
+            ended = describe(error, self.id)
+        finally:
+            self.ended_at = time.monotonic()
+            self.recording.end(ended)
+            async with self._adopted:
+                self._adopted.notify_all()
+
+    async def _forward(self, engine: EngineStream) -> pb.Usage:
+        usage = pb.Usage()
+        begun = time.monotonic()
+        served_at: float | None = None
+        trace = pb.Trace.FromString(self.order.trace)
+        trace.id = self.key
+        self.shared.objects.CopyFrom(trace.scope)
+        self.shared.names.extend(trace.shared)
+        async with contextlib.aclosing(engine(trace)) as events:
+            async for event in events:
+                served_at = served_at or time.monotonic()
+                kind = event.WhichOneof("kind")
+                if kind == "failed":
+                    event.failed.trace_id = self.id
+                    # An engine that is gone has failed every invoke; the trace as a whole may be tried again.
+                    if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
+                        raise ServiceFailure(event.failed)
+                elif kind == "output":
+                    usage.prompt_tokens += len(event.output.prompt_token_ids)
+                    usage.generated_tokens += len(event.output.token_ids)
+                    self._logs_expected += event.output.logs
+                elif kind == "saves":
+                    self._named.update(_blob_ids(event.saves))
+                    if event.saves.invoke < 0:
+                        self.shared = event.saves
+                self.recording.append(event)
+                if self._refusal is not None:
+                    raise ServiceFailure(self._refusal)
+        now = time.monotonic()
+        usage.seconds_queued = (served_at or now) - begun
+        usage.seconds_running = now - (served_at or now)
+        return usage
+
+    @property
+    def _complete(self) -> bool:
+        """Whether everything that the engine announced has come from the workers."""
+        return self._named <= self.blobs.keys() and self._logs >= self._logs_expected
+
+    async def _wait_for_workers(self) -> None:
+        async with self._adopted:
+            try:
+                await asyncio.wait_for(
+                    self._adopted.wait_for(lambda: self._complete or self._refusal is not None),
+                    ADOPTION_SECONDS,
+                )
+            except TimeoutError:
+                missing = len(self._named - self.blobs.keys())
+                text = f"{missing} saved values did not arrive from the worker that made them"
+                if not missing:
+                    text = "what the blocks printed did not arrive from the worker that ran them"
+                raise ServiceFailure(unavailable(text, self.id)) from None
+
+    def _refuse(self, size: int) -> None:
+        limit = self.order.max_saved_bytes
+        self._refusal = failure(
+            pb.ERROR_CODE_QUOTA_EXCEEDED,
+            f"the trace saves more than it may: {self.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
+            "values, or parts of them",
+            trace_id=self.id,
+            invoke=-1,
+        )
+
+
+def _blob_ids(saves: pb.Saves) -> Iterator[str]:
+    todo: list[value_pb2.Value] = [*saves.objects.values]
+    todo.extend(binding.value for binding in saves.names)
+    todo.extend(update.value for update in saves.updates)
+    while todo:
+        value = todo.pop()
+        kind = value.WhichOneof("kind")
+        if kind == "tensor":
+            if value.tensor.WhichOneof("payload") == "blob":
+                yield value.tensor.blob.id
+        elif kind in ("list", "tuple", "set", "frozen_set", "size"):
+            todo.extend(getattr(value, kind).items)
+        elif kind in ("dict", "record"):
+            mapping = value.dict if kind == "dict" else value.record.fields
+            todo.extend(mapping.keys)
+            todo.extend(mapping.values)
