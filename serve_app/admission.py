@@ -1,0 +1,187 @@
+"""The gate: everything that comes in is parsed, measured and checked here, before anything of it is stored or run.
+
+Each check refuses with a `ServiceFailure` that says what is wrong, how much would be right, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from interpose.errors import ServiceFailure, failure
+from interpose.v1 import model_pb2, service_pb2, value_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.version import PROTOCOL
+from serve_app.settings import Limits, ModelSettings, Settings, Tenant
+
+OLDEST_PROTOCOL = 1
+MAX_VALUES = 1_000_000
+MAX_NAMES = 10_000
+MAX_CHAT_MESSAGES = 1000
+
+_TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], data: bytes, limit: int) -> M:
+    """Return the message that `data` is.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, it is too long or it is not one.
+    """
+    if len(data) > limit:
+        raise refuse(
+            f"the message has {len(data)} bytes, the limit is {limit}: send fewer values, and large tensors as uploads"
+        )
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise refuse(f"the request is not a valid {kind.DESCRIPTOR.full_name} message") from None
+
+
+def check_protocol(protocol: int) -> None:
+    """Refuse a client that speaks another protocol, saying which side to upgrade."""
+    if OLDEST_PROTOCOL <= protocol <= PROTOCOL:
+        return
+    side = "server" if protocol > PROTOCOL else "client"
+    spoken = f"the client speaks protocol {protocol}, the server {OLDEST_PROTOCOL} to {PROTOCOL}"
+    message = f"{spoken}: upgrade interpose on the {side}"
+    raise ServiceFailure(failure(pb.ERROR_CODE_VERSION, message))
+
+
+def model_for(settings: Settings, name: str) -> ModelSettings:
+    """Return the settings of the model a client asks for; refuse a name that is not served, with the near misses."""
+    model = settings.model_named(name)
+    if model is not None:
+        return model
+    names = [model.name for model in settings.models]
+    served = f"served here: {', '.join(names)}"
+    message = f"there is no model {name!r}; {served}" if name else f"say which model; {served}"
+    near = difflib.get_close_matches(name, names)
+    raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, message, suggestions=near))
+
+
+def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
+    """Refuse a chunk that cannot belong to an upload we take."""
+    if not _DIGEST.fullmatch(request.digest):
+        raise refuse(f"an upload's digest is 'sha256:' and 64 lower-case hex digits, not {request.digest[:80]!r}")
+    if request.size > limits.max_upload_bytes:
+        raise refuse(f"an upload of {request.size} bytes; the limit is {limits.max_upload_bytes}")
+    if len(request.data) > limits.chunk_bytes:
+        raise refuse(f"a chunk of {len(request.data)} bytes; the limit is {limits.chunk_bytes}")
+    if request.offset + len(request.data) > request.size:
+        raise refuse(f"a chunk of {len(request.data)} bytes at {request.offset} does not fit into {request.size} bytes")
+
+
+def check_trace(trace: pb.Trace, model: ModelSettings, tenant: Tenant, description: model_pb2.ModelDescription) -> None:
+    """Refuse a trace that could not run: counts, sizes, names and references are all within bounds afterwards.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
+    """
+    limits = model.limits
+    if not _TRACE_ID.fullmatch(trace.id):
+        raise refuse("a trace's id has up to 100 letters, digits, '.', '_', ':' and '-'")
+    if not trace.invokes:
+        raise refuse("the trace has no invoke: nothing would run", trace.id)
+    if len(trace.invokes) > limits.max_invokes:
+        raise refuse(f"the trace has {len(trace.invokes)} invokes; the limit is {limits.max_invokes}", trace.id)
+    parameters = frozenset(description.sampling_parameters)
+    _check_sampling(trace.sampling, parameters, trace.id, -1)
+    for index, invoke in enumerate(trace.invokes):
+        _check_prompt(invoke.prompt, description, trace.id, index)
+        _check_program(invoke.program, limits, trace.id, index)
+        _check_sampling(invoke.sampling, parameters, trace.id, index)
+        if any(other >= index for other in invoke.after):
+            raise refuse("an invoke can only wait for earlier ones", trace.id, index)
+    _check_values(trace, tenant.trust == "full" and limits.pickled)
+
+
+def refuse(message: str, trace_id: str = "", invoke: int = -1) -> ServiceFailure:
+    """An INVALID_ARGUMENT to raise."""
+    return ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=trace_id, invoke=invoke))
+
+
+def _check_prompt(prompt: pb.Prompt, description: model_pb2.ModelDescription, trace_id: str, invoke: int) -> None:
+    kind = prompt.WhichOneof("kind")
+    longest = description.max_model_len
+    if kind is None:
+        raise refuse("an invoke without a prompt", trace_id, invoke)
+    if kind == "token_ids":
+        length = len(prompt.token_ids.ids)
+        if length == 0:
+            raise refuse("the prompt has no tokens", trace_id, invoke)
+        if length >= longest:
+            message = f"the prompt has {length} tokens; with one to generate, the model takes at most {longest - 1}"
+            raise refuse(message, trace_id, invoke)
+        if max(prompt.token_ids.ids) >= description.vocab_size:
+            message = f"token id {max(prompt.token_ids.ids)} is not in the vocabulary of {description.vocab_size}"
+            raise refuse(message, trace_id, invoke)
+    elif kind == "chat":
+        count = len(prompt.chat.messages)
+        if not 0 < count <= MAX_CHAT_MESSAGES:
+            raise refuse(f"a chat of {count} messages; from 1 to {MAX_CHAT_MESSAGES} are taken", trace_id, invoke)
+
+
+def _check_program(program: pb.Program, limits: Limits, trace_id: str, invoke: int) -> None:
+    size = len(program.source.encode())
+    if size > limits.max_program_bytes:
+        raise refuse(f"the block has {size} bytes of source; the limit is {limits.max_program_bytes}", trace_id, invoke)
+    names = [*(binding.name for binding in program.reads), *program.writes]
+    if len(names) > MAX_NAMES:
+        raise refuse(f"the block uses {len(names)} names; the limit is {MAX_NAMES}", trace_id, invoke)
+    for name in names:
+        if not name.isidentifier():
+            raise refuse(f"{name[:80]!r} is not a name", trace_id, invoke)
+
+
+def _check_sampling(
+    sampling: Iterable[value_pb2.Binding], parameters: Collection[str], trace_id: str, invoke: int
+) -> None:
+    for binding in sampling:
+        if binding.name in parameters:
+            continue
+        near = difflib.get_close_matches(binding.name, parameters, n=3)
+        raise ServiceFailure(
+            failure(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"unknown sampling parameter {binding.name[:80]!r}",
+                trace_id=trace_id,
+                invoke=invoke,
+                suggestions=near,
+            )
+        )
+
+
+def _check_values(trace: pb.Trace, pickled: bool) -> None:
+    """Count a trace's values and look for those that need trust; what they mean is checked where they are decoded."""
+    todo: list[value_pb2.Value] = [*trace.scope.values]
+    for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
+        todo.extend(binding.value for binding in bindings)
+    for invoke in trace.invokes:
+        todo.extend(binding.value for binding in invoke.program.reads)
+    count = 0
+    while todo:
+        value = todo.pop()
+        count += 1
+        if count + len(todo) > MAX_VALUES:
+            raise refuse(
+                f"the trace carries more than {MAX_VALUES} values: send long lists of numbers as a tensor", trace.id
+            )
+        kind = value.WhichOneof("kind")
+        if kind in ("list", "tuple", "set", "frozen_set", "size"):
+            todo.extend(getattr(value, kind).items)
+        elif kind == "dict":
+            todo.extend(value.dict.keys)
+            todo.extend(value.dict.values)
+        elif kind == "function":
+            todo.extend(binding.value for binding in value.function.reads)
+        elif kind == "pickled" and not pickled:
+            message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
+            raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace.id))

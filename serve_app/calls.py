@@ -1,0 +1,121 @@
+"""From a gRPC method that raises to one that Serve can run: bytes in, status and `Failure` out.
+
+Serve takes no servicer; it calls methods of the ingress by name with the request and a context. The two decorators here
+parse, authenticate and, when the method raises, put the failure where the client looks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from ray.serve.grpc_util import RayServegRPCContext
+
+from actors.failures import describe
+from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
+from interpose.v1 import trace_pb2 as pb
+from serve_app.admission import parse
+from serve_app.settings import Settings, Tenant
+
+# Trailing metadata beyond 8 KiB may be dropped on the way, and bytes in it grow by a third.
+_MAX_FAILURE_BYTES = 4096
+_MAX_DETAILS = 512
+
+I = TypeVar("I", bound="Ingress")  # noqa: E741
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+
+
+class Ingress(Protocol):
+    """What the decorators need of the class whose methods they wrap."""
+
+    settings: Settings
+    max_message_bytes: int
+
+
+def unary(
+    request_type: type[Q], reply_type: type[R]
+) -> Callable[[Callable[[I, Q, Tenant], Awaitable[R]]], Callable[..., Awaitable[R]]]:
+    """Make `async def method(self, request, tenant) -> reply` a unary call."""
+
+    def decorate(method: Callable[[I, Q, Tenant], Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+        async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> R:
+            try:
+                tenant = authenticate(self.settings, grpc_context)
+                return await method(self, parse(request_type, data, self.max_message_bytes), tenant)
+            except Exception as error:
+                fail(grpc_context, error)
+                return reply_type()
+
+        return _named_like(call, method)
+
+    return decorate
+
+
+def streaming(
+    request_type: type[Q], reply_type: type[R]
+) -> Callable[[Callable[[I, Q, Tenant], AsyncGenerator[R, None]]], Callable[..., AsyncGenerator[R, None]]]:
+    """Make `async def method(self, request, tenant)`, which yields replies, a server-streaming call.
+
+    A failed call ends with one empty reply: Serve copies the status onto the call with a message, never without one.
+    """
+
+    def decorate(method: Callable[[I, Q, Tenant], AsyncGenerator[R, None]]) -> Callable[..., AsyncGenerator[R, None]]:
+        async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[R, None]:
+            try:
+                tenant = authenticate(self.settings, grpc_context)
+                request = parse(request_type, data, self.max_message_bytes)
+                async with contextlib.aclosing(method(self, request, tenant)) as replies:
+                    async for reply in replies:
+                        yield reply
+            except Exception as error:
+                fail(grpc_context, error)
+                yield reply_type()
+
+        return _named_like(call, method)
+
+    return decorate
+
+
+def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
+    """Return the tenant that a call's API key belongs to (`x-api-key`, or `authorization: Bearer …`).
+
+    Raises:
+        ServiceFailure: UNAUTHENTICATED, the key is missing or not known.
+    """
+    metadata = dict(context.invocation_metadata())
+    key = metadata.get("x-api-key")
+    if key is None and str(metadata.get("authorization", "")).startswith("Bearer "):
+        key = metadata["authorization"].removeprefix("Bearer ")
+    tenant = settings.tenant_with(key)
+    if tenant is None:
+        what = "the API key is not known here" if key else "this service needs an API key"
+        message = f"{what}: pass api_key to interpose.connect, or set INTERPOSE_API_KEY"
+        raise ServiceFailure(failure(pb.ERROR_CODE_UNAUTHENTICATED, message))
+    return tenant
+
+
+def fail(context: RayServegRPCContext, error: Exception) -> None:
+    """Give a call the status, the text and the `Failure` of an exception."""
+    fact = _trimmed(describe(error))
+    context.set_code(STATUS_OF[fact.code])
+    context.set_details(fact.message[:_MAX_DETAILS])
+    context.set_trailing_metadata([(FAILURE_METADATA, fact.SerializeToString())])
+
+
+def _trimmed(fact: pb.Failure) -> pb.Failure:
+    while fact.ByteSize() > _MAX_FAILURE_BYTES and len(fact.frames) > 1:
+        del fact.frames[0]
+    if fact.ByteSize() > _MAX_FAILURE_BYTES:
+        del fact.frames[:]
+        fact.message = fact.message[: _MAX_FAILURE_BYTES // 4] + "…"
+        fact.exception_message = fact.exception_message[: _MAX_FAILURE_BYTES // 4]
+    return fact
+
+
+def _named_like(call: Any, method: Any) -> Any:
+    # Not functools.wraps: Serve would then look at the method's own signature and pass no context.
+    call.__name__, call.__qualname__, call.__doc__ = method.__name__, method.__qualname__, method.__doc__
+    return call

@@ -1,0 +1,141 @@
+"""The deployment that holds one engine: runs traces on it, reports how it is, and is replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from ray import serve
+
+from actors.directory import directory
+from actors.protocol import ReplicaReport
+from interpose.errors import ServiceFailure
+from interpose.v1 import trace_pb2
+from serve_app.listening import replica_on_this_machine
+from serve_app.session_watch import SessionWatch
+from serve_app.settings import ModelSettings, SessionSettings
+from serve_app.tokenizer import chunks, tokenizer_files
+
+REPORT_SECONDS = 1.0
+
+
+class EngineDeployment:
+    """One replica of a model. Serve awaits its constructor; the replica is ready when that returns.
+
+    Args:
+        model: what to serve.
+        sessions: for the directory, should this replica be the first to need one.
+    """
+
+    async def __init__(self, model: ModelSettings, sessions: SessionSettings) -> None:  # type: ignore[misc]
+        replica_on_this_machine()
+        self._model = model
+        self._directory = directory(sessions)
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._stage = "waiting for its place"
+        self._engine: Any = None
+        self._healthy = True
+        self._sessions = SessionWatch()
+        self._reporter = asyncio.create_task(self._keep_reporting())
+        try:
+            await self._load()
+        except BaseException:
+            self._healthy = False
+            await self._report()
+            raise
+
+    async def _load(self) -> None:
+        # Workers and the engine's own process join the cluster that this replica is in, not one of their own.
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        self._stage = "importing the engine"
+        engine_class = await asyncio.to_thread(_import_engine)
+        self._engine = await engine_class.start(self._model, self._set_stage)
+        self._stage = ""
+        await self._report()
+
+    async def run(self, trace: bytes, session: str) -> AsyncGenerator[bytes, None]:
+        """Run a trace; yields b"" first, to say that a replica has taken it, then serialized events.
+
+        Args:
+            trace: a serialized `Trace`.
+            session: the Ray name of the session actor, for saved values and logs.
+
+        Raises:
+            ServiceFailure: the trace as a whole cannot run.
+        """
+        from executor.engine import TraceFailed
+
+        yield b""
+        try:
+            events = self._engine.run(trace_pb2.Trace.FromString(trace), session)
+            async with contextlib.aclosing(self._sessions.while_alive(session, events)) as alive:
+                async for event in alive:
+                    yield event.SerializeToString()
+        except TraceFailed as error:
+            raise ServiceFailure(error.failure) from None
+
+    async def ping(self) -> None:
+        """Do nothing; a caller is connected afterwards."""
+
+    async def describe(self) -> bytes:
+        """Return the serialized `ModelDescription`."""
+        return self._engine.describe().SerializeToString()
+
+    async def tokenizer(self) -> AsyncGenerator[bytes, None]:
+        """Yield the tokenizer's files as serialized `TokenizerChunk`s."""
+        engine = self._model.engine
+        source = engine.get("tokenizer") or self._model.model
+        files = await asyncio.to_thread(
+            tokenizer_files, source, engine.get("tokenizer_revision", engine.get("revision"))
+        )
+        for chunk in chunks(files, self._model.limits.chunk_bytes):
+            yield chunk.SerializeToString()
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces the replica when this raises."""
+        if self._engine is None:
+            return
+        try:
+            await self._engine.check_health()
+        except Exception:
+            self._healthy = False
+            await self._report()
+            raise
+
+    async def __del__(self) -> None:
+        # Serve awaits the destructor when it stops a replica; there is no other hook.
+        self._reporter.cancel()
+        engine, self._engine = self._engine, None
+        self._healthy = False
+        await self._report()
+        if engine is not None:
+            await engine.shutdown()
+
+    def _set_stage(self, stage: str) -> None:
+        self._stage = stage
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                await self.check_health()
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                await self._report()
+            await self._sessions.look()
+            await asyncio.sleep(REPORT_SECONDS)
+
+    async def _report(self) -> None:
+        running, waiting = self._engine.load() if self._engine is not None else (0, 0)
+        report = ReplicaReport(
+            self._model.deployment, self._replica, self._stage, self._healthy, running=running, waiting=waiting
+        )
+        await self._directory.report.remote(report)
+
+
+def _import_engine() -> Any:
+    from executor.engine import TraceEngine
+
+    return TraceEngine

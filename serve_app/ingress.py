@@ -1,0 +1,306 @@
+"""The ingress: the Interpose service and gRPC health, as a Serve deployment that admits and forwards to sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from grpc_health.v1 import health_pb2
+from ray.exceptions import ActorDiedError
+from ray.serve.handle import DeploymentHandle
+
+from actors.directory import HEARTBEAT_SECONDS, directory
+from actors.failures import not_found, unavailable
+from actors.protocol import DirectoryStatus, Lease, ModelState, Order, Target
+from interpose.errors import ServiceFailure
+from interpose.v1 import model_pb2, service_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
+from serve_app import admission
+from serve_app.calls import streaming, unary
+from serve_app.listening import replica_on_this_machine
+from serve_app.settings import ModelSettings, Settings, Tenant
+
+SERVICE = "interpose.v1.Interpose"
+CALL_SECONDS = 10.0
+_MAX_CACHED_LEASES = 4096
+_LONG_MESSAGE = 256 * 1024
+
+
+class IngressDeployment:
+    """One replica of the ingress; it keeps nothing that another could not find again.
+
+    Args:
+        settings: of the whole service.
+        engines: handle of each model's engine deployment, by the model's name.
+        app: name of the Serve application, under which sessions find the engines.
+    """
+
+    def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle], app: str) -> None:
+        replica_on_this_machine()
+        self.settings = settings
+        self.max_message_bytes = max(model.limits.max_message_bytes for model in settings.models)
+        self._engines = engines
+        self._targets = {model.name: Target(app, model.deployment) for model in settings.models}
+        self._directory = directory(settings.sessions)
+        self._descriptions: dict[str, model_pb2.ModelDescription] = {}
+        self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._heart = asyncio.get_running_loop().create_task(self._beat())
+
+    # Interpose
+
+    @unary(service_pb2.HelloRequest, service_pb2.HelloReply)
+    async def Hello(self, request: service_pb2.HelloRequest, tenant: Tenant) -> service_pb2.HelloReply:
+        """Compare versions. An incompatible client gets the reply too: it says what to upgrade."""
+        return service_pb2.HelloReply(
+            protocol=PROTOCOL,
+            oldest_protocol=admission.OLDEST_PROTOCOL,
+            server_version=VERSION,
+            python_version=PYTHON_VERSION,
+            models=[model.name for model in self.settings.models],
+            limits=_limits(self.settings, tenant),
+            tenant=tenant.name,
+        )
+
+    @unary(service_pb2.DescribeModelRequest, model_pb2.ModelDescription)
+    async def DescribeModel(
+        self, request: service_pb2.DescribeModelRequest, tenant: Tenant
+    ) -> model_pb2.ModelDescription:
+        """Describe a model."""
+        return await self._description(admission.model_for(self.settings, request.model))
+
+    @streaming(service_pb2.GetTokenizerRequest, service_pb2.TokenizerChunk)
+    async def GetTokenizer(
+        self, request: service_pb2.GetTokenizerRequest, tenant: Tenant
+    ) -> AsyncGenerator[service_pb2.TokenizerChunk, None]:
+        """Send the tokenizer's files."""
+        model = admission.model_for(self.settings, request.model)
+        await self._running(model)
+        async for data in self._engines[model.name].options(stream=True).tokenizer.remote():
+            yield service_pb2.TokenizerChunk.FromString(data)
+
+    @unary(service_pb2.OpenSessionRequest, service_pb2.OpenSessionReply)
+    async def OpenSession(
+        self, request: service_pb2.OpenSessionRequest, tenant: Tenant
+    ) -> service_pb2.OpenSessionReply:
+        """Lend a session."""
+        lease = await self._open(tenant)
+        return service_pb2.OpenSessionReply(
+            session_id=lease.session_id, idle_seconds=self.settings.sessions.idle_seconds
+        )
+
+    @unary(service_pb2.CloseSessionRequest, service_pb2.CloseSessionReply)
+    async def CloseSession(
+        self, request: service_pb2.CloseSessionRequest, tenant: Tenant
+    ) -> service_pb2.CloseSessionReply:
+        """End a session; one that has ended already is fine."""
+        self._leases.pop(request.session_id, None)
+        await self._directory.close.remote(request.session_id, tenant.name)
+        return service_pb2.CloseSessionReply()
+
+    @unary(service_pb2.UploadRequest, service_pb2.UploadReply)
+    async def Upload(self, request: service_pb2.UploadRequest, tenant: Tenant) -> service_pb2.UploadReply:
+        """Take one chunk."""
+        admission.check_upload(request, self.settings.models[0].limits)
+        lease = await self._lease(request.session_id, tenant)
+        received = await self._ask(lease, "upload", request.digest, request.size, request.offset, request.data)
+        return service_pb2.UploadReply(received=received)
+
+    @streaming(service_pb2.SubmitRequest, pb.Event)
+    async def Submit(self, request: service_pb2.SubmitRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
+        """Run a trace, or follow one that was submitted before."""
+        admission.check_protocol(request.protocol)
+        trace = request.trace
+        model = admission.model_for(self.settings, trace.model)
+        description = await self._description(model)
+        if request.ByteSize() > _LONG_MESSAGE:
+            await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
+        else:
+            admission.check_trace(trace, model, tenant, description)
+        lease = await (self._lease(request.session_id, tenant) if request.session_id else self._open(tenant))
+        await self._running(model)
+        order = Order(
+            session_id=lease.session_id,
+            follower=uuid.uuid4().hex,
+            trace_id=trace.id,
+            trace=trace.SerializeToString(),
+            target=self._targets[model.name],
+            max_saved_bytes=model.limits.max_saved_bytes,
+        )
+        async for event in self._follow(lease, order):
+            yield event
+
+    @streaming(service_pb2.FetchRequest, service_pb2.FetchChunk)
+    async def Fetch(
+        self, request: service_pb2.FetchRequest, tenant: Tenant
+    ) -> AsyncGenerator[service_pb2.FetchChunk, None]:
+        """Send the bytes of a saved value, straight from this node's object store."""
+        lease = await self._lease(request.session_id, tenant)
+        [ref] = await self._ask(lease, "blob_ref", request.blob_id)
+        data = memoryview(await ref)
+        stop = request.offset + request.length if request.length else data.nbytes
+        if stop > data.nbytes or request.offset > stop:
+            raise admission.refuse(f"bytes {request.offset} to {stop} of a value that has {data.nbytes}")
+        step = self.settings.models[0].limits.chunk_bytes
+        for start in range(request.offset, stop, step):
+            yield service_pb2.FetchChunk(offset=start, data=bytes(data[start : min(start + step, stop)]))
+
+    @unary(service_pb2.CancelRequest, service_pb2.CancelReply)
+    async def Cancel(self, request: service_pb2.CancelRequest, tenant: Tenant) -> service_pb2.CancelReply:
+        """Cancel a trace."""
+        lease = await self._lease(request.session_id, tenant)
+        return service_pb2.CancelReply(found=await self._ask(lease, "cancel", request.trace_id))
+
+    @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
+    async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:
+        """Say how models, sessions and the caller's own tenant are."""
+        status: DirectoryStatus = await self._directory.status.remote()
+        reply = service_pb2.StatusReply(
+            sessions=status.sessions,
+            warm_sessions=status.warm,
+            uptime_seconds=status.uptime_seconds,
+            server_version=VERSION,
+        )
+        for model in self.settings.models:
+            state = status.models.get(model.deployment, ModelState("LOADING", 0, 0, 0))
+            reply.models.add(
+                name=model.name,
+                state=state.state,
+                replicas=state.replicas,
+                running=state.running,
+                waiting=state.waiting,
+            )
+        for usage in status.tenants:
+            if usage.name == tenant.name:
+                reply.tenants.add(
+                    name=usage.name,
+                    sessions=usage.sessions,
+                    traces_running=usage.traces_running,
+                    traces_done=usage.traces_done,
+                    stored_bytes=usage.stored_bytes,
+                )
+        return reply
+
+    # grpc.health.v1.Health: anybody may ask, with or without a key
+
+    async def Check(self, data: bytes) -> health_pb2.HealthCheckResponse:
+        """SERVING while any model can run traces."""
+        return await self._health(data)
+
+    async def Watch(self, data: bytes) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """The health now, and each time it changes."""
+        last = None
+        while True:
+            health = await self._health(data)
+            if health.status != last:
+                last = health.status
+                yield health
+            await asyncio.sleep(1.0)
+
+    async def List(self, data: bytes) -> health_pb2.HealthListResponse:
+        """The health of every service there is."""
+        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(b"")})
+
+    # Its own
+
+    async def _health(self, data: bytes) -> health_pb2.HealthCheckResponse:
+        kinds = health_pb2.HealthCheckResponse
+        service = admission.parse(health_pb2.HealthCheckRequest, data, 4096).service
+        if service not in ("", SERVICE):
+            return kinds(status=kinds.SERVICE_UNKNOWN)
+        for model in self.settings.models:
+            state: ModelState = await self._directory.model_state.remote(model.deployment)
+            if state.state == "RUNNING":
+                return kinds(status=kinds.SERVING)
+        return kinds(status=kinds.NOT_SERVING)
+
+    async def _running(self, model: ModelSettings) -> None:
+        state: ModelState = await self._directory.model_state.remote(model.deployment)
+        if state.state != "RUNNING":
+            raise ServiceFailure(unavailable(f"the engine of {model.name} is {state.state.lower()}"))
+
+    async def _description(self, model: ModelSettings) -> model_pb2.ModelDescription:
+        found = self._descriptions.get(model.name)
+        if found is None:
+            await self._running(model)
+            data = await asyncio.wait_for(self._engines[model.name].describe.remote(), CALL_SECONDS)
+            found = self._descriptions[model.name] = model_pb2.ModelDescription.FromString(data)
+        return found
+
+    async def _open(self, tenant: Tenant) -> Lease:
+        return self._cache(await self._directory.open.remote(tenant.name))
+
+    async def _lease(self, session_id: str, tenant: Tenant) -> Lease:
+        lease = self._leases.get(session_id)
+        if lease is None or lease.tenant != tenant.name:
+            lease = await self._directory.find.remote(session_id, tenant.name)
+        if lease is None:
+            raise not_found("there is no such session, or it has ended: open a new one")
+        return self._cache(lease)
+
+    def _cache(self, lease: Lease) -> Lease:
+        self._leases[lease.session_id] = lease
+        self._leases.move_to_end(lease.session_id)
+        if len(self._leases) > _MAX_CACHED_LEASES:
+            self._leases.popitem(last=False)
+        return lease
+
+    async def _ask(self, lease: Lease, method: str, *args: Any) -> Any:
+        """Call a session; when it is gone, say that its session has ended."""
+        try:
+            return await getattr(lease.actor, method).remote(lease.session_id, *args)
+        except ActorDiedError:
+            self._lost(lease)
+            raise not_found("the session is gone, and with it what it held: open a new one") from None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ServiceFailure) and error.cause.failure.code == pb.ERROR_CODE_NOT_FOUND:
+                self._leases.pop(lease.session_id, None)
+            raise
+
+    async def _follow(self, lease: Lease, order: Order) -> AsyncGenerator[pb.Event, None]:
+        ended = False
+        try:
+            async for ref in lease.actor.run.options(num_returns="streaming").remote(order):
+                yield pb.Event.FromString(await ref)
+            ended = True
+        except ActorDiedError:
+            ended = True
+            self._lost(lease)
+            message = "the session that ran the trace is gone, and with it what it held; run the trace again"
+            raise ServiceFailure(unavailable(message, order.trace_id)) from None
+        except Exception:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                # The client is gone. Nothing may be awaited while this is cancelled.
+                lease.actor.leave.remote(lease.session_id, order.trace_id, order.follower)
+
+    def _lost(self, lease: Lease) -> None:
+        self._leases.pop(lease.session_id, None)
+        self._directory.forget.remote(lease.session_id)
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                await self._directory.heartbeat.remote(list(self._targets.values()))
+            except ray.exceptions.RayActorError:
+                self._leases.clear()
+                self._directory = directory(self.settings.sessions)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
+    """The limits every model keeps to, so that what a client takes for allowed is allowed for each."""
+    all_limits = [model.limits for model in settings.models]
+
+    def least(name: str) -> Any:
+        return min(getattr(limits, name) for limits in all_limits)
+
+    names = [field.name for field in service_pb2.Limits.DESCRIPTOR.fields if field.name != "pickled"]
+    pickled = tenant.trust == "full" and all(limits.pickled for limits in all_limits)
+    return service_pb2.Limits(pickled=pickled, **{name: least(name) for name in names})

@@ -1,0 +1,41 @@
+"""Where Serve's own gRPC servers listen. It binds them to every interface and has no setting for that.
+
+In both places the address is added by one function of a module, which is replaced here, in the process concerned, before
+it is called.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from serve_app.environment import THIS_MACHINE_ONLY
+
+
+def proxy_on(host: str) -> None:
+    """Make this process, one of Serve's proxies, listen for gRPC on `host`."""
+    from ray.serve._private import default_impl
+
+    def add_grpc_address(grpc_server: Any, server_address: str) -> None:
+        address = f"{host}:{server_address.rsplit(':', 1)[1]}"
+        if grpc_server.add_insecure_port(address) == 0:
+            raise RuntimeError(f"the gRPC address {address} is taken")
+
+    default_impl.add_grpc_address = add_grpc_address
+
+
+def replica_on_this_machine() -> None:
+    """Make this process, a replica, take calls from other replicas on the loopback interface, if all are on one machine.
+
+    Ray's token protects that port in any case.
+    """
+    name, value = THIS_MACHINE_ONLY
+    if os.environ.get(name) != value:
+        return
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    def add_local_port(server: Any, address: str) -> Any:
+        return add_port_to_grpc_server(server, address.replace("[::]", "127.0.0.1"))
+
+    replica.add_port_to_grpc_server = add_local_port

@@ -1,0 +1,180 @@
+"""A service from the command line: a cluster, Serve on it, the application on that, and all of it gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import grpc
+import ray
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray import serve
+
+from actors.naming import DIRECTORY, NAMESPACE
+from serve_app.builder import APP, build
+from serve_app.cluster import Cluster
+from serve_app.environment import proxy_environment
+from serve_app.proxy import FUNCTIONS
+from serve_app.settings import Settings
+
+POLL_SECONDS = 0.5
+STATUS_SECONDS = 3.0
+LOOK_SECONDS = 5.0
+
+DEPLOYING = "deploying"
+SETTLING = "almost ready"
+
+Progress = Callable[[str], None]
+
+
+class ServiceError(Exception):
+    """The service cannot run; the message is for whoever started it."""
+
+
+class Service:
+    """One service, from `start` to `stop`.
+
+    Args:
+        settings: of the service.
+        cluster: where it runs.
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._serving = False
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        grpc_settings = self._settings.grpc
+        host = "localhost" if grpc_settings.host in ("0.0.0.0", "::") else grpc_settings.host
+        return f"{host}:{grpc_settings.port}"
+
+    def start(self, progress: Progress) -> None:
+        """Start everything; returns when traces can run.
+
+        Args:
+            progress: called again and again with what is being done.
+
+        Raises:
+            ServiceError: something does not start, with the reason.
+        """
+        check_port(self._settings.grpc.host, self._settings.grpc.port)
+        progress("starting Ray")
+        try:
+            self._cluster.start()
+        except Exception as error:
+            raise ServiceError(f"Ray does not start: {error}") from error
+        progress("starting Serve")
+        self._start_serve()
+        progress(DEPLOYING)
+        serve.run_many(
+            [serve.RunTarget(build(self._settings), name=APP)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        asked = 0.0
+        while True:
+            stage = self._stage()
+            progress(stage)
+            # Serve's controller answers in great detail, and needs the processor for loading as much as anybody.
+            if stage == SETTLING or time.monotonic() - asked > STATUS_SECONDS:
+                asked = time.monotonic()
+                if self._running():
+                    break
+            time.sleep(POLL_SECONDS)
+        progress("opening the port")
+        self._wait_until_reachable()
+
+    def run(self) -> NoReturn:
+        """Stay until interrupted."""
+        while True:
+            self._cluster.look_after()
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """End everything that `start` began. Never raises, and twice is fine."""
+        # What Serve is about to end cannot be looked at afterwards.
+        self._cluster.look_after()
+        with contextlib.suppress(Exception):
+            if self._serving:
+                serve.shutdown()
+        with contextlib.suppress(Exception):
+            ray.kill(ray.get_actor(DIRECTORY, namespace=NAMESPACE))
+        self._cluster.stop()
+
+    def _start_serve(self) -> None:
+        with contextlib.suppress(ValueError):
+            ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            raise ServiceError(
+                "Serve runs on this cluster already, and its gRPC port cannot be changed any more: deploy with Serve's "
+                "own tools (`serve deploy`), or shut it down first (`serve shutdown`)"
+            )
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        self._serving = True
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": self._settings.http.host, "port": self._settings.http.port or free_port()},
+            grpc_options={"port": self._settings.grpc.port, "grpc_servicer_functions": FUNCTIONS},
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+            controller_options={"runtime_env": {"env_vars": proxy_environment(self._settings)}},
+        )
+
+    def _running(self) -> bool:
+        application = serve.status().applications[APP]
+        if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            reasons = [application.message, *(one.message for one in application.deployments.values())]
+            raise ServiceError("the application does not start:\n" + "\n".join(reason for reason in reasons if reason))
+        return application.status == "RUNNING"
+
+    def _stage(self) -> str:
+        try:
+            directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+            states = {
+                model.name: ray.get(directory.model_state.remote(model.deployment), timeout=5)
+                for model in self._settings.models
+            }
+        except (ValueError, ray.exceptions.RayError):
+            return DEPLOYING
+        if all(state.state == "RUNNING" for state in states.values()):
+            return SETTLING
+        loading = {name: state.stages[0] for name, state in states.items() if state.stages}
+        return (
+            ", ".join(f"{name}: {stage} ({seconds:.0f} s)" for name, (stage, seconds) in loading.items()) or DEPLOYING
+        )
+
+    def _wait_until_reachable(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for _ in range(120):
+                with contextlib.suppress(grpc.RpcError):
+                    reply = health.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True)
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                time.sleep(POLL_SECONDS)
+        raise ServiceError(f"the service started but does not answer at {self.address}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ServiceError if a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another port: --port"
+            ) from None
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,248 @@
+"""Everything that can be configured, in one model, built once and passed down.
+
+The layers, weakest first: the YAML file, the environment (`INTERPOSE_GRPC__PORT=9001`), what the caller passes (flags
+of the command line, arguments of the Serve application). An unknown key in any of them is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hmac
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+PREFIX = "INTERPOSE_"
+
+# Read by the client library, which may run in the same environment as the server.
+_CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY", "INTERPOSE_PROGRESS"})
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class _Part(BaseModel):
+    """A part of the settings: unknown keys are errors, and it does not change once built."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Limits(_Part):
+    """What one trace may ask for; the client learns them when it connects and refuses early."""
+
+    max_message_bytes: int = Field(32 * _MIB, ge=64 * 1024, le=_GIB, description="of one Submit")
+    max_upload_bytes: int = Field(2 * _GIB, ge=0, description="of one uploaded blob")
+    max_saved_bytes: int = Field(8 * _GIB, ge=0, description="of all that one trace saves")
+    max_invokes: int = Field(512, ge=1)
+    chunk_bytes: int = Field(_MIB, ge=4096, le=32 * _MIB, description="of Upload and Fetch")
+    inline_bytes: int = Field(16 * 1024, ge=0, description="larger tensors travel as blobs")
+    max_program_bytes: int = Field(_MIB, ge=1024, description="of one block's source")
+    step_seconds: float = Field(10.0, gt=0, description="wall time a block may take in one step")
+    block_memory_bytes: int = Field(4 * _GIB, ge=_MIB, description="what a block may allocate in one step")
+    pickled: bool = Field(False, description="whether values may be pickled; also needs a tenant of full trust")
+
+
+class ModelSettings(_Part):
+    """One served model: which weights, over how many workers, with which engine arguments."""
+
+    name: str = Field("", description="what clients call it; by default the last part of `model`")
+    model: str = Field(min_length=1, description="a path or a Hugging Face id")
+    tensor_parallel_size: int = Field(1, ge=1)
+    pipeline_parallel_size: int = Field(1, ge=1)
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    engine: dict[str, Any] = Field(default_factory=dict, description="further arguments of the engine, by vLLM's names")
+    replicas: int = Field(1, ge=1)
+    max_running_traces: int = Field(256, ge=1, description="on one replica at a time")
+    max_waiting_traces: int = Field(1024, ge=1, description="beyond the running ones, per session")
+    limits: Limits = Limits()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and not values.get("name") and isinstance(values.get("model"), str):
+            return {**values, "name": values["model"].rstrip("/").rsplit("/", 1)[-1]}
+        return values
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a model's name consists of letters, digits, '.', '_' and '-': {name!r} does not")
+        return name
+
+    @field_validator("engine")
+    @classmethod
+    def _not_ours(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        ours = {"model", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend", "worker_cls"}
+        taken = sorted(ours & engine.keys())
+        if taken:
+            raise ValueError(f"set by the service itself, not under `engine`: {', '.join(taken)}")
+        return engine
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def deployment(self) -> str:
+        """Name of the Serve deployment that holds the engine."""
+        return f"engine-{self.name}"
+
+
+class SessionSettings(_Part):
+    """How many sessions there may be, how long they live, and what they keep."""
+
+    warm: int = Field(2, ge=0, description="session actors that wait for a client")
+    idle_seconds: float = Field(900.0, gt=0, description="an unused session is closed after this")
+    max_sessions: int = Field(64, ge=1)
+    max_per_tenant: int = Field(16, ge=1)
+    retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
+    stored_bytes: int = Field(16 * _GIB, ge=_MIB, description="uploads and results that one session keeps")
+
+
+class GrpcSettings(_Part):
+    """Where clients connect. Serve's gRPC proxy speaks no TLS: terminate it at a gateway."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(9000, ge=1, le=65535)
+
+
+class HttpSettings(_Part):
+    """Serve's HTTP proxy: it carries no traces, but Serve starts none of its proxies without it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+
+
+class Tenant(_Part):
+    """Who may use the service: a name, its keys, and how far its programs are trusted."""
+
+    name: str = Field(min_length=1, max_length=100)
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    trust: Literal["none", "full"] = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "api_key" in values:
+            values = dict(values)
+            values["api_keys"] = (values.pop("api_key"), *values.get("api_keys", ()))
+        return values
+
+    @field_validator("api_keys")
+    @classmethod
+    def _long_enough(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if any(len(key) < 8 for key in keys):
+            raise ValueError("an API key has at least 8 characters")
+        return keys
+
+
+ANONYMOUS = Tenant(name="anonymous")
+
+
+class Settings(BaseSettings):
+    """The settings of a whole service.
+
+    Args:
+        config_file: a YAML file with any of the other fields; also `INTERPOSE_CONFIG_FILE`.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    config_file: Path | None = None
+    models: tuple[ModelSettings, ...] = ()
+    sessions: SessionSettings = SessionSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
+    tenants: tuple[Tenant, ...] = ()
+    ingress_replicas: int = Field(1, ge=1)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        given = getattr(init_settings, "init_kwargs", {}).get("config_file")
+        path = given or os.environ.get(f"{PREFIX}CONFIG_FILE")
+        if not path:
+            return init_settings, env_settings
+        if not Path(path).is_file():
+            raise ValueError(f"there is no configuration file {path}")
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if not self.models:
+            raise ValueError("no model to serve: name one, or list some under `models`")
+        for what, names in (
+            ("model", [model.name for model in self.models]),
+            ("tenant", [tenant.name for tenant in self.tenants]),
+            ("API key", [key for tenant in self.tenants for key in tenant.api_keys]),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"every {what} must be given once only")
+        for tenant in self.tenants:
+            if not tenant.api_keys and len(self.tenants) > 1:
+                raise ValueError(f"tenant {tenant.name!r} has no API key; only a single tenant may do without")
+        _refuse_unknown_variables(type(self).model_fields)
+        return self
+
+    def model_named(self, name: str) -> ModelSettings | None:
+        """Return the model of that name; "" is the only one, if there is only one."""
+        if not name:
+            return self.models[0] if len(self.models) == 1 else None
+        return next((model for model in self.models if model.name == name), None)
+
+    def tenant_with(self, key: str | None) -> Tenant | None:
+        """Return the tenant an API key belongs to; without configured tenants, everybody is the anonymous one."""
+        if not self.tenants:
+            return ANONYMOUS
+        if len(self.tenants) == 1 and not self.tenants[0].api_keys:
+            return self.tenants[0]
+        found = None
+        for tenant in self.tenants:
+            for known in tenant.api_keys:
+                if key is not None and hmac.compare_digest(known.encode(), key.encode()):
+                    found = tenant
+        return found
+
+
+def settings_from(arguments: dict[str, Any]) -> Settings:
+    """Return the settings that flat arguments describe, over those of a file and the environment.
+
+    Args:
+        arguments: any field of `Settings`; or, for a single model, `model` and any field of `ModelSettings`.
+    """
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if "model" in arguments:
+        fields = set(ModelSettings.model_fields) & arguments.keys()
+        one = {name: arguments.pop(name) for name in fields}
+        if "models" in arguments:
+            raise ValueError("give either `model` or `models`")
+        arguments["models"] = [one]
+    return Settings(**arguments)
+
+
+def _refuse_unknown_variables(fields: Mapping[str, Any]) -> None:
+    known = {f"{PREFIX}{name}".upper() for name in fields} | _CLIENT_VARIABLES
+    for variable in os.environ:
+        name = variable.upper()
+        if not name.startswith(PREFIX) or name in known or name.split("__")[0] in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"unknown environment variable {variable}{hint}")
