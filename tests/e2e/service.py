@@ -1,0 +1,192 @@
+"""A whole service for tests: the real command in a process of its own, and everything that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import psutil
+import yaml
+
+from interpose.errors import ServiceFailure, from_rpc_error
+from interpose.v1 import service_pb2, service_pb2_grpc
+from interpose.v1 import trace_pb2 as pb
+from interpose.version import PROTOCOL
+
+START_SECONDS = 400.0
+STOP_SECONDS = 60.0
+
+_HELD = """
+import json, ray
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+total, free = ray.cluster_resources(), ray.available_resources()
+print(json.dumps(total["object_store_memory"] - free["object_store_memory"]))
+"""
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RunningService:
+    """`interpose serve` in a process of its own.
+
+    Args:
+        folder: for its configuration and its output.
+        settings: the configuration file's content; the port is chosen here.
+        arguments: further arguments of the command.
+
+    Attributes:
+        address: where clients connect.
+        process: of the command.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, object], *arguments: str) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self._output = folder / "service.log"
+        config = folder / "service.yaml"
+        config.write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "interpose.cli", "serve", "--config", str(config), "--port", str(port)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
+        with self._output.open("w") as output:
+            self._popen = subprocess.Popen([*command, *arguments], stdout=output, stderr=output, env=environment)
+        self.process = psutil.Process(self._popen.pid)
+        self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
+        self.stub = service_pb2_grpc.InterposeStub(self.channel)
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return self._output.read_text()
+
+    def wait(self) -> RunningService:
+        """Wait until it serves."""
+        deadline = time.monotonic() + START_SECONDS
+        while f"at {self.address}" not in self.output:
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError(f"the service did not start:\n{self.output}")
+            time.sleep(0.2)
+        return self
+
+    def wait_until_running(self, model: str, seconds: float = 200.0) -> None:
+        """Wait until a model's engine can run traces."""
+        wait_for(lambda: self.state(model) == "RUNNING", seconds)
+
+    def state(self, model: str) -> str:
+        """LOADING, RUNNING or UNHEALTHY."""
+        return next(one.state for one in self.status().models if one.name == model)
+
+    def status(self) -> service_pb2.StatusReply:
+        """What `interpose status` shows."""
+        return self.stub.Status(service_pb2.StatusRequest(), timeout=20)
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """Everything it started that still runs, and has a name or command line with `name` in it."""
+        found = []
+        for process in self.process.children(recursive=True):
+            try:
+                if name in " ".join((process.name(), *process.cmdline())):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def object_store_bytes(self) -> int:
+        """What the object store holds now, asked by a process that joins the cluster for it."""
+        gcs = next(iter(self.processes("gcs_server")))
+        environment = {**os.environ, **gcs.environ()}
+        environment.pop("RAY_ADDRESS", None)
+        folder = next(part for part in gcs.cmdline() if part.startswith("--log_dir=")).split("=", 1)[1]
+        environment["RAY_TMPDIR"] = str(Path(folder).parents[1])
+        result = subprocess.run(
+            [sys.executable, "-c", _HELD], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        return int(json.loads(result.stdout.splitlines()[-1]))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it as an operator does; returns its exit status. Fails if it left a process or shared memory."""
+        self.channel.close()
+        children = self.processes() if self._popen.poll() is None else []
+        shared = shared_memory_of(children)
+        if self._popen.poll() is None:
+            self._popen.send_signal(number)
+        try:
+            status = self._popen.wait(STOP_SECONDS)
+        finally:
+            _, alive = psutil.wait_procs(children, timeout=5)
+            for process in alive:
+                process.kill()
+            self._popen.kill()
+        assert not alive, f"left running: {[process.name() for process in alive]}"
+        left = [path for path in shared if os.path.exists(path)]
+        assert not left, f"left in shared memory: {left}"
+        return status
+
+    # Traces without the client library, for what a client library would not send
+
+    def submit(self, trace: pb.Trace, session: str = "", **options: object) -> list[pb.Event]:
+        """Run a trace to its end.
+
+        Raises:
+            ServiceFailure: the trace as a whole failed.
+        """
+        request = service_pb2.SubmitRequest(protocol=PROTOCOL, session_id=session, trace=trace)
+        try:
+            return [event for event in self.stub.Submit(request, timeout=120, **options) if event.WhichOneof("kind")]
+        except grpc.RpcError as error:
+            raise failure_of(error) from None
+
+    def open_session(self) -> str:
+        """Open a session; returns its id."""
+        return self.stub.OpenSession(service_pb2.OpenSessionRequest(), timeout=30).session_id
+
+    def close_session(self, session: str) -> None:
+        """Close a session."""
+        self.stub.CloseSession(service_pb2.CloseSessionRequest(session_id=session), timeout=30)
+
+    def fetch(self, session: str, blob_id: str, **window: int) -> bytes:
+        """The bytes of a saved value."""
+        request = service_pb2.FetchRequest(session_id=session, blob_id=blob_id, **window)
+        try:
+            return b"".join(chunk.data for chunk in self.stub.Fetch(request, timeout=120))
+        except grpc.RpcError as error:
+            raise failure_of(error) from None
+
+
+def failure_of(error: grpc.RpcError) -> ServiceFailure:
+    """The failure that a call ended with; fails if it carries none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "interpose-failure-bin":
+            return ServiceFailure(pb.Failure.FromString(value))
+    raise AssertionError(f"a failed call without a Failure: {from_rpc_error(error)}")
+
+
+def wait_for(condition: object, seconds: float) -> None:
+    """Wait until `condition()` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> list[str]:
+    """The files in shared memory that processes have mapped and that are still there by name."""
+    paths: set[str] = set()
+    for process in processes:
+        try:
+            paths.update(region.path for region in process.memory_maps() if region.path.startswith("/dev/shm/"))
+        except psutil.Error:
+            continue
+    return sorted(path for path in paths if os.path.exists(path))

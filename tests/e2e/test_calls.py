@@ -1,0 +1,206 @@
+"""The service as any gRPC client sees it: what it answers to messages that no client of ours sends."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import uuid
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from interpose.errors import ServiceFailure
+from interpose.v1 import service_pb2, value_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.version import PROTOCOL
+from tests.e2e.service import RunningService, failure_of, wait_for
+
+SAVE = "hidden = model.model.layers[0].output[0].save()\n"
+
+
+def trace(source: str = SAVE, writes: tuple[str, ...] = ("hidden",), **sampling: int) -> pb.Trace:
+    """A trace of one invoke on the llama."""
+    program = pb.Program(source=source, filename="cell", first_line=1, writes=writes)
+    program.reads.add(name="model", value=value_pb2.Value(module=""))
+    program.reads.add(name="tracer", value=value_pb2.Value(tracer=True))
+    invoke = pb.Invoke(prompt=pb.Prompt(text="one two three"), program=program)
+    for name, value in sampling.items():
+        invoke.sampling.add(name=name, value=value_pb2.Value(integer=value))
+    return pb.Trace(id=uuid.uuid4().hex, model="llama", invokes=[invoke])
+
+
+def kinds(events: list[pb.Event]) -> list[str]:
+    """The kinds of events."""
+    return [event.WhichOneof("kind") for event in events]
+
+
+def test_a_trace_is_accepted_and_done(service: RunningService, session: str) -> None:
+    events = service.submit(trace(max_tokens=2), session)
+    assert kinds(events)[0] == "accepted"
+    assert kinds(events)[-1] == "done"
+    assert events[0].accepted.session_id == session
+    usage = events[-1].done.usage
+    assert usage.generated_tokens == 2
+    assert usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff\xff", "not a valid"),
+        (b"\x1a\x05abc", "not a valid"),
+        (b"x" * (33 << 20), "the limit is"),
+    ],
+)
+@pytest.mark.parametrize("method", ["Submit", "Fetch"])
+def test_malformed_messages(service: RunningService, data: bytes, words: str, method: str) -> None:
+    call = service.channel.unary_stream(f"/interpose.v1.Interpose/{method}")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call(data, timeout=30))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    failure = failure_of(caught.value).failure
+    assert failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert words in failure.message
+    assert "Traceback" not in str(caught.value)
+
+
+def test_malformed_unary_messages(service: RunningService) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        service.channel.unary_unary("/interpose.v1.Interpose/Upload")(b"\xff", timeout=30)
+    assert "not a valid" in failure_of(caught.value).failure.message
+
+
+def test_another_protocol(service: RunningService, session: str) -> None:
+    request = service_pb2.SubmitRequest(protocol=PROTOCOL + 7, session_id=session, trace=trace())
+    with pytest.raises(grpc.RpcError) as caught:
+        list(service.stub.Submit(request, timeout=30))
+    failure = failure_of(caught.value).failure
+    assert failure.code == pb.ERROR_CODE_VERSION
+    assert "upgrade interpose on the server" in failure.message
+
+
+@pytest.mark.parametrize("session_id", ["", "nonsense", "0" * 32])
+def test_a_session_that_is_not_there(service: RunningService, session_id: str) -> None:
+    with pytest.raises(ServiceFailure) as caught:
+        service.fetch(session_id, "x")
+    assert caught.value.failure.code == pb.ERROR_CODE_NOT_FOUND
+
+
+def test_a_closed_session_is_gone(service: RunningService) -> None:
+    session = service.open_session()
+    service.submit(trace(), session)
+    service.close_session(session)
+    service.close_session(session)
+    with pytest.raises(ServiceFailure) as caught:
+        service.submit(trace(), session)
+    assert caught.value.failure.code == pb.ERROR_CODE_NOT_FOUND
+
+
+def test_a_trace_runs_once_however_often_it_is_submitted(service: RunningService, session: str) -> None:
+    once = trace("import random\nnumber = random.random()\nprint(number)\nnumber.save()\n", ("number",))
+    first, second = service.submit(once, session), service.submit(once, session)
+    assert "log" in kinds(first)
+    assert first == second
+    once.invokes[0].program.source = SAVE
+    with pytest.raises(ServiceFailure, match="used before"):
+        service.submit(once, session)
+
+
+def test_an_upload_survives_repetition_and_disorder(service: RunningService, session: str) -> None:
+    data = bytes(range(256)) * 1000
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+    def send(offset: int, length: int) -> int:
+        request = service_pb2.UploadRequest(session_id=session, digest=digest, size=len(data), offset=offset)
+        request.data = data[offset : offset + length]
+        return service.stub.Upload(request, timeout=30).received
+
+    assert send(200_000, 56_000) == 56_000
+    assert send(200_000, 56_000) == 56_000
+    assert send(0, 0) == 56_000
+    assert send(0, 200_000) == len(data)
+    assert send(5, 5) == len(data)
+
+
+def test_an_upload_with_other_bytes_is_refused(service: RunningService, session: str) -> None:
+    request = service_pb2.UploadRequest(session_id=session, digest="sha256:" + "0" * 64, size=3, data=b"abc")
+    with pytest.raises(grpc.RpcError) as caught:
+        service.stub.Upload(request, timeout=30)
+    assert "digest" in failure_of(caught.value).failure.message
+
+
+def test_windows_of_a_value(service: RunningService, session: str) -> None:
+    source = "hidden = model.model.layers[0].output[0].new_ones(3_000_000).cumsum(0).save()\n"
+    events = service.submit(trace(source), session)
+    [saves] = [event.saves for event in events if event.WhichOneof("kind") == "saves"]
+    blob = next(value.tensor.blob for value in saves.objects.values if value.tensor.blob.id)
+    whole = service.fetch(session, blob.id)
+    assert len(whole) == blob.size == 12_000_000
+    assert service.fetch(session, blob.id, offset=5_000_000, length=2_000_000) == whole[5_000_000:7_000_000]
+    assert service.fetch(session, blob.id, offset=blob.size) == b""
+    with pytest.raises(ServiceFailure, match="of a value that has"):
+        service.fetch(session, blob.id, offset=blob.size, length=1)
+    other = service.open_session()
+    with pytest.raises(ServiceFailure):
+        service.fetch(other, blob.id)
+    service.close_session(other)
+
+
+def test_cancel(service: RunningService, session: str) -> None:
+    endless = trace("for step in tracer.iter[:]:\n    pass\n", (), max_tokens=400, ignore_eos=1)
+    endless.invokes[0].sampling[1].value.boolean = True
+    request = service_pb2.SubmitRequest(protocol=PROTOCOL, session_id=session, trace=endless)
+    events = service.stub.Submit(request, timeout=60)
+    while next(events).WhichOneof("kind") != "output":
+        pass
+    cancel = service_pb2.CancelRequest(session_id=session, trace_id=endless.id)
+    assert service.stub.Cancel(cancel, timeout=30).found
+    with pytest.raises(grpc.RpcError) as caught:
+        list(events)
+    assert caught.value.code() == grpc.StatusCode.CANCELLED
+    assert not service.stub.Cancel(cancel, timeout=30).found
+    wait_for(lambda: not any(model.running for model in service.status().models), 10)
+
+
+def test_opening_a_session_starts_no_process(service: RunningService) -> None:
+    """A session is lent an actor of the warm pool, and gives it back; how long that takes is measured in benchmarks/."""
+    wait_for(lambda: service.status().warm_sessions >= 2, 30)
+    before = {process.pid for process in service.processes("ray::Session")}
+    for _ in range(20):
+        service.close_session(service.open_session())
+    after = {process.pid for process in service.processes("ray::Session")}
+    assert len(after - before) <= 2, "closed sessions' actors are lent again"
+
+
+def test_health(service: RunningService) -> None:
+    health = health_pb2_grpc.HealthStub(service.channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    assert health.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
+    assert health.Check(health_pb2.HealthCheckRequest(service="interpose.v1.Interpose"), timeout=20).status == serving
+    unknown = health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+    assert unknown.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    assert next(watch).status == serving
+    watch.cancel()
+
+
+def test_only_this_machine_can_connect(service: RunningService) -> None:
+    ours = {process.pid: process.name() for process in [service.process, *service.processes()]}
+    listening = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in listening.splitlines():
+        for pid in {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & ours.keys():
+            found[line.split()[3]] = ours[pid]
+    assert service.address in {address.replace("[::ffff:127.0.0.1]", "127.0.0.1") for address in found}
+    open_to_others = {address: name for address, name in found.items() if "127.0.0.1" not in address}
+    assert not open_to_others
+
+
+def test_the_status_command(service: RunningService, session: str) -> None:
+    command = [sys.executable, "-m", "interpose.cli", "status", "--address", service.address]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert re.search(r"^llama +RUNNING +1 ", result.stdout, re.MULTILINE)
+    assert re.search(r"^anonymous +1 ", result.stdout, re.MULTILINE)

@@ -1,0 +1,37 @@
+"""What README shows works as it stands: the demo, and the first trace."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.service import RunningService
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_first_trace_of_the_readme(service: RunningService, tmp_path: Path) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "localhost:9000" in block
+    assert "tiny-llama" in block
+    script = tmp_path / "first_trace.py"
+    script.write_text(block.replace("localhost:9000", service.address).replace("tiny-llama", "llama"))
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "LlamaForCausalLM" in result.stdout
+    assert re.search(r"torch\.Size\(\[\d+, 128\]\) tensor\(\d+\) ", result.stdout)
+
+
+@pytest.mark.timeout(600)
+def test_the_demo(tmp_path: Path) -> None:
+    """`make demo` after its set-up: its own service, a client in another process, a picture, nothing left."""
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--directory", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=560)
+    assert result.returncode == 0, result.stdout + result.stderr
+    picture = tmp_path / "logit-lens.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000

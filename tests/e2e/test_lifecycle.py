@@ -1,0 +1,96 @@
+"""A second service on the same machine, from its start to its end: tenants, and nothing left when it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import interpose
+from interpose.errors import Unauthenticated, Unavailable
+from interpose.v1 import value_pb2
+from tests.e2e.service import RunningService
+from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
+from tests.oracle import Oracle
+
+TENANTS = [{"name": "red", "api_key": "red-key-1"}, {"name": "blue", "api_key": "blue-key-1"}]
+
+pytestmark = pytest.mark.timeout(500)
+
+
+@pytest.fixture(scope="module")
+def second(
+    service: RunningService, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
+    """A service of its own, beside the shared one: one worker, two tenants, given on the command line and in a file."""
+    folder = tmp_path_factory.mktemp("second")
+    settings: dict[str, object] = {"tenants": TENANTS, "sessions": {"warm": 1}}
+    arguments = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--max-model-len", "64"]
+    running = RunningService(folder, settings, *arguments).wait()
+    yield running
+    running.stop()
+
+
+def test_tenants(second: RunningService) -> None:
+    with pytest.raises(Unauthenticated):
+        interpose.connect(second.address)
+    with pytest.raises(Unauthenticated):
+        interpose.connect(second.address, api_key="red-key-2")
+    with (
+        interpose.connect(second.address, api_key="red-key-1") as red,
+        interpose.connect(second.address, api_key="blue-key-1") as blue,
+    ):
+        model = red.model()
+        assert model.name == "tiny"
+        assert model.max_model_len == 64
+        with model.trace("one two three"):
+            hidden = model.model.layers[0].output[0].save()
+        assert hidden.shape[-1] == 128
+        assert [tenant.name for tenant in red.status().tenants] == ["red"]
+        assert not blue.status().tenants
+        # What is red's is not there for blue.
+        red_session = red.session.open()
+        with pytest.raises(interpose.NotFound, match="no such session"):
+            blue.session.fetch(red_session, [value_pb2.Blob(id="x", size=1)])
+
+
+def test_one_worker_reads_what_transformers_computes(second: RunningService, checkpoints: dict[str, Path]) -> None:
+    with interpose.connect(second.address, api_key="blue-key-1", progress=False) as client:
+        served = Served(client, "tiny", checkpoints["llama"], Oracle(checkpoints["llama"]))
+        for prompt in PROMPTS:
+            check_everything(served, prompt, *read_everything(served, prompt))
+
+
+def test_a_server_that_stops_in_the_middle(second: RunningService) -> None:
+    errors: list[Exception] = []
+    started = threading.Event()
+
+    def run() -> None:
+        client = interpose.connect(second.address, api_key="red-key-1", progress=False)
+        model = client.model()
+        started.set()
+        try:
+            with model.trace("one two three", max_tokens=60, ignore_eos=True) as tracer:
+                for _step in tracer.iter[:]:
+                    import time
+
+                    time.sleep(0.5)
+        except interpose.InterposeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(30)
+    time.sleep(2)
+    begun = time.monotonic()
+    assert second.stop(signal.SIGINT) == 0
+    assert time.monotonic() - begun < 40
+    thread.join(30)
+    assert len(errors) == 1
+    assert isinstance(errors[0], Unavailable)
+    with pytest.raises(Unavailable):
+        interpose.connect(second.address, api_key="red-key-1", timeout=3)

@@ -1,0 +1,44 @@
+"""One in-process engine for each architecture, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interpose.cli.demo_model import write_demo_model
+from tests.engine.harness import LocalEngine
+from tests.oracle import Oracle
+
+
+class Bench:
+    """An engine and the oracle on the same checkpoint."""
+
+    def __init__(self, checkpoint: Path, arch: str) -> None:
+        self.checkpoint = checkpoint
+        self.arch = arch
+        self.engine = LocalEngine(checkpoint, dtype="float32")
+        self.oracle = Oracle(checkpoint)
+
+    def block(self, layer: int) -> str:
+        """The path of one block."""
+        return f"transformer.h.{layer}" if self.arch == "gpt2" else f"model.layers.{layer}"
+
+
+def expression(path: str) -> str:
+    """What a block writes to name the module at `path`."""
+    return "model." + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split(".")).lstrip(".")
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / request.param, request.param)
+    bench = Bench(checkpoint, request.param)
+    yield bench
+    assert bench.engine.interleaver.idle, "a trace left something behind"
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks
+        for module in bench.engine.worker.model_runner.get_model().modules()
+    )
+    bench.engine.close()

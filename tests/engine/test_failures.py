@@ -1,0 +1,114 @@
+"""A block that fails is told why, at its own line, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from interpose.v1 import trace_pb2 as pb
+from tests.engine.conftest import Bench
+from tests.engine.harness import Block
+
+PROMPT = [5, 400, 17, 99, 256]
+OTHER = [8, 8, 1]
+
+
+@pytest.fixture(autouse=True)
+def others_unharmed(bench: Bench) -> Iterator[None]:
+    """After each failure the engine's next requests are right."""
+    expected = bench.oracle.run(OTHER, 4).tokens
+    yield
+    assert bench.engine.plain(OTHER, ignore_eos=True).token_ids == expected
+    assert bench.engine.interleaver.idle
+
+
+LAYER = "{block}"
+CASES = [
+    ("x = 1\nraise ValueError('boom')", pb.ERROR_CODE_INTERVENTION, 2, "ValueError: boom"),
+    ("def f():\n    return 1 / 0\nf()", pb.ERROR_CODE_INTERVENTION, 2, "ZeroDivisionError: division by zero"),
+    ("x = undefined_name", pb.ERROR_CODE_INTERVENTION, 1, "NameError: name 'undefined_name' is not defined"),
+    ("raise SystemExit(3)", pb.ERROR_CODE_INTERVENTION, 1, "SystemExit: 3"),
+    (LAYER + ".mpl.output", pb.ERROR_CODE_UNKNOWN_LOCATION, 1, "did you mean mlp"),
+    ("x = 0\n{layers}[99].output", pb.ERROR_CODE_UNKNOWN_LOCATION, 2, "does not exist"),
+    ("{layers}.output", pb.ERROR_CODE_UNKNOWN_LOCATION, 1, "not called"),
+    ("model.lm_head.output", pb.ERROR_CODE_UNKNOWN_LOCATION, 1, "model.logits.output"),
+    ("{layers}[2].output\n{layers}[1].output", pb.ERROR_CODE_OUT_OF_ORDER, 2, "already passed"),
+    ("model.logits.output\n{layers}[1].output", pb.ERROR_CODE_OUT_OF_ORDER, 2, "already passed"),
+    (LAYER + ".next().next().next().output", pb.ERROR_CODE_UNKNOWN_LOCATION, 1, "never reached"),
+    ("for s in tracer.iter[7]:\n    pass", pb.ERROR_CODE_UNKNOWN_LOCATION, 1, "after 2 steps"),
+    (LAYER + ".mlp.output = torch.zeros(3)", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "has shape [5,"),
+    (LAYER + ".mlp.output = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "assigned a int"),
+    (LAYER + ".mlp.c = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "cannot be assigned"),
+    (LAYER + ".mlp(torch.zeros(3))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "cannot be applied"),
+    ("tracer.barier(2)", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "tracer has no 'barier'"),
+    ("x = object().save()", pb.ERROR_CODE_INVALID_ARGUMENT, None, "cannot be saved"),
+    ("with torch.autocast('cpu'):\n    model.logits.output", pb.ERROR_CODE_INVALID_ARGUMENT, 2, "torch mode"),
+    ("while True: pass", pb.ERROR_CODE_DEADLINE_EXCEEDED, 1, "longer than"),
+    (
+        "while True:\n    try:\n        1 / 0\n    except:\n        pass",
+        pb.ERROR_CODE_DEADLINE_EXCEEDED,
+        None,
+        "longer than",
+    ),
+    ("import time\ntime.sleep(60)", pb.ERROR_CODE_DEADLINE_EXCEEDED, 2, "longer than"),
+    ("x = []\nwhile True: x.append(torch.ones(1 << 22))", pb.ERROR_CODE_QUOTA_EXCEEDED, 2, "memory grow"),
+    ("x = torch.ones(1 << 40)", pb.ERROR_CODE_INTERVENTION, 1, "allocate"),
+    ("x = 'a' * (1 << 40)", pb.ERROR_CODE_INTERVENTION, 1, "MemoryError"),
+    ("def f(): return f()\nf()", pb.ERROR_CODE_INTERVENTION, 1, "RecursionError"),
+    ("x = torch.ones(1 << 25).save()", pb.ERROR_CODE_QUOTA_EXCEEDED, None, "more than the 64 MiB"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_a_failing_block(bench: Bench, case: int) -> None:
+    source, code, line, message = CASES[case]
+    layers = "model.transformer.h" if bench.arch == "gpt2" else "model.model.layers"
+    source = source.replace("{block}", layers + "[1]").replace("{layers}", layers)
+    beside = Block([3, 77, 4], "token = model.samples.output.save()", {"max_tokens": 2, "ignore_eos": True})
+    failing = Block(PROMPT, source, {"max_tokens": 2, "ignore_eos": True})
+    good, bad, plain = bench.engine.run_traces([[beside], [failing]], plain=(OTHER,))
+    assert bad.failure is not None, bad
+    assert bad.failure.code == code, bad.failure
+    assert message in bad.failure.message, bad.failure.message
+    if line is not None:
+        assert bad.failure.frames[-1].line == line
+        assert bad.failure.frames[-1].filename == "<block>"
+        assert bad.failure.frames[-1].text == source.splitlines()[line - 1]
+    assert not bad.saved
+    assert "executor" not in str(bad.failure.frames)
+    assert good.failure is None
+    assert good.saved["token"].item() == bench.oracle.run([3, 77, 4]).tokens[0]
+    assert plain.token_ids == bench.engine.plain(OTHER).token_ids
+
+
+def test_an_error_ends_the_request_in_its_step(bench: Bench) -> None:
+    source = "for s in tracer.iter[1:]:\n    raise KeyError('k')"
+    [ran] = bench.engine.run(Block(PROMPT, source, {"max_tokens": 60, "min_tokens": 50, "ignore_eos": True}))
+    assert len(ran.token_ids) == 2
+    assert ran.failure is not None
+
+
+def test_one_failing_invoke_leaves_the_trace_others_saves(bench: Bench) -> None:
+    rans = bench.engine.run(Block(PROMPT, "a = model.logits.output.save()"), Block([1, 2], "b = nothing"))
+    assert rans[0].failure is None
+    assert "a" in rans[0].saved
+    assert rans[1].failure is not None
+
+
+def test_dropped_traces_leave_nothing(bench: Bench) -> None:
+    engine = bench.engine.llm.llm_engine
+    from vllm import SamplingParams
+
+    from executor.work import Work
+
+    block = Block(PROMPT, "for s in tracer.iter[:]:\n    model.logits.output\n")
+    trace = bench.engine.trace([block], {})
+    params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=Work(trace, 0, 1, "").to_args())
+    engine.add_request("dropped", {"prompt_token_ids": PROMPT, "cache_salt": "x"}, params)
+    engine.step()
+    engine.step()
+    assert not bench.engine.interleaver.idle
+    engine.abort_request(["dropped"])
+    bench.engine.worker.interpose_drop(trace.id)
+    assert bench.engine.interleaver.idle

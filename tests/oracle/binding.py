@@ -1,0 +1,120 @@
+"""A binding puts a hook on a transformers module and names it as vLLM does.
+
+Each method of `Bindings` hooks one kind of module and reports its values, converted to vLLM's layout, to a `Visit`,
+which returns the value to go on with. The hooks' list of locations is the only list there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from tests.oracle.location import Kind, Location, Sharding
+
+
+class Visit(Protocol):
+    """Called with each value as the forward pass reaches it."""
+
+    def __call__(self, path: str, kind: Kind, value: Any) -> Any:
+        """Return the value to go on with: the very object that came in, or an edited one."""
+
+
+def rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return transformers' [1, tokens, ...] as a view [tokens, ...]."""
+    return tensor.squeeze(0)
+
+
+def batch(tensor: torch.Tensor) -> torch.Tensor:
+    """Return rows [tokens, ...] as a view [1, tokens, ...]."""
+    return tensor.unsqueeze(0)
+
+
+class Bindings:
+    """The hooks of one run, and the locations that they serve in the order they were bound."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self.locations: list[Location] = []
+        self._handles: list[RemovableHandle] = []
+
+    def remove(self) -> None:
+        """Take every hook off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def add(self, path: str, kind: Kind, sharding: Sharding) -> None:
+        """Say that a hook serves a location."""
+        self.locations.append(Location(path, kind, sharding))
+
+    def before(self, module: nn.Module, hook: Any) -> None:
+        """Register `hook(module, args)` ahead of a module's forward."""
+        self._handles.append(module.register_forward_pre_hook(hook))
+
+    def after(self, module: nn.Module, hook: Any) -> None:
+        """Register `hook(module, args, output)` behind a module's forward."""
+        self._handles.append(module.register_forward_hook(hook))
+
+    def input(self, module: nn.Module, path: str, sharding: Sharding) -> None:
+        """Bind the first positional argument, [1, tokens, ...] in transformers."""
+        self.add(path, "input", sharding)
+        self.before(module, lambda _, args: (batch(self.visit(path, "input", rows(args[0]))), *args[1:]))
+
+    def output(self, module: nn.Module, path: str, sharding: Sharding) -> None:
+        """Bind an output that is one tensor in both, [1, tokens, ...] in transformers."""
+        self.add(path, "output", sharding)
+        self.after(module, lambda _, args, output: batch(self.visit(path, "output", rows(output))))
+
+    def linear(self, module: nn.Module, path: str, sharding: Sharding) -> None:
+        """Bind the output of a linear layer, a pair with an absent bias in vLLM."""
+        self.add(path, "output", sharding)
+        self.after(module, lambda _, args, output: batch(self.visit(path, "output", (rows(output), None))[0]))
+
+    def attention(self, module: nn.Module, path: str) -> None:
+        """Bind the output of an attention module, a pair with the attention weights in transformers."""
+        self.add(path, "output", "attention")
+        self.after(module, lambda _, args, output: (batch(self.visit(path, "output", rows(output[0]))), *output[1:]))
+
+    def fused_linear(self, parts: list[nn.Module], path: str) -> None:
+        """Bind linear layers that share one input and that vLLM merges into one, side by side.
+
+        Args:
+            parts: the layers in the order of the merged output, which is the order transformers calls them in.
+            path: the merged layer's path.
+        """
+        self.add(path, "input", "column-input")
+        self.add(path, "output", "column")
+        outputs: list[torch.Tensor] = []
+
+        def before_first(_: nn.Module, args: tuple[Any, ...]) -> None:
+            x = batch(self.visit(path, "input", rows(args[0])))
+            made = [part.forward(x) for part in parts]  # forward itself: calling would run the hooks
+            whole, _bias = self.visit(path, "output", (rows(torch.cat(made, dim=-1)), None))
+            outputs[:] = batch(whole).split([each.shape[-1] for each in made], dim=-1)
+
+        self.before(parts[0], before_first)
+        for i, part in enumerate(parts):
+            self.after(part, lambda _, args, output, i=i: outputs[i])
+
+    def row_input(self, module: nn.Module, path: str, made_by: str | None = None) -> None:
+        """Bind the input of a row-parallel layer.
+
+        Args:
+            module: the layer.
+            path: its path.
+            made_by: the path of the vLLM module whose output this input is, where transformers has a plain function.
+        """
+        if made_by is not None:
+            self.add(made_by, "output", "row-input")
+        self.add(path, "input", "row-input")
+
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[torch.Tensor]:
+            x = rows(args[0])
+            if made_by is not None:
+                x = self.visit(made_by, "output", x)
+            return (batch(self.visit(path, "input", x)),)
+
+        self.before(module, hook)

@@ -1,0 +1,118 @@
+"""The oracle generates greedily with transformers, one step at a time, and reports what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from tests.oracle import gpt2, llama
+from tests.oracle.binding import Bindings, Visit
+from tests.oracle.location import Edit, Kind, Location, Reference, copy_of, layout_of, write_into
+
+BINDERS: dict[str, Callable[[Any, Bindings], None]] = {"gpt2": gpt2.bind, "llama": llama.bind, "qwen3": llama.bind}
+
+
+class Oracle:
+    """A checkpoint in transformers, float32, with eager attention.
+
+    Args:
+        checkpoint: the directory of a gpt2, llama or qwen3 model.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.config = AutoConfig.from_pretrained(checkpoint)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    @torch.no_grad()
+    def run(
+        self,
+        prompt_ids: list[int],
+        steps: int = 1,
+        edits: Sequence[Edit] = (),
+        force: Sequence[int] | None = None,
+    ) -> Reference:
+        """Generate greedily and return every value of every step.
+
+        Args:
+            prompt_ids: the prompt; step 0 computes all its rows.
+            steps: how many tokens to generate; each step after the first computes the one row of the token before.
+            edits: changes made as the forward pass reaches them, in this order where several name one location.
+            force: tokens that take the place of the chosen ones, from the first on; the rest is chosen as usual.
+
+        Raises:
+            ValueError: an edit changed a value's layout, or names a location or steps that the run did not reach.
+        """
+        reference = Reference()
+        visit = _Recorder(reference, edits)
+        bindings = _bind(self.model, visit)
+        try:
+            cache = DynamicCache(config=self.config)
+            ids = list(prompt_ids)
+            for step in range(steps):
+                visit.step = step
+                output = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                logits = visit("logits", "output", output.logits[0].clone())
+                token = force[step] if force is not None and step < len(force) else int(logits.argmax())
+                reference.logits.append(logits)
+                reference.tokens.append(token)
+                ids = [token]
+        finally:
+            bindings.remove()
+        visit.check_all_applied()
+        return reference
+
+
+def locations(checkpoint: Path) -> list[Location]:
+    """Return every location of a checkpoint that can be compared and edited, in the order of execution."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+    return _bind(model, lambda path, kind, value: value).locations
+
+
+def _bind(model: Any, visit: Visit) -> Bindings:
+    bindings = Bindings(visit)
+    BINDERS[model.config.model_type](model, bindings)
+    # The head is applied to the last row alone, after the module tree: its value is served by the generation loop.
+    bindings.add("logits", "output", "logits")
+    return bindings
+
+
+class _Recorder:
+    """Keeps a copy of each value and applies the edits of its location.
+
+    Attributes:
+        step: the step that is being computed.
+    """
+
+    def __init__(self, reference: Reference, edits: Sequence[Edit]) -> None:
+        self.step = 0
+        self._values = reference.values
+        self._edits = list(edits)
+        self._applied = [False] * len(self._edits)
+
+    def __call__(self, path: str, kind: Kind, value: Any) -> Any:
+        self._values[path, kind, self.step] = copy_of(value)
+        for i, edit in enumerate(self._edits):
+            if (edit.path, edit.kind) == (path, kind) and (edit.steps is None or self.step in edit.steps):
+                edited = edit.apply(copy_of(value))
+                if layout_of(edited) != layout_of(value):
+                    raise ValueError(
+                        f"the edit of {path}.{kind} made {layout_of(edited)} of {layout_of(value)} in step {self.step}"
+                    )
+                if edit.in_place:
+                    write_into(value, edited)
+                value = edited
+                self._applied[i] = True
+        return value
+
+    def check_all_applied(self) -> None:
+        for edit, applied in zip(self._edits, self._applied, strict=True):
+            if not applied:
+                steps = "any step" if edit.steps is None else f"steps {sorted(edit.steps)}"
+                raise ValueError(f"the run did not reach {edit.path}.{edit.kind} in {steps}")

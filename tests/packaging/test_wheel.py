@@ -1,0 +1,83 @@
+"""The wheel holds the client alone, and works in a bare environment of every supported Python."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.interpreters import installed
+
+ROOT = Path(__file__).parents[2]
+
+ROUND_TRIP = """
+import sys
+import numpy as np, ml_dtypes
+import interpose
+from interpose.v1 import value_pb2
+from interpose.wire import Decoder, Encoder
+
+value = {"h": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, ml_dtypes.bfloat16), "n": [1, 2.5, "x", None]}
+encoder = Encoder(inline_bytes=1 << 20, put_blob=lambda data: "unused")
+sent = encoder.encode(value).SerializeToString()
+objects = value_pb2.Objects.FromString(encoder.objects.SerializeToString())
+back = Decoder(objects, get_blob=lambda blob: b"").decode(value_pb2.Value.FromString(sent))
+assert back["n"] == value["n"], back
+for name in "hb":
+    assert back[name].dtype == value[name].dtype and (back[name] == value[name]).all(), name
+heavy = {"torch", "ray", "vllm", "grpc_tools"} & set(sys.modules)
+assert not heavy, heavy
+assert callable(interpose.connect)
+print(interpose.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+def test_it_holds_the_client_alone(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"interpose", "interpose-0.1.0.dist-info"}
+    assert "interpose/py.typed" in names
+    assert {"interpose/v1/service_pb2.py", "interpose/v1/service_pb2.pyi", "interpose/v1/service_pb2_grpc.py"} <= set(
+        names
+    )
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+    in_tree = {str(path.relative_to(ROOT)) for path in ROOT.glob("interpose/**/*.py")}
+    assert {name for name in names if name.endswith(".py")} == in_tree
+
+
+def test_its_requirements_are_light(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read("interpose-0.1.0.dist-info/METADATA"))
+        entry_points = archive.read("interpose-0.1.0.dist-info/entry_points.txt").decode()
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    names = {line.split(">")[0] for line in required}
+    assert names == {"cloudpickle", "grpcio", "ml-dtypes", "numpy", "protobuf"}
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "interpose = interpose.cli:main" in entry_points
+
+
+@pytest.mark.parametrize("version", installed())
+def test_it_works_in_a_bare_environment(wheel: Path, version: str, tmp_path: Path) -> None:
+    subprocess.run([installed()[version], "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", wheel], check=True, capture_output=True)
+    command = [python, "-I", "-c", ROUND_TRIP]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path) in result.stdout
+    said = subprocess.run(
+        [python.with_name("interpose"), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert said == "interpose 0.1.0\n"

@@ -1,0 +1,1 @@
+"""Tests in milliseconds: no engine, no Ray."""

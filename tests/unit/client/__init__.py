@@ -1,0 +1,1 @@
+"""The client against a scripted server in the same process."""

@@ -1,0 +1,233 @@
+"""A real gRPC server in the test process that speaks the protocol with scripted behaviour."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+import interpose
+from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
+from interpose.v1 import model_pb2, service_pb2, service_pb2_grpc, trace_pb2, value_pb2
+from interpose.wire import Encoder
+
+LAYERS = 3
+
+
+def description() -> model_pb2.ModelDescription:
+    """Describe a small Llama."""
+    modules = [("", "LlamaForCausalLM"), ("model", "LlamaModel"), ("model.embed_tokens", "VocabParallelEmbedding")]
+    modules.append(("model.layers", "ModuleList"))
+    for i in range(LAYERS):
+        modules += [(f"model.layers.{i}", "LlamaDecoderLayer"), (f"model.layers.{i}.self_attn", "LlamaAttention")]
+        modules += [(f"model.layers.{i}.mlp", "LlamaMLP"), (f"model.layers.{i}.mlp.down_proj", "RowParallelLinear")]
+    modules += [("model.norm", "RMSNorm"), ("lm_head", "ParallelLMHead")]
+    found = model_pb2.ModelDescription(
+        name="tiny-llama",
+        class_name="LlamaForCausalLM",
+        config_json='{"hidden_size": 64}',
+        generation_config_json="null",
+        max_model_len=32,
+        vocab_size=512,
+        sampling_parameters=["max_tokens", "temperature", "top_p", "seed", "stop"],
+        layers=LAYERS,
+        digest="d1",
+    )
+    for path, name in modules:
+        module = found.modules.add(path=path, class_name=name)
+        if path.endswith("down_proj"):
+            module.detail = "in_features=96, out_features=64"
+            module.parameters.add(name="weight", shape=[64, 96], dtype=value_pb2.DTYPE_FLOAT32)
+    return found
+
+
+Script = Callable[["Service", trace_pb2.Trace], Iterator[trace_pb2.Event]]
+
+
+def finish(service: Service, trace: trace_pb2.Trace) -> Iterator[trace_pb2.Event]:
+    """The default script: every invoke generates one token."""
+    for index in range(len(trace.invokes)):
+        yield trace_pb2.Event(
+            output=trace_pb2.Output(
+                invoke=index, text=" x", token_ids=[7], finished=True, finish_reason="length", prompt_token_ids=[1, 2]
+            )
+        )
+
+
+class Service(service_pb2_grpc.InterposeServicer):
+    """The scripted service.
+
+    Attributes:
+        script: makes the events of a trace between Accepted and Done.
+        refusals: errors to raise by the next calls, by method.
+        traces: what was submitted.
+        blobs: what was uploaded and what can be fetched.
+        cancelled: ids of cancelled traces.
+        metadata: of the last call.
+    """
+
+    def __init__(self) -> None:
+        self.hello = service_pb2.HelloReply(
+            protocol=1, oldest_protocol=1, server_version="9.9", models=["tiny-llama"],
+            limits=service_pb2.Limits(
+                max_message_bytes=1 << 20, max_upload_bytes=1 << 30, max_invokes=4, chunk_bytes=1000, inline_bytes=256,
+                max_program_bytes=2000,
+            ),
+        )  # fmt: skip
+        self.script: Script = finish
+        self.refusals: dict[str, list[Exception]] = {}
+        self.traces: list[trace_pb2.Trace] = []
+        self.blobs: dict[str, bytes] = {}
+        self.cancelled: list[str] = []
+        self.metadata: dict[str, str] = {}
+        self.sessions: set[str] = set()
+        self.fetch_breaks = 0
+        self.fetched_from: list[int] = []
+        self.tokenizer: list[service_pb2.TokenizerChunk] = []
+        self._uploads: dict[str, bytearray] = {}
+        self._received: dict[str, set[int]] = {}
+        self._ids = itertools.count()
+
+    def _begin(self, method: str, context: grpc.ServicerContext) -> None:
+        self.metadata = dict(context.invocation_metadata())
+        refusals = self.refusals.get(method)
+        if refusals:
+            self._abort(refusals.pop(0), context)
+
+    def _abort(self, error: Exception, context: grpc.ServicerContext) -> None:
+        if isinstance(error, ServiceFailure):
+            fact = error.failure
+            context.set_trailing_metadata(((FAILURE_METADATA, fact.SerializeToString()),))
+            context.abort(STATUS_OF[fact.code], fact.message)
+        context.abort(error.args[0], error.args[1])
+
+    def _check(self, session_id: str, context: grpc.ServicerContext) -> None:
+        if session_id not in self.sessions:
+            self._abort(ServiceFailure(failure(trace_pb2.ERROR_CODE_NOT_FOUND, "no such session")), context)
+
+    def Hello(self, request, context):
+        self._begin("Hello", context)
+        return self.hello
+
+    def DescribeModel(self, request, context):
+        self._begin("DescribeModel", context)
+        if request.model not in ("", "tiny-llama"):
+            self._abort(
+                ServiceFailure(
+                    failure(trace_pb2.ERROR_CODE_NOT_FOUND, f"no model {request.model!r}", suggestions=["tiny-llama"])
+                ),
+                context,
+            )
+        return description()
+
+    def GetTokenizer(self, request, context):
+        yield from self.tokenizer
+
+    def OpenSession(self, request, context):
+        self._begin("OpenSession", context)
+        session_id = f"s{next(self._ids)}"
+        self.sessions.add(session_id)
+        return service_pb2.OpenSessionReply(session_id=session_id, idle_seconds=60)
+
+    def CloseSession(self, request, context):
+        self.sessions.discard(request.session_id)
+        return service_pb2.CloseSessionReply()
+
+    def Upload(self, request, context):
+        self._check(request.session_id, context)
+        self._begin("Upload", context)
+        if request.digest in self.blobs:
+            return service_pb2.UploadReply(received=request.size)
+        data = self._uploads.setdefault(request.digest, bytearray(request.size))
+        offsets = self._received.setdefault(request.digest, set())
+        data[request.offset : request.offset + len(request.data)] = request.data
+        offsets.update(range(request.offset, request.offset + len(request.data)))
+        if len(offsets) == request.size and request.size:
+            assert request.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
+            self.blobs[request.digest] = bytes(data)
+        return service_pb2.UploadReply(received=len(offsets))
+
+    def Submit(self, request, context):
+        self._check(request.session_id, context)
+        self._begin("Submit", context)
+        trace = request.trace
+        self.traces.append(trace)
+        yield trace_pb2.Event(accepted=trace_pb2.Accepted(trace_id=trace.id, session_id=request.session_id))
+        try:
+            yield from self.script(self, trace)
+        except (ServiceFailure, ConnectionError) as error:
+            self._abort(error, context)
+        yield trace_pb2.Event(done=trace_pb2.Done(usage=trace_pb2.Usage(prompt_tokens=2)))
+
+    def Fetch(self, request, context):
+        self._check(request.session_id, context)
+        self._begin("Fetch", context)
+        self.fetched_from.append(request.offset)
+        data = self.blobs[request.blob_id]
+        for count, offset in enumerate(range(request.offset, len(data), 1000)):
+            if self.fetch_breaks and count == 2:
+                self.fetch_breaks -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
+            yield service_pb2.FetchChunk(offset=offset, data=data[offset : offset + 1000])
+
+    def Cancel(self, request, context):
+        self.cancelled.append(request.trace_id)
+        return service_pb2.CancelReply(found=True)
+
+    def Status(self, request, context):
+        return service_pb2.StatusReply(sessions=len(self.sessions), server_version="9.9")
+
+    def saves(self, invoke: int, updates: dict[int, object] | None = None, **names: object) -> trace_pb2.Event:
+        """Make a Saves event; large arrays become blobs to fetch."""
+
+        def put(data: memoryview) -> str:
+            blob_id = f"blob/{len(self.blobs)}"
+            self.blobs[blob_id] = bytes(data)
+            return blob_id
+
+        encoder = Encoder(inline_bytes=256, put_blob=put)
+        event = trace_pb2.Event()
+        event.saves.invoke = invoke
+        for name, value in names.items():
+            event.saves.names.add(name=name, value=encoder.encode(value))
+        for index, value in (updates or {}).items():
+            entry = encoder.objects.values[encoder.encode(value).ref]
+            event.saves.updates.add(index=index, value=entry)
+        event.saves.objects.CopyFrom(encoder.objects)
+        return event
+
+
+@pytest.fixture
+def service():
+    """The scripted service, listening at `service.address`."""
+    server = grpc.server(ThreadPoolExecutor(8))
+    service = Service()
+    service_pb2_grpc.add_InterposeServicer_to_server(service, server)
+    service.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    service.server = server
+    server.start()
+    yield service
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def client(service):
+    """A client of it."""
+    with interpose.connect(service.address, progress=False) as client:
+        yield client
+
+
+@pytest.fixture
+def model(client):
+    """Its model."""
+    return client.model()
+
+
+def numbers(size: int) -> np.ndarray:
+    """Make an array that tells a wrong chunk from a right one."""
+    return np.arange(size, dtype=np.float32)

@@ -1,0 +1,177 @@
+"""Admission: everything that comes in is refused with a reason, or within bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interpose.errors import ServiceFailure
+from interpose.v1 import model_pb2, service_pb2, value_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.version import PROTOCOL
+from serve_app import admission
+from serve_app.settings import ANONYMOUS, Limits, ModelSettings, Tenant, settings_from
+
+MODEL = ModelSettings(model="tiny", limits=Limits(max_invokes=3, max_program_bytes=1024))
+DESCRIPTION = model_pb2.ModelDescription(
+    max_model_len=16, vocab_size=100, sampling_parameters=["max_tokens", "temperature", "top_k"]
+)
+DIGEST = "sha256:" + "0" * 64
+
+
+def trace(**fields: object) -> pb.Trace:
+    invoke = pb.Invoke(prompt=pb.Prompt(text="hello"), program=pb.Program(source="x = 1\n"))
+    return pb.Trace(**{"id": "t-1", "invokes": [invoke], **fields})
+
+
+def refusal(message: pb.Trace, tenant: Tenant = ANONYMOUS, model: ModelSettings = MODEL) -> pb.Failure:
+    with pytest.raises(ServiceFailure) as caught:
+        admission.check_trace(message, model, tenant, DESCRIPTION)
+    return caught.value.failure
+
+
+def test_a_plain_trace_is_taken() -> None:
+    admission.check_trace(trace(), MODEL, ANONYMOUS, DESCRIPTION)
+
+
+@pytest.mark.parametrize("trace_id", ["", " ", "a/b", "x" * 101, "-x", "ä"])
+def test_trace_ids(trace_id: str) -> None:
+    assert "id" in refusal(trace(id=trace_id)).message
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_number_of_invokes(count: int) -> None:
+    assert "invoke" in refusal(trace(invokes=[trace().invokes[0]] * count)).message
+
+
+def test_an_unknown_sampling_parameter_names_the_near_misses() -> None:
+    message = trace()
+    message.invokes[0].sampling.add(name="max_token", value=value_pb2.Value(integer=3))
+    failure = refusal(message)
+    assert failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert failure.invoke == 0
+    assert "max_tokens" in failure.suggestions
+    assert failure.trace_id == "t-1"
+
+
+def test_a_default_for_all_invokes_is_checked_too() -> None:
+    message = trace(sampling=[value_pb2.Binding(name="nonsense")])
+    assert refusal(message).invoke == -1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (pb.Prompt(), "without a prompt"),
+        (pb.Prompt(token_ids=pb.TokenIds()), "no tokens"),
+        (pb.Prompt(token_ids=pb.TokenIds(ids=[1] * 16)), "at most 15"),
+        (pb.Prompt(token_ids=pb.TokenIds(ids=[100])), "vocabulary"),
+        (pb.Prompt(chat=pb.Chat()), "chat"),
+    ],
+)
+def test_prompts(prompt: pb.Prompt, words: str) -> None:
+    message = trace()
+    message.invokes[0].prompt.CopyFrom(prompt)
+    assert words in refusal(message).message
+
+
+def test_a_long_program() -> None:
+    message = trace()
+    message.invokes[0].program.source = "x = 1\n" * 1000
+    assert "limit is 1024" in refusal(message).message
+
+
+def test_names_are_names() -> None:
+    message = trace()
+    message.invokes[0].program.writes.append("not a name")
+    assert "is not a name" in refusal(message).message
+
+
+def test_an_invoke_waits_for_earlier_ones_only() -> None:
+    message = trace()
+    message.invokes[0].after.append(0)
+    assert "earlier" in refusal(message).message
+
+
+def pickled() -> pb.Trace:
+    inner = value_pb2.Value(list=value_pb2.Items(items=[value_pb2.Value(pickled=b"x")]))
+    keys = value_pb2.Mapping(keys=[value_pb2.Value(text="k")], values=[inner])
+    return trace(scope=value_pb2.Objects(values=[value_pb2.Value(dict=keys)]))
+
+
+def test_pickles_need_trust_and_a_server_that_allows_them() -> None:
+    allowing = ModelSettings(model="tiny", limits=Limits(pickled=True))
+    trusted = Tenant(name="t", trust="full")
+    assert refusal(pickled(), ANONYMOUS, allowing).code == pb.ERROR_CODE_PERMISSION_DENIED
+    assert refusal(pickled(), trusted, MODEL).code == pb.ERROR_CODE_PERMISSION_DENIED
+    admission.check_trace(pickled(), allowing, trusted, DESCRIPTION)
+
+
+def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_VALUES", 10)
+    items = value_pb2.Value(list=value_pb2.Items(items=[value_pb2.Value(integer=i) for i in range(11)]))
+    assert "tensor" in refusal(trace(scope=value_pb2.Objects(values=[items]))).message
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_refusal(data: bytes) -> None:
+    with pytest.raises(ServiceFailure) as caught:
+        request = admission.parse(service_pb2.SubmitRequest, data, 100)
+        assert len(data) <= 100
+        # Whatever message it happens to be, it has no invoke with a prompt.
+        admission.check_trace(request.trace, MODEL, ANONYMOUS, DESCRIPTION)
+    assert caught.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+
+
+def field(number: int, data: bytes) -> bytes:
+    """One length-delimited field, as protobuf writes it."""
+    size, length = len(data), b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+
+def test_a_deeply_nested_message_is_refused() -> None:
+    value = value_pb2.Value(integer=1).SerializeToString()
+    for _ in range(5000):
+        value = field(10, field(1, value))  # Value.list.items
+    data = field(3, field(3, field(1, value)))  # SubmitRequest.trace.scope.values
+    with pytest.raises(ServiceFailure, match="not a valid"):
+        admission.parse(service_pb2.SubmitRequest, data, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "side"), [(PROTOCOL + 1, "on the server"), (0, "on the client"), (1 << 31, "on the server")]
+)
+def test_protocols(protocol: int, side: str) -> None:
+    admission.check_protocol(PROTOCOL)
+    with pytest.raises(ServiceFailure, match=side):
+        admission.check_protocol(protocol)
+
+
+def test_an_unknown_model_names_the_near_misses() -> None:
+    settings = settings_from({"models": [{"model": "tiny-llama"}, {"model": "tiny-gpt2"}]})
+    assert admission.model_for(settings, "tiny-gpt2").name == "tiny-gpt2"
+    with pytest.raises(ServiceFailure) as caught:
+        admission.model_for(settings, "tiny-lama")
+    assert caught.value.failure.code == pb.ERROR_CODE_NOT_FOUND
+    assert list(caught.value.failure.suggestions) == ["tiny-llama"]
+    with pytest.raises(ServiceFailure, match="say which model"):
+        admission.model_for(settings, "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"digest": "md5:0"},
+        {"digest": "sha256:" + "G" * 64},
+        {"digest": DIGEST, "size": 1 << 62},
+        {"digest": DIGEST, "size": 4, "offset": 2, "data": b"abc"},
+        {"digest": DIGEST, "size": 1 << 30, "data": b"x" * ((1 << 20) + 1)},
+    ],
+)
+def test_uploads(fields: dict[str, object]) -> None:
+    with pytest.raises(ServiceFailure):
+        admission.check_upload(service_pb2.UploadRequest(**fields), Limits())

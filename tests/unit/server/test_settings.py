@@ -1,0 +1,153 @@
+"""Settings: what overrides what, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from serve_app.settings import ANONYMOUS, Settings, settings_from
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.upper().startswith("INTERPOSE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        """
+models:
+  - model: /models/tiny-llama
+    tensor_parallel_size: 2
+    engine: {max_model_len: 512}
+grpc: {port: 9001}
+sessions: {warm: 3}
+"""
+    )
+    return path
+
+
+def test_a_model_alone_is_enough() -> None:
+    settings = settings_from({"model": "/models/tiny-llama/"})
+    [model] = settings.models
+    assert model.name == "tiny-llama"
+    assert model.deployment == "engine-tiny-llama"
+    assert settings.grpc.host == "127.0.0.1"
+
+
+def test_the_file_is_read(file: Path) -> None:
+    settings = settings_from({"config_file": str(file)})
+    assert settings.models[0].engine == {"max_model_len": 512}
+    assert settings.grpc.port == 9001
+    assert settings.sessions.warm == 3
+
+
+def test_environment_overrides_the_file_and_flags_override_both(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERPOSE_GRPC__PORT", "9002")
+    monkeypatch.setenv("INTERPOSE_SESSIONS__IDLE_SECONDS", "30")
+    settings = settings_from({"config_file": str(file)})
+    assert settings.grpc.port == 9002
+    assert settings.sessions.idle_seconds == 30
+    assert settings.sessions.warm == 3
+    assert settings_from({"config_file": str(file), "grpc": {"port": 9003}}).grpc.port == 9003
+
+
+def test_the_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERPOSE_CONFIG_FILE", str(file))
+    assert settings_from({}).grpc.port == 9001
+
+
+def test_a_file_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no configuration file"):
+        settings_from({"config_file": "/nowhere/service.yaml"})
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("grcp: {port: 1}", "grcp"),
+        ("grpc: {prot: 9001}", "grpc.prot"),
+        ("models: [{model: x, tensor_paralel_size: 2}]", "models.0.tensor_paralel_size"),
+        ("models: [{model: x, limits: {max_invoke: 2}}]", "models.0.limits.max_invoke"),
+    ],
+)
+def test_unknown_keys_of_the_file_are_errors(tmp_path: Path, line: str, key: str) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(line if line.startswith("models") else f"models: [{{model: x}}]\n{line}")
+    with pytest.raises(ValidationError) as caught:
+        settings_from({"config_file": str(path)})
+    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [key]
+
+
+def test_unknown_variables_are_errors_with_the_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERPOSE_GRCP__PORT", "1")
+    with pytest.raises(ValidationError, match=r"INTERPOSE_GRCP__PORT"):
+        settings_from({"model": "x"})
+    monkeypatch.delenv("INTERPOSE_GRCP__PORT")
+    monkeypatch.setenv("INTERPOSE_SESSION", "1")
+    with pytest.raises(ValidationError, match=r"did you mean INTERPOSE_SESSIONS\?"):
+        settings_from({"model": "x"})
+
+
+def test_the_clients_variables_are_not_the_servers_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERPOSE_ADDRESS", "localhost:9000")
+    monkeypatch.setenv("INTERPOSE_API_KEY", "k")
+    settings_from({"model": "x"})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"models": []},
+        {"models": [{"model": "a/x"}, {"model": "b/x"}]},
+        {"models": [{"model": "x", "name": "not a name"}]},
+        {"models": [{"model": "x", "engine": {"worker_cls": "mine"}}]},
+        {"models": [{"model": "x"}], "tenants": [{"name": "a"}, {"name": "b", "api_key": "12345678"}]},
+        {"models": [{"model": "x"}], "tenants": [{"name": "a", "api_key": "short"}]},
+        {
+            "models": [{"model": "x"}],
+            "tenants": [{"name": "a", "api_key": "12345678"}, {"name": "b", "api_key": "12345678"}],
+        },
+        {"model": "x", "models": [{"model": "y"}]},
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        settings_from(fields)
+
+
+def test_without_tenants_everybody_is_anonymous() -> None:
+    settings = settings_from({"model": "x"})
+    assert settings.tenant_with(None) is ANONYMOUS
+    assert settings.tenant_with("whatever") is ANONYMOUS
+
+
+def test_a_key_belongs_to_one_tenant() -> None:
+    settings = Settings(
+        models=[{"model": "x"}],
+        tenants=[
+            {"name": "red", "api_keys": ["red-key-1", "red-key-2"]},
+            {"name": "blue", "api_key": "blue-key", "trust": "full"},
+        ],
+    )
+    assert settings.tenant_with("red-key-2").name == "red"
+    assert settings.tenant_with("blue-key").trust == "full"
+    assert settings.tenant_with("blue-kez") is None
+    assert settings.tenant_with(None) is None
+    assert "blue-key" not in repr(settings)
+
+
+def test_the_only_model_needs_no_name() -> None:
+    assert settings_from({"model": "x"}).model_named("").name == "x"
+    two = settings_from({"models": [{"model": "x"}, {"model": "y"}]})
+    assert two.model_named("") is None
+    assert two.model_named("y").name == "y"
+    assert two.model_named("z") is None

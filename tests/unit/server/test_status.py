@@ -1,0 +1,16 @@
+"""`interpose status` as text."""
+
+from __future__ import annotations
+
+from interpose.cli.status import table
+from interpose.v1 import service_pb2
+
+
+def test_a_status_is_a_table() -> None:
+    reply = service_pb2.StatusReply(server_version="1.2", uptime_seconds=3725, sessions=3, warm_sessions=2)
+    reply.models.add(name="tiny-llama", state="RUNNING", replicas=1, running=2, waiting=5)
+    reply.tenants.add(name="red", sessions=3, traces_running=2, traces_done=40, stored_bytes=3 << 20)
+    text = table(reply)
+    assert "up 1 h 2 min" in text
+    assert ["tiny-llama", "RUNNING", "1", "2", "5"] in [line.split() for line in text.splitlines()]
+    assert ["red", "3", "2", "40", "3.0", "MiB"] in [line.split() for line in text.splitlines()]
