@@ -1,0 +1,139 @@
+"""What `make demo` runs: a service with a small model, and a client in a process of its own that traces it.
+
+Everything it starts it stops again; what it writes is in `.demo/`. The exit status is 0 only if the client's edit
+changed what the model said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+class DemoFailed(Exception):
+    """The service did not come up or did not go away."""
+
+
+def interpose(*arguments: str) -> list[str]:
+    """Return the command line of an `interpose` command of this very environment."""
+    return [str(Path(sys.executable).parent / "interpose"), *arguments]
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Say what begins, and how long it took."""
+    print(f"\n── {name}", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"── {name}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Service:
+    """`interpose serve` as a child process; its output is shown as it comes.
+
+    Args:
+        checkpoint: the model to serve.
+        port: where it listens.
+        workers: tensor-parallel workers.
+    """
+
+    def __init__(self, checkpoint: Path, port: int, workers: int) -> None:
+        self.address = f"localhost:{port}"
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        command = interpose(
+            "serve", str(checkpoint), "--tensor-parallel-size", str(workers), "--port", str(port), "--dtype", "float32"
+        )
+        # A session of its own: Ctrl-C reaches it through `stop` alone, and what it leaves behind can be found.
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, start_new_session=True
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            print("   ", line, end="", flush=True)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_ready(self, seconds: float) -> None:
+        """Return when the service has printed its address."""
+        port = self.address.rsplit(":", 1)[1]
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise DemoFailed(f"no address after {seconds:.0f} s") from None
+            if line is None:
+                raise DemoFailed(f"the service ended with status {self._process.wait()}")
+            if line.startswith("interpose: serving") and f":{port}" in line:
+                return
+
+    def stop(self, seconds: float = 60.0) -> None:
+        """Ask the service to stop, and make sure that it did. Idempotent."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            raise DemoFailed(f"the service did not stop within {seconds:.0f} s and was killed") from None
+
+
+def main() -> int:
+    """Make a model, serve it, trace it, stop; return the client's exit status."""
+    parser = argparse.ArgumentParser(description="Serve a small model and trace it from another process.")
+    parser.add_argument("--directory", type=Path, default=ROOT / ".demo", help="where the model and the picture go")
+    parser.add_argument("--tensor-parallel-size", type=int, default=2)
+    args = parser.parse_args()
+    start = time.perf_counter()
+    checkpoint, picture = args.directory / "tiny-llama", args.directory / "logit-lens.png"
+    picture.unlink(missing_ok=True)
+
+    with phase("a small model with random weights"):
+        subprocess.run(interpose("demo-model", str(checkpoint)), check=True)
+    service = Service(checkpoint, free_port(), args.tensor_parallel_size)
+    try:
+        with phase(f"interpose serve, {args.tensor_parallel_size} tensor-parallel workers"):
+            service.wait_ready(seconds=300)
+        with phase("a client in a process of its own"):
+            client = [sys.executable, str(EXAMPLES / "first_trace.py"), "--address", service.address]
+            outputs = ["--checkpoint", str(checkpoint), "--picture", str(picture)]
+            status = subprocess.run([*client, *outputs], check=False).returncode
+    finally:
+        with phase("stopping"):
+            service.stop()
+    drawn = picture.is_file()
+    print(f"\n{time.perf_counter() - start:.0f} s in all. The picture: {picture if drawn else 'missing'}")
+    return status if drawn else status or 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DemoFailed as error:
+        sys.exit(f"demo: {error}")
