@@ -1,7 +1,9 @@
-"""The application for Serve's own tools: `serve run serve_app.app:build model=PATH tensor_parallel_size=2`.
+"""The application for Serve's own tools: `import_path: serve_app.app:build` in the file that `serve run` or `serve deploy`
+reads, or in a `RayService`, with the settings under `args`.
 
-A `RayService` names the same import path, with the settings under `args`. Serve's proxies are configured beside it:
-`grpc_options` needs `serve_app.proxy.FUNCTIONS` as its `grpc_servicer_functions`.
+The proxies are configured beside it, in `grpc_options`: the port, and `serve_app.proxy.FUNCTIONS` as
+`grpc_servicer_functions`. `serve run serve_app.app:build model=PATH` without a file runs it too, but Serve's command line
+has no way to open a gRPC port.
 """
 
 from __future__ import annotations

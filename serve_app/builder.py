@@ -17,12 +17,11 @@ from serve_app.settings import ModelSettings, Settings
 APP = "interpose"
 
 
-def build(settings: Settings, app: str = APP) -> Application:
+def build(settings: Settings) -> Application:
     """Return the application: one ingress, and one engine deployment for each model.
 
     Args:
         settings: of the whole service.
-        app: the name it will be deployed under.
     """
     engines = {model.name: _engine(model, settings) for model in settings.models}
     ingress = serve.deployment(
@@ -36,7 +35,7 @@ def build(settings: Settings, app: str = APP) -> Application:
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=1,
     )(IngressDeployment)
-    return ingress.bind(settings, engines, app)
+    return ingress.bind(settings, engines)
 
 
 def _engine(model: ModelSettings, settings: Settings) -> Application:

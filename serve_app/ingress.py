@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from grpc_health.v1 import health_pb2
+from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.handle import DeploymentHandle
 
@@ -37,11 +38,12 @@ class IngressDeployment:
     Args:
         settings: of the whole service.
         engines: handle of each model's engine deployment, by the model's name.
-        app: name of the Serve application, under which sessions find the engines.
     """
 
-    def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle], app: str) -> None:
+    def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle]) -> None:
         replica_on_this_machine()
+        # Sessions find the engines under the application's name, which whoever deploys it chooses.
+        app = serve.get_replica_context().app_name
         self.settings = settings
         self.max_message_bytes = max(model.limits.max_message_bytes for model in settings.models)
         self._engines = engines

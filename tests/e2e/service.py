@@ -31,6 +31,11 @@ print(json.dumps(total["object_store_memory"] - free["object_store_memory"]))
 """
 
 
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what configures Ray or the service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
     with socket.socket() as probe:
@@ -45,22 +50,26 @@ class RunningService:
         folder: for its configuration and its output.
         settings: the configuration file's content; the port is chosen here.
         arguments: further arguments of the command.
+        environment: added to that of the command.
 
     Attributes:
         address: where clients connect.
         process: of the command.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, object], *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, object], *arguments: str, environment: dict[str, str] | None = None
+    ) -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._output = folder / "service.log"
         config = folder / "service.yaml"
         config.write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "interpose.cli", "serve", "--config", str(config), "--port", str(port)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
         with self._output.open("w") as output:
-            self._popen = subprocess.Popen([*command, *arguments], stdout=output, stderr=output, env=environment)
+            self._popen = subprocess.Popen(
+                [*command, *arguments], stdout=output, stderr=output, env=clean_environment() | (environment or {})
+            )
         self.process = psutil.Process(self._popen.pid)
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
         self.stub = service_pb2_grpc.InterposeStub(self.channel)
