@@ -59,7 +59,12 @@ class Head:
             "PYTHONPATH": str(ROOT),
         }
         arguments = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={self.address.split(':')[1]}"]
-        arguments += ["--num-cpus=4", "--include-dashboard=false", f"--temp-dir={folder}", "--object-store-memory=200000000"]
+        arguments += [
+            "--num-cpus=4",
+            "--include-dashboard=false",
+            f"--temp-dir={folder}",
+            "--object-store-memory=200000000",
+        ]
         self._output = folder / "head.log"
         with self._output.open("w") as output:
             self._popen = subprocess.Popen(
