@@ -184,7 +184,8 @@ CLASS_OF: dict[int, type[InterposeError]] = {kind.code: kind for kind in _CLASSE
 # What a status means when no Failure came with it: the call never reached the service, or the transport refused it.
 _CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    grpc.StatusCode.NOT_FOUND: NotFound,
+    # The service says what it has not found in a Failure. Without one it is the proxy before it that has no application.
+    grpc.StatusCode.NOT_FOUND: Unavailable,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: QuotaExceeded,
@@ -249,7 +250,11 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "", trace_id: str = "
     details = ((error.details() if isinstance(error, grpc.Call) else "") or "").strip()
     details = details if len(details) <= _DETAIL_LIMIT else details[:_DETAIL_LIMIT] + "…"
     kind = _CLASS_OF_STATUS.get(status, EngineError)
-    if kind is Unavailable:
+    if status is grpc.StatusCode.NOT_FOUND:
+        message = (
+            f"a server answers at {address}, but no service runs there (yet); if it is starting, try again ({details})"
+        )
+    elif kind is Unavailable:
         message = f"the server at {address} cannot be reached or has gone away: {details}; is `interpose serve` running there?"
     elif kind is VersionMismatch:
         message = f"the server at {address} does not offer this call; upgrade the server ({details})"

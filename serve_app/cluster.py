@@ -106,7 +106,8 @@ class JoinedCluster:
         self._address = address
 
     def start(self) -> None:
-        ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
+        with _own_signal_handlers():
+            ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
 
     def look_after(self) -> None:
         pass

@@ -152,8 +152,7 @@ def test_the_file_of_the_document_deployed_by_serve(head: Head, checkpoints: dic
     (application,) = config["applications"]
     address = f"127.0.0.1:{config['grpc_options']['port']}"
     (settings,) = application["args"]["models"]
-    settings["model"] = str(checkpoints["gpt2"])
-    settings["tensor_parallel_size"] = 1
+    settings.update(name="gpt2", model=str(checkpoints["gpt2"]), tensor_parallel_size=1)
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(config))
     with (tmp_path / "serve.log").open("w") as output:
@@ -170,7 +169,7 @@ def test_the_file_of_the_document_deployed_by_serve(head: Head, checkpoints: dic
                 pass
             assert serve.poll() is None and time.monotonic() < deadline, (tmp_path / "serve.log").read_text()
             time.sleep(0.5)
-        check(address, settings["name"], checkpoints["gpt2"])
+        check(address, "gpt2", checkpoints["gpt2"])
     finally:
         serve.send_signal(signal.SIGINT)
         serve.wait(60)

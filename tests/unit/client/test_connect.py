@@ -82,6 +82,14 @@ def test_a_newer_server_that_still_speaks_this_protocol(service):
     interpose.connect(service.address).close()
 
 
+def test_a_proxy_whose_application_is_not_deployed_yet(service):
+    """Serve's proxy answers so while a service starts; it is worth another try, unlike what the service itself lacks."""
+    service.refusals["Hello"] = [grpc.RpcError(grpc.StatusCode.NOT_FOUND, "Application metadata not set.")]
+    with pytest.raises(interpose.Unavailable, match="no service runs there"):
+        interpose.connect(service.address)
+    interpose.connect(service.address).close()
+
+
 def test_models(service, client):
     with pytest.raises(interpose.NotFound, match="tiny-llama") as caught:
         client.model("gpt")
