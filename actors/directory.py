@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
+REFILL_SECONDS = 0.25
 # When there is no room, a session that was idle this long gives way: clients that are killed do not close theirs.
 FORGOTTEN_SECONDS = 60.0
 
@@ -73,7 +74,8 @@ class Directory:
         self._opening += 1
         try:
             while True:
-                self._refill()
+                if self._warm.empty():
+                    self._refill()
                 lease = Lease(secrets.token_hex(16), tenant, await self._warm.get())
                 try:
                     await lease.actor.open.remote(lease.session_id)
@@ -83,7 +85,8 @@ class Directory:
                 return lease
         finally:
             self._opening -= 1
-            self._refill()
+            # An actor that starts takes a processor for a second, which this client's first trace needs more.
+            asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
 
     async def find(self, session_id: str, tenant: str) -> Lease | None:
         """Return a tenant's lease by its session id; None if there is none, or it is another's."""
