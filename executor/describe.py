@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.sampling_params import SamplingParams
 
+from executor.options import step_tokens
 from executor.tree import ModuleTree
 from interpose.arrays import dtype_of
 from interpose.v1 import model_pb2 as pb
@@ -55,6 +56,7 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         name=str(model_config.served_model_name or model_config.model),
         class_name=type(tree.root.module).__name__,
         max_model_len=model_config.max_model_len,
+        max_prompt_tokens=min(model_config.max_model_len - 1, step_tokens(config.scheduler_config)),
         dtype=dtype_of(model_config.dtype),  # type: ignore[arg-type]
         tensor_parallel_size=tp_size,
         pipeline_parallel_size=config.parallel_config.pipeline_parallel_size,

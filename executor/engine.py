@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from executor.failures import clip
 from executor.options import check_config, engine_options, prepare_environment
 from executor.work import Work
+from interpose.prompts import too_long
 from interpose.result import Result
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -269,13 +270,12 @@ class TraceEngine:
                 raise ValueError(f"the model's chat template does not take these messages: {error}") from None
         else:
             raise ValueError("an invoke needs a prompt: tracer.invoke(prompt)")
-        longest, vocab = self._description.max_model_len, self._description.vocab_size
+        vocab = self._description.vocab_size
         if not ids:
             raise ValueError("the prompt is empty")
-        if len(ids) + 1 > longest:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens; with one to generate, the model takes at most {longest - 1}"
-            )
+        refusal = too_long(len(ids), self._description.max_model_len, self._description.max_prompt_tokens)
+        if refusal:
+            raise ValueError(refusal)
         if max(ids) >= vocab:
             raise ValueError(f"the prompt has the token id {max(ids)}; the vocabulary ends at {vocab - 1}")
         return {"prompt_token_ids": ids}

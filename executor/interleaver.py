@@ -178,9 +178,9 @@ class Interleaver:
                     self._fail(
                         mediator,
                         pb.Failure(
-                            code=pb.ERROR_CODE_ENGINE,
-                            message="the engine cut the prompt of a traced request into chunks; set enable_chunked_prefill "
-                            "to false, or raise max_num_batched_tokens above the longest prompt",
+                            code=pb.ERROR_CODE_INVALID_ARGUMENT,
+                            message=f"the prompt has {mediator.prompt_tokens} tokens, more than the engine runs in one "
+                            "step; trace a shorter one, or have max_num_batched_tokens raised where the model is served",
                         ),
                     )
                     continue

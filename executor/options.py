@@ -1,7 +1,8 @@
 """How vLLM is set up for traces: engine options, and the environment that its CPU platform needs.
 
-Traces restrict the scheduler for now: no chunked prefill (a location's value is the whole prompt's), no async scheduling
-(a block's end must reach the scheduler in the same step), no speculative decoding. What contradicts that is refused.
+Traces restrict the scheduler a little: no async scheduling (a block's end must reach the scheduler in the same step), no
+speculative decoding, first come first served. What contradicts that is refused. Prompts are chunked, cached and evicted as
+stock; `executor.scheduler` keeps traced ones whole and in the cache.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import vllm
 from vllm.platforms import current_platform
 
 VLLM_VERSION = "0.32.0"
+# Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
+STEP_TOKENS = 8192
 
 _FIXED: dict[str, tuple[Any, str]] = {
-    "enable_chunked_prefill": (False, "a location's value is the whole prompt's"),
     "async_scheduling": (False, "a block that ends its request must reach the scheduler in the same step"),
     "speculative_config": (None, "a step's rows would hold guessed tokens"),
     "pipeline_parallel_size": (1, "a block's locations must be on one stage"),
@@ -78,6 +80,17 @@ def trace_options(limits: Any, outbox: str = "ray") -> dict[str, Any]:
     }
 
 
+def step_tokens(scheduling: Any) -> int:
+    """Return how many tokens a step has, and so a traced prompt at most.
+
+    Args:
+        scheduling: the engine's SchedulerConfig.
+    """
+    return min(
+        scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens, scheduling.max_num_batched_tokens
+    )
+
+
 def check_config(config: Any) -> None:
     """Refuse an engine whose batches are not laid out as traces need: one row for each token, whole on every rank.
 
@@ -88,7 +101,10 @@ def check_config(config: Any) -> None:
         ValueError: with the option and the reason.
     """
     parallel = config.parallel_config
+    scheduling = config.scheduler_config
     refused = {
+        "scheduling_policy": (scheduling.policy != "fcfs", "which request is evicted must not depend on priorities"),
+        "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
         "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
         "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
         "enable_dbo": (parallel.enable_dbo, "a step would run as two halves"),
@@ -129,7 +145,7 @@ def engine_options(model: Any) -> dict[str, Any]:
         and "VLLM_CPU_KVCACHE_SPACE" not in os.environ
     ):
         options.setdefault("kv_cache_memory_bytes", 1 << 30)
-    # Without chunks the longest prompt must fit into one step; vLLM checks that it does.
+    options.setdefault("max_num_batched_tokens", STEP_TOKENS)
     return {
         **options,
         **trace_options(model.limits),

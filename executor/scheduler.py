@@ -1,16 +1,30 @@
-"""vLLM's scheduler, told by the workers which requests are over.
+"""vLLM's scheduler, as traced requests need it: a whole prompt in one step, never evicted, ended when their blocks end.
 
-A block that fails or calls `tracer.stop()` ends its request in the very step: the runner names it in its output, and the
-scheduler treats the token of this step as the request's last, whatever `min_tokens` or `ignore_eos` say.
+Plain requests keep the stock policy: their prompts are cut into chunks, and they are evicted and computed anew when the
+cache is full. A traced request cannot be treated so. A location's value is the whole prompt's, so its prompt is never cut;
+what its block changed is not in its tokens, so computing it anew would be wrong. Therefore
+
+- a traced prompt that does not fit beside what runs gets a step of its own, at most every second step;
+- a traced request starts when the cache can hold all traced requests to their ends, and plain ones are evicted first;
+- invokes that must be together start in one step, and sit out together;
+- a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say.
+
+A step without traced requests tests one attribute and is the stock scheduler's.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from executor.options import step_tokens
+from executor.work import Placement
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -23,8 +37,88 @@ class EndedModelRunnerOutput(ModelRunnerOutput):
     ended: dict[str, str] = field(default_factory=dict)
 
 
+class Closed(enum.Enum):
+    """Which waiting requests may not start in this step."""
+
+    NOBODY = enum.auto()
+    TRACED = enum.auto()
+    EVERYBODY = enum.auto()
+
+
+@dataclass(eq=False)
+class Group:
+    """Requests of one trace that start in the same step.
+
+    Attributes:
+        expected: how many there are to be; those that end before they start count no longer.
+        members: those that are here and have not started.
+    """
+
+    expected: int
+    members: list[Traced] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.members) >= self.expected and all(
+            one.request.status == RequestStatus.WAITING for one in self.members
+        )
+
+
+@dataclass(eq=False)
+class Traced:
+    """A traced request that the scheduler has.
+
+    Attributes:
+        blocks: blocks of the cache that it may come to hold.
+        whole: its prompt fits into a step and is never cut; one that does not fails in the worker, which says why.
+        group: what it must start together with, until it has started.
+    """
+
+    request: Request
+    blocks: int
+    whole: bool
+    group: Group | None = None
+
+
 class InterposeScheduler(Scheduler):
-    """The stock scheduler, plus the end of requests that their blocks ended."""
+    """The stock scheduler, plus what traced requests need."""
+
+    running: list[Request]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._traced: dict[str, Traced] = {}
+        self._groups: dict[str, Group] = {}  # by trace
+        self._closed = Closed.NOBODY
+        self._own_step = False  # the last step was some traced prompt's own
+        if self._blocks(self.max_model_len) > self._all_blocks:
+            raise ValueError(
+                f"the KV cache has room for less than one request of max_model_len ({self.max_model_len}) tokens, and a "
+                "traced request is never evicted; raise kv_cache_memory_bytes or lower max_model_len"
+            )
+
+    # Requests come and go.
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        params = request.sampling_params
+        placement = Placement.from_args(params.extra_args) if params is not None else None
+        if placement is None:
+            return
+        prompt = request.num_prompt_tokens
+        entry = Traced(request, self._blocks(prompt + request.max_tokens), prompt <= self._step_tokens)
+        self._traced[request.request_id] = entry
+        if placement.together > 1:
+            entry.group = self._groups.setdefault(placement.trace, Group(placement.together))
+            entry.group.members.append(entry)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        entry = self._traced.pop(request.request_id, None) if self._traced else None
+        if entry is not None and entry.group is not None:
+            entry.group.members.remove(entry)
+            entry.group.expected -= 1
+            self._groups = {trace: group for trace, group in self._groups.items() if group.expected}
+        return super()._free_request(request, delay_free_blocks)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         if isinstance(model_runner_output, EndedModelRunnerOutput):
@@ -33,3 +127,149 @@ class InterposeScheduler(Scheduler):
                 if request is not None:
                     request.max_tokens = request.num_output_tokens + 1
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    # A step.
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if not self._traced:
+            return super().schedule(throttle_prefills)
+        # vLLM evicts from the end, so a traced request is reached only when no plain one is left.
+        self.running.sort(key=lambda request: request.request_id not in self._traced)
+        self._closed = Closed.NOBODY
+        self._own_step = self._make_room()
+        if not self._own_step:
+            return super().schedule(throttle_prefills)
+        sitting_out = self.running
+        self.running = []
+        self.max_num_active_reqs -= len(sitting_out)
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self.max_num_active_reqs += len(sitting_out)
+            self.running = sitting_out + self.running
+
+    def _make_room(self) -> bool:
+        """Whether everybody who runs sits this step out, because the next in the queue needs it for itself.
+
+        Two such steps never follow each other, so those who run go on at half their pace at worst.
+        """
+        head = next(self._ready(), None)
+        entry = self._traced.get(head.request_id) if head is not None else None
+        if entry is None or not entry.whole:
+            return False
+        together = entry.group.members if entry.group is not None else [entry]
+        tokens = sum(one.request.num_tokens for one in together)
+        if entry.group is None and tokens <= self._step_tokens - self._running_tokens():
+            return False
+        possible = (
+            self._reserved() + sum(one.blocks for one in together) <= self._all_blocks
+            and len(self.running) + len(together) <= self.max_num_active_reqs
+            and sum(self._blocks(one.request.num_tokens) for one in together) <= self._unused_blocks
+        )
+        if possible and not (self._own_step and self.running):
+            if entry.group is not None:
+                self._release(entry.group)
+            return True
+        if entry.group is not None:  # whoever passed it would take the room that it waits for
+            self._closed = Closed.EVERYBODY
+        return False
+
+    def _ready(self) -> Iterator[Request]:
+        """Yield the waiting requests that could start now, in their order."""
+        for request in list(self.waiting):
+            entry = self._traced.get(request.request_id)
+            if self._is_blocked_waiting_status(request.status):
+                continue
+            if entry is not None and entry.group is not None:
+                if not entry.group.complete:
+                    continue
+                if self._never_fits(entry.group):
+                    self._release(entry.group)
+            yield request
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Also skip, for this step, a traced request that must not start yet."""
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if not self._traced:
+            return True
+        if self._closed is Closed.EVERYBODY:
+            return False
+        entry = self._traced.get(request.request_id)
+        if entry is None or request.status == RequestStatus.PREEMPTED:
+            return True
+        if self._closed is Closed.TRACED or entry.group is not None:
+            return False
+        if self._reserved() + entry.blocks > self._all_blocks:
+            # Not even smaller ones may pass it: it would never start.
+            self._closed = Closed.TRACED
+            return False
+        return True
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Also never cut a traced prompt: 0 leaves it, and those behind it, for the next step."""
+        num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if self._traced and num_computed_tokens + num_new_tokens < request.num_prompt_tokens:
+            entry = self._traced.get(request.request_id)
+            if entry is not None and entry.whole:
+                return 0
+        return num_new_tokens
+
+    # Groups.
+
+    def _release(self, group: Group) -> None:
+        """Let a group's members start, next of all and one after the other."""
+        requests = [one.request for one in group.members]
+        self.waiting.remove_requests(requests)
+        self.waiting.prepend_requests(reversed(requests))
+        for one in group.members:
+            one.group = None
+        self._groups = {trace: other for trace, other in self._groups.items() if other is not group}
+
+    def _never_fits(self, group: Group) -> bool:
+        """Whether no step has room for all; they start apart then, and a block that needs the others says so."""
+        members = group.members
+        return (
+            sum(one.request.num_tokens for one in members) > self._step_tokens
+            or sum(one.blocks for one in members) > self._all_blocks
+            or len(members) > self.max_num_active_reqs
+        )
+
+    # Room.
+
+    @property
+    def _step_tokens(self) -> int:
+        return step_tokens(self.scheduler_config)
+
+    @property
+    def _all_blocks(self) -> int:
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one of them stands for "no block"
+
+    @property
+    def _unused_blocks(self) -> int:
+        return self.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def _running_tokens(self) -> int:
+        """Tokens that those who run would take of this step."""
+        return sum(
+            request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+            for request in self.running
+        )
+
+    def _reserved(self) -> int:
+        """Blocks that the traced requests which run may come to hold."""
+        return sum(one.blocks for one in self._traced.values() if one.request.status == RequestStatus.RUNNING)
+
+    def _blocks(self, tokens: int) -> int:
+        """Blocks of the cache that a new request needs for so many tokens."""
+        tokens = min(tokens, self.max_model_len)
+        return self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
+            request_id="",
+            num_tokens=tokens,
+            new_computed_blocks=self.kv_cache_manager.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=0,
+            num_local_computed_tokens=0,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+        )

@@ -17,12 +17,14 @@ class Work:
         invoke: the invoke's index.
         expected: how many invokes the trace has.
         session: the session actor's name.
+        together: how many invokes of the trace must start in the same step as this one, itself included; 0 or 1: none.
     """
 
     trace: pb.Trace
     invoke: int
     expected: int
     session: str
+    together: int = 0
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
@@ -32,6 +34,8 @@ class Work:
                 "invoke": self.invoke,
                 "expected": self.expected,
                 "session": self.session,
+                "id": self.trace.id,
+                "together": self.together,
             }
         }
 
@@ -41,7 +45,27 @@ class Work:
         args = extra_args.get("interpose") if extra_args else None
         if args is None:
             return None
-        return cls(pb.Trace.FromString(args["trace"]), args["invoke"], args["expected"], args["session"])
+        trace = pb.Trace.FromString(args["trace"])
+        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the scheduler needs to know of a traced request, read without its program.
+
+    Attributes:
+        trace: the trace's id.
+        together: as in `Work`.
+    """
+
+    trace: str
+    together: int
+
+    @classmethod
+    def from_args(cls, extra_args: dict[str, Any] | None) -> Placement | None:
+        """Return the placement in a request's `extra_args`, or None if it is not traced."""
+        args = extra_args.get("interpose") if extra_args else None
+        return cls(args["id"], args["together"]) if args is not None else None
 
 
 @dataclass(frozen=True)

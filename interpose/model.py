@@ -110,7 +110,12 @@ class Model(Envoy):
     def encode_prompt(self, prompt: Any) -> Prompt:
         """Return a prompt as it travels; InvalidArgument for what is none."""
         description = self._description
-        return encode_prompt(prompt, vocab_size=description.vocab_size, max_model_len=description.max_model_len)
+        return encode_prompt(
+            prompt,
+            vocab_size=description.vocab_size,
+            max_model_len=description.max_model_len,
+            max_prompt_tokens=description.max_prompt_tokens,
+        )
 
     def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
         """Return sampling parameters that the engine has; InvalidArgument, with near misses, for another."""

@@ -16,14 +16,27 @@ _TAKEN = (
 )
 
 
-def encode_prompt(prompt: Any, *, vocab_size: int = 0, max_model_len: int = 0) -> Prompt:
+def too_long(tokens: int, max_model_len: int, max_prompt_tokens: int) -> str:
+    """Say why a prompt of so many tokens cannot be traced; "" if it can. Limits that are 0 are unknown."""
+    if max_model_len and tokens >= max_model_len:
+        return f"the prompt has {tokens} tokens; with one to generate, the model takes at most {max_model_len - 1}"
+    if max_prompt_tokens and tokens > max_prompt_tokens:
+        return (
+            f"the prompt has {tokens} tokens; a traced prompt is run whole, in one step, and a step of this engine has "
+            f"{max_prompt_tokens}: use a shorter one, or have max_num_batched_tokens raised where the model is served"
+        )
+    return ""
+
+
+def encode_prompt(prompt: Any, *, vocab_size: int = 0, max_model_len: int = 0, max_prompt_tokens: int = 0) -> Prompt:
     """Return a prompt as it travels.
 
     Args:
         prompt: a str; ids as a list, or a tensor of shape [tokens] or [1, tokens]; a tokenizer's output with `input_ids`
             and perhaps `attention_mask`, whose zeros are padding and left out; or a list of `{"role", "content"}` dicts.
         vocab_size: ids from here on are refused; 0: unknown.
-        max_model_len: longer prompts are refused; 0: unknown.
+        max_model_len: tokens that a prompt and what follows it may have together; 0: unknown.
+        max_prompt_tokens: longer prompts are refused; 0: unknown.
 
     Raises:
         InvalidArgument: anything else.
@@ -46,8 +59,9 @@ def encode_prompt(prompt: Any, *, vocab_size: int = 0, max_model_len: int = 0) -
     worst = max(ids) if min(ids) >= 0 else min(ids)
     if worst < 0 or (vocab_size and worst >= vocab_size):
         raise InvalidArgument(f"token id {worst} is outside the model's vocabulary (0 to {vocab_size - 1})")
-    if max_model_len and len(ids) > max_model_len:
-        raise InvalidArgument(f"the prompt has {len(ids)} tokens, the model takes at most {max_model_len}")
+    refusal = too_long(len(ids), max_model_len, max_prompt_tokens)
+    if refusal:
+        raise InvalidArgument(refusal)
     return Prompt(token_ids=TokenIds(ids=ids))
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from interpose.errors import ServiceFailure, failure
+from interpose.prompts import too_long
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.version import PROTOCOL
@@ -110,15 +111,14 @@ def refuse(message: str, trace_id: str = "", invoke: int = -1) -> ServiceFailure
 
 def _check_prompt(prompt: pb.Prompt, description: model_pb2.ModelDescription, trace_id: str, invoke: int) -> None:
     kind = prompt.WhichOneof("kind")
-    longest = description.max_model_len
     if kind is None:
         raise refuse("an invoke without a prompt", trace_id, invoke)
     if kind == "token_ids":
         length = len(prompt.token_ids.ids)
         if length == 0:
             raise refuse("the prompt has no tokens", trace_id, invoke)
-        if length >= longest:
-            message = f"the prompt has {length} tokens; with one to generate, the model takes at most {longest - 1}"
+        message = too_long(length, description.max_model_len, description.max_prompt_tokens)
+        if message:
             raise refuse(message, trace_id, invoke)
         if max(prompt.token_ids.ids) >= description.vocab_size:
             message = f"token id {max(prompt.token_ids.ids)} is not in the vocabulary of {description.vocab_size}"

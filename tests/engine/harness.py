@@ -56,6 +56,7 @@ class Block:
     sampling: dict[str, Any] = field(default_factory=dict)
     captured: dict[str, Any] = field(default_factory=dict)
     after: tuple[int, ...] = ()
+    together: int = 0
 
 
 class LocalEngine:
@@ -96,8 +97,16 @@ class LocalEngine:
         """Run one trace whose invokes are `blocks`, with `plain` prompts beside it; returns one Ran for each, plain ones last."""
         return self.run_traces([list(blocks)], shared=shared, plain=plain)
 
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
     def run_traces(
-        self, traces: list[list[Block]], shared: dict[str, Any] | None = None, plain: tuple[list[int], ...] = ()
+        self,
+        traces: list[list[Block]],
+        shared: dict[str, Any] | None = None,
+        plain: tuple[list[int], ...] = (),
+        plain_tokens: int = 4,
     ) -> list[Ran]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -117,6 +126,7 @@ class LocalEngine:
                 index,
                 count,
                 "",
+                block.together,
             )
             self.count += 1
             request_id = f"r{self.count}"
@@ -137,14 +147,14 @@ class LocalEngine:
                     submit(trace, index, len(blocks), block, ran)
         for prompt in plain:
             self.count += 1
-            params = SamplingParams(temperature=0.0, max_tokens=4, output_kind=RequestOutputKind.CUMULATIVE)
+            params = SamplingParams(temperature=0.0, max_tokens=plain_tokens, output_kind=RequestOutputKind.CUMULATIVE)
             engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params)
             results[f"r{self.count}"] = Ran()
             rans.append(results[f"r{self.count}"])
         before = len(outbox.logs)
         while engine.has_unfinished_requests() or held:
             for output in engine.step():
-                if not output.finished:
+                if not output.finished or output.request_id not in results:
                     continue
                 ran = results[output.request_id]
                 completion = output.outputs[0]

@@ -23,6 +23,11 @@ PASS_THROUGH = {
     "_admit",
     "from_args",
     "update_from_output",
+    "schedule",
+    "add_request",
+    "_free_request",
+    "_reserve_prefill_lookahead",
+    "_handle_blocked_waiting_request",
     "<lambda>",
 }
 

@@ -62,7 +62,8 @@ def test_torch():
         (b"bytes", "a prompt is"),
         ([-1], "vocabulary"),
         ([512], "vocabulary"),
-        ([1] * 33, "33 tokens"),
+        ([1] * 32, "takes at most 31"),
+        ([1] * 21, "21 tokens.* one step, .* has 20: .*max_num_batched_tokens"),
         ({"ids": [1]}, "input_ids"),
         ({"input_ids": [1, 2], "attention_mask": [1]}, "attention_mask"),
         ([{"role": "user"}], "role and content"),
@@ -71,4 +72,4 @@ def test_torch():
 )
 def test_refused(prompt, message):
     with pytest.raises(InvalidArgument, match=message):
-        encode_prompt(prompt, vocab_size=512, max_model_len=32)
+        encode_prompt(prompt, vocab_size=512, max_model_len=32, max_prompt_tokens=20)

@@ -1,0 +1,309 @@
+"""Traced requests under the scheduler's whole freedom: chunked prefill, a prefix cache, eviction, steps of their own."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from executor.options import check_config
+from executor.scheduler import InterposeScheduler
+from executor.work import Work
+from interpose.cli.demo_model import write_demo_model
+from interpose.v1 import trace_pb2 as pb
+from tests.engine.harness import Block, LocalEngine, Ran
+from tests.oracle import Edit, Oracle, difference
+
+STEP = 64  # tokens of a step
+BLOCKS = 12  # of 32 tokens each; one of them is vLLM's own
+EDIT = "model.model.layers[1].mlp.output[:] = 0\n"
+READ = "hidden = model.model.layers[2].mlp.output.save()\n"
+EVERY = "logits = []\nfor step in tracer.iter[:]:\n    logits.append(model.logits.output.save())\n"
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    rng = random.Random(f"{tokens} {seed}")
+    return [rng.randrange(5, 500) for _ in range(tokens)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Oracle:
+    return Oracle(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[LocalEngine]:
+    """An engine whose steps are short and whose cache is small."""
+    engine = LocalEngine(
+        checkpoint,
+        dtype="float32",
+        block_size=32,
+        num_gpu_blocks_override=BLOCKS,
+        max_num_seqs=6,
+        max_num_batched_tokens=STEP,
+    )
+    yield engine
+    assert engine.interleaver.idle
+    assert not engine.scheduler._traced
+    assert not engine.scheduler._groups
+    engine.close()
+
+
+class Watched:
+    """What the scheduler did: the tokens of every request in every step, and who was evicted."""
+
+    def __init__(self, scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[dict[str, int]] = []
+        self.evicted: list[str] = []
+        schedule, preempt = scheduler.schedule, scheduler._preempt_request
+
+        def watched_schedule(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            if output.num_scheduled_tokens:
+                self.steps.append(dict(output.num_scheduled_tokens))
+            return output
+
+        def watched_preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self.evicted.append(request.request_id)
+            return preempt(request, *args, **kwargs)
+
+        monkeypatch.setattr(scheduler, "schedule", watched_schedule)
+        monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
+
+    def first_steps(self) -> dict[str, int]:
+        """The number of the step in which each request first ran."""
+        first: dict[str, int] = {}
+        for number, step in enumerate(self.steps):
+            for request in step:
+                first.setdefault(request, number)
+        return first
+
+    def chunks(self) -> dict[str, list[int]]:
+        """The tokens of each request in its steps."""
+        chunks: dict[str, list[int]] = {}
+        for step in self.steps:
+            for request, tokens in step.items():
+                chunks.setdefault(request, []).append(tokens)
+        return chunks
+
+
+@pytest.fixture
+def watched(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(engine.scheduler, monkeypatch)
+
+
+def check(ran: Ran, oracle: Oracle, ids: list[int], tokens: int, edits: list[Edit] | None = None) -> None:
+    """A run of READ and EVERY, with the edits before them, is what transformers says."""
+    assert ran.failure is None, ran.failure
+    truth = oracle.run(ids, tokens, edits or [])
+    assert ran.token_ids == truth.tokens
+    assert difference(ran.saved["hidden"], truth.value("model.layers.2.mlp")) <= 1e-4
+    assert len(ran.saved["logits"]) == tokens
+    for mine, true in zip(ran.saved["logits"], truth.logits, strict=True):
+        assert difference(mine, true) <= 1e-4
+
+
+ZERO = Edit("model.layers.1.mlp", "output", lambda value: value * 0, steps={0})
+
+
+def test_traced_prompts_stay_whole_beside_prompts_in_chunks(
+    engine: LocalEngine, oracle: Oracle, watched: Watched
+) -> None:
+    traced = [prompt(60), prompt(33), prompt(64), prompt(7)]
+    plain = (prompt(150), prompt(90))
+    blocks = [
+        [Block(ids, (EDIT if i % 2 else "") + READ + EVERY, {"max_tokens": 3, "ignore_eos": True})]
+        for i, ids in enumerate(traced)
+    ]
+    rans = engine.run_traces(blocks, plain=plain)
+    for i, (ids, ran) in enumerate(zip(traced, rans, strict=False)):
+        check(ran, oracle, ids, 3, [ZERO] if i % 2 else [])
+    for ids, ran in zip(plain, rans[len(traced) :], strict=True):
+        assert ran.token_ids == oracle.run(ids, 4).tokens
+    firsts = sorted(chunks[0] for chunks in watched.chunks().values())
+    assert {len(ids) for ids in traced} <= set(firsts)
+    assert any(chunks[0] < 90 and sum(chunks) > 90 for chunks in watched.chunks().values()), "no prompt was cut"
+    assert all(sum(step.values()) <= STEP for step in watched.steps)
+
+
+def test_a_prompt_longer_than_a_step_is_refused_with_the_numbers(engine: LocalEngine, oracle: Oracle) -> None:
+    fine = prompt(20)
+    long, other = engine.run_traces(
+        [[Block(prompt(STEP + 1), READ + EVERY)], [Block(fine, READ + EVERY)]],
+    )
+    assert long.failure is not None
+    assert long.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert f"{STEP + 1} tokens" in long.failure.message
+    assert not long.saved
+    check(other, oracle, fine, 1)
+
+
+def test_traced_prompts_and_a_long_plain_one_take_turns(engine: LocalEngine, watched: Watched) -> None:
+    """Neither waits for the other's end: traced prompts that fill a step get every second one."""
+    plain = prompt(250)
+    blocks = [[Block(prompt(60, seed), READ, {"max_tokens": 1})] for seed in range(4)]
+    engine.llm.llm_engine.add_request("long", {"prompt_token_ids": plain}, _sampling(max_tokens=2))
+    engine.llm.llm_engine.step()
+    engine.run_traces(blocks)
+    took = [next(iter(key for key in step if step[key] > 1), "") for step in watched.steps]
+    long = [number for number, request in enumerate(took) if request.startswith("long")]
+    others = [number for number, request in enumerate(took) if request and not request.startswith("long")]
+    assert len(long) >= 4
+    assert len(others) == 4
+    assert min(others) < max(long), "the traced prompts waited for the whole long one"
+    between = [number for number in long if number < max(others)]
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(between))
+
+
+def _sampling(**values: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, ignore_eos=True, **values)
+
+
+def test_a_traced_prompt_is_computed_whole_and_others_hit_the_cache(engine: LocalEngine, oracle: Oracle) -> None:
+    ids = prompt(64, 9)
+    run = lambda: engine.llm.generate([{"prompt_token_ids": ids}], _sampling(max_tokens=3), use_tqdm=False)[0]  # noqa: E731
+    truth = oracle.run(ids, 3).tokens
+    assert run().outputs[0].token_ids == truth
+    [edited] = engine.run_traces([[Block(ids, EDIT + READ + EVERY, {"max_tokens": 3, "ignore_eos": True})]])
+    check(edited, oracle, ids, 3, [ZERO])
+    assert edited.token_ids != truth
+    again = run()
+    assert again.num_cached_tokens >= 32
+    assert again.outputs[0].token_ids == truth
+
+
+def test_plain_requests_are_evicted_and_traced_ones_are_not(
+    engine: LocalEngine, oracle: Oracle, watched: Watched
+) -> None:
+    """The cache holds a fraction of what is asked for; everything comes out right, in the end."""
+    traced = [prompt(58, seed) for seed in range(2)]
+    plain = tuple(prompt(57, seed) for seed in range(4))
+    blocks = [[Block(ids, EDIT + READ + EVERY, {"max_tokens": 12, "ignore_eos": True})] for ids in traced]
+    rans = engine.run_traces(blocks, plain=plain, plain_tokens=12)
+    assert watched.evicted, "the cache should have been too small"
+    numbers = {int(request.partition("-")[0].removeprefix("r")) for request in watched.evicted}
+    assert not numbers & set(_traced_numbers(engine, len(traced), len(plain)))
+    for ids, ran in zip(traced, rans, strict=False):
+        check(ran, oracle, ids, 12, [ZERO])
+    for ids, ran in zip(plain, rans[len(traced) :], strict=True):
+        assert ran.token_ids == oracle.run(ids, 12).tokens
+
+
+def _traced_numbers(engine: LocalEngine, traced: int, plain: int) -> range:
+    """The harness numbers traces and requests with one count: a trace and its request, for each; then the plain ones."""
+    last = engine.count - plain
+    return range(last - 2 * traced + 2, last + 1, 2)
+
+
+def test_a_request_as_long_as_the_cache_is_not_passed_for_ever(
+    engine: LocalEngine, oracle: Oracle, watched: Watched
+) -> None:
+    """It reserves the most of the cache; smaller traced requests behind it wait, plain ones do not."""
+    big, small = prompt(60), [prompt(64), prompt(50), prompt(40)]
+    stop = "    if step == 2:\n        tracer.stop()\n"
+    blocks = [
+        [Block(small[0], READ + EVERY, {"max_tokens": 34, "ignore_eos": True})],
+        [Block(big, READ + EVERY + stop, {"max_tokens": 196, "ignore_eos": True})],
+        [Block(small[1], READ + EVERY, {"max_tokens": 5, "ignore_eos": True})],
+    ]
+    rans = engine.run_traces(blocks, plain=(small[2],))
+    for ran, ids, tokens in zip(rans, (small[0], big, small[1]), (34, 3, 5), strict=False):
+        check(ran, oracle, ids, tokens)
+    order = [name for name, _ in sorted(watched.first_steps().items(), key=lambda item: item[1])]
+    assert len(order) == 4
+    first = {name.partition("-")[0]: step for name, step in watched.first_steps().items()}
+    one, two, three, four = (first[f"r{number}"] for number in (*_traced_numbers(engine, 3, 1), engine.count))
+    assert one < two < three
+    assert four < two
+
+
+def test_an_engine_told_to_forget_everything_fails_what_would_be_wrong(engine: LocalEngine, oracle: Oracle) -> None:
+    """An operator can reset the cache under running requests; they are computed anew, without what blocks changed."""
+    core = engine.llm.llm_engine
+    reset = iter([False] * 4 + [True])
+    step = core.step
+
+    def stepping() -> Any:
+        outputs = step()
+        if next(reset, False):
+            assert core.reset_prefix_cache(reset_running_requests=True)
+        return outputs
+
+    core.step = stepping
+    ids = prompt(12)
+    tokens = {"max_tokens": 10, "ignore_eos": True}
+    try:
+        edited, read = engine.run_traces([[Block(ids, EDIT + READ + EVERY, tokens)], [Block(ids, READ, tokens)]])
+    finally:
+        core.step = step
+    assert edited.failure is not None
+    assert edited.failure.code == pb.ERROR_CODE_UNAVAILABLE
+    assert "evicted" in edited.failure.message
+    assert read.failure is None
+    assert read.token_ids == oracle.run(ids, 10).tokens
+
+
+@pytest.mark.parametrize(("option", "value"), [("scheduling_policy", "priority"), ("long_prefill_token_threshold", 16)])
+def test_what_would_cut_or_evict_traced_requests_is_refused_at_start(
+    checkpoint: Path, option: str, value: object
+) -> None:
+    config = EngineArgs(model=str(checkpoint), **{option: value}).create_engine_config()
+    with pytest.raises(ValueError, match=option):
+        check_config(config)
+
+
+def test_a_cache_for_less_than_one_whole_request_is_refused_at_start(engine: LocalEngine) -> None:
+    config = copy.deepcopy(engine.llm.llm_engine.vllm_config)
+    cache = dataclasses.replace(engine.scheduler.kv_cache_config, num_blocks=8)
+    config.cache_config.num_gpu_blocks = 8
+    with pytest.raises(ValueError, match="less than one request of max_model_len"):
+        InterposeScheduler(config, cache, engine.scheduler.structured_output_manager, block_size=32)
+
+
+def test_invokes_start_together_when_they_must(engine: LocalEngine, oracle: Oracle, watched: Watched) -> None:
+    ids = [prompt(20), prompt(30), prompt(14)]
+    busy = tuple(prompt(100, seed) for seed in range(2))
+    blocks = [Block(one, READ + EVERY, {"max_tokens": 4, "ignore_eos": True}, together=3) for one in ids]
+    rans = engine.run_traces([[Block(prompt(60, 5), READ)], blocks], plain=busy)
+    for ran, one in zip(rans[1:], ids, strict=False):
+        check(ran, oracle, one, 4)
+    together = [step for step in watched.steps if set(map(len, ids)) <= set(step.values())]
+    assert len(together) == 1
+    members = {request for request, tokens in together[0].items() if tokens in map(len, ids)}
+    decoding = [members & set(step) for step in watched.steps[watched.steps.index(together[0]) + 1 :]]
+    assert all(one in (set(), members) for one in decoding), "the group was torn apart"
+
+
+def test_a_group_that_fits_no_step_starts_apart(engine: LocalEngine, oracle: Oracle) -> None:
+    ids = [prompt(40), prompt(41)]
+    blocks = [Block(one, READ + EVERY, together=2) for one in ids]
+    for ran, one in zip(engine.run_traces([blocks]), ids, strict=True):
+        check(ran, oracle, one, 1)
+
+
+def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracle: Oracle) -> None:
+    ids = [prompt(10), prompt(11)]
+    blocks = [Block(one, READ + EVERY, together=3) for one in ids]
+    core = engine.llm.llm_engine
+    trace_id = f"t{engine.count + 1}"  # that of the trace below
+    params = _sampling(max_tokens=1)
+    params.extra_args = Work(pb.Trace(id=trace_id), 2, 3, "", together=3).to_args()
+    core.add_request("left", {"prompt_token_ids": prompt(5), "cache_salt": "left"}, params)
+    core.abort_request(["left"])
+    rans = engine.run_traces([blocks])
+    for ran, one in zip(rans, ids, strict=True):
+        check(ran, oracle, one, 1)
