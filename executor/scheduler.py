@@ -7,7 +7,8 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 - a traced prompt that does not fit beside what runs gets a step of its own, at most every second step;
 - a traced request starts when the cache can hold all traced requests to their ends, and plain ones are evicted first;
 - invokes that must be together start in one step, and sit out together;
-- a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say.
+- a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say,
+  and so does a stop string: no block sees a step whose token is not in the result.
 
 A step without traced requests tests one attribute and is the stock scheduler's.
 """
@@ -17,9 +18,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vllm.tokenizers import TokenizerLike, cached_tokenizer_from_config
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -72,12 +76,14 @@ class Traced:
         blocks: blocks of the cache that it may come to hold.
         whole: its prompt fits into a step and is never cut; one that does not fails in the worker, which says why.
         group: what it must start together with, until it has started.
+        text: what it generated as text, where strings end it.
     """
 
     request: Request
     blocks: int
     whole: bool
     group: Group | None = None
+    text: IncrementalDetokenizer | None = None
 
 
 class InterposeScheduler(Scheduler):
@@ -108,6 +114,9 @@ class InterposeScheduler(Scheduler):
         prompt = request.num_prompt_tokens
         entry = Traced(request, self._blocks(prompt + request.max_tokens), prompt <= self._step_tokens)
         self._traced[request.request_id] = entry
+        assert params is not None
+        if params.stop:
+            entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         if placement.together > 1:
             entry.group = self._groups.setdefault(placement.trace, Group(placement.together))
             entry.group.members.append(entry)
@@ -127,6 +136,19 @@ class InterposeScheduler(Scheduler):
                 if request is not None:
                     request.max_tokens = request.num_output_tokens + 1
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        """Also end a traced request at a stop string, in the step that completes it.
+
+        vLLM finds stop strings in another process, and a step or two later; a block would see those steps. It finds this
+        one all the same, with the same code, and reports it as the reason.
+        """
+        entry = self._traced.get(request.request_id) if self._traced else None
+        if entry is not None and entry.text is not None and entry.text.update(list(new_token_ids), False):
+            request.max_tokens = request.num_output_tokens + len(new_token_ids)
+        return super()._update_request_with_output(request, new_token_ids, is_stale)
 
     # A step.
 
@@ -234,6 +256,10 @@ class InterposeScheduler(Scheduler):
             or sum(one.blocks for one in members) > self._all_blocks
             or len(members) > self.max_num_active_reqs
         )
+
+    @cached_property
+    def _tokenizer(self) -> TokenizerLike:
+        return cached_tokenizer_from_config(self.vllm_config.model_config)
 
     # Room.
 

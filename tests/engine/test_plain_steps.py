@@ -23,6 +23,7 @@ PASS_THROUGH = {
     "_admit",
     "from_args",
     "update_from_output",
+    "_update_request_with_output",
     "schedule",
     "add_request",
     "_free_request",
