@@ -180,6 +180,12 @@ class Session:
         if run is not None:
             await run.adopt(blob_id, data)
 
+    async def increment(self, key: str, data: bytes) -> None:
+        """Something that a block of a streamed trace saved, a serialized `Increment`."""
+        run = self._by_key.get(key)
+        if run is not None:
+            await run.increment(pb.Increment.FromString(data))
+
     async def blobs(self, key: str, digests: list[str]) -> list[np.ndarray]:
         """Return uploaded blobs, uint8 of shape [bytes] each.
 

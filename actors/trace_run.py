@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from actors.failures import describe, unavailable
+from actors.increments import Increments
 from actors.protocol import Order
 from actors.recording import Recording
 from interpose.errors import ServiceFailure, failure
@@ -51,6 +52,8 @@ class TraceRun:
         self._named: set[str] = set()
         self._logs_expected = 0
         self._logs = 0
+        self._increments = Increments()
+        self._streamed = False
         self._adopted = asyncio.Condition()
         self._refusal: pb.Failure | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,6 +107,12 @@ class TraceRun:
         async with self._adopted:
             self._adopted.notify_all()
 
+    async def increment(self, increment: pb.Increment) -> None:
+        """Something that a block of a streamed trace saved; it goes on with the output of its step."""
+        self._increments.add(increment)
+        async with self._adopted:
+            self._adopted.notify_all()
+
     async def blob(self, blob_id: str) -> ray.ObjectRef | None:
         """Return the reference to a saved value, once it is here; None if it will never be."""
         async with self._adopted:
@@ -136,6 +145,7 @@ class TraceRun:
         served_at: float | None = None
         trace = pb.Trace.FromString(self.order.trace)
         trace.id = self.key
+        self._streamed = trace.stream
         self.shared.objects.CopyFrom(trace.scope)
         self.shared.names.extend(trace.shared)
         async with contextlib.aclosing(engine(trace)) as events:
@@ -151,6 +161,11 @@ class TraceRun:
                     usage.prompt_tokens += len(event.output.prompt_token_ids)
                     usage.generated_tokens += len(event.output.token_ids)
                     self._logs_expected += event.output.logs
+                    if self._streamed:
+                        await self._before_output(event.output)
+                elif kind == "increment":
+                    await self._before_increment(event.increment)
+                    self._named.update(_blob_ids(event.increment))
                 elif kind == "saves":
                     self._named.update(_blob_ids(event.saves))
                     if event.saves.invoke < 0:
@@ -163,23 +178,37 @@ class TraceRun:
         usage.seconds_running = now - (served_at or now)
         return usage
 
-    @property
-    def _complete(self) -> bool:
-        """Whether everything that the engine announced has come from the workers."""
-        return self._named <= self.blobs.keys() and self._logs >= self._logs_expected
+    async def _before_output(self, output: pb.Output) -> None:
+        """Record what the tokens of an output's steps saved, once it is here."""
+        self._increments.generated(output)
+        if output.finished:
+            return  # the last increment came before it, from the engine
+        await self._wait_for(lambda: self._increments.complete(output.invoke), "what a block saved")
+        self._record(self._increments.take(output.invoke))
+
+    async def _before_increment(self, last: pb.Increment) -> None:
+        """Record what came before the last increment of an invoke."""
+        await self._wait_for(lambda: self._increments.complete_before(last), "what a block saved")
+        self._record(self._increments.take_all(last.invoke))
+
+    def _record(self, increments: list[pb.Increment]) -> None:
+        for increment in increments:
+            self._named.update(_blob_ids(increment))
+            self.recording.append(pb.Event(increment=increment))
 
     async def _wait_for_workers(self) -> None:
+        await self._wait_for(lambda: self._named <= self.blobs.keys(), "a saved value")
+        await self._wait_for(lambda: self._logs >= self._logs_expected, "what the blocks printed")
+
+    async def _wait_for(self, here: Callable[[], bool], what: str) -> None:
+        """Wait until something that the engine announced has come from the workers."""
         async with self._adopted:
             try:
                 await asyncio.wait_for(
-                    self._adopted.wait_for(lambda: self._complete or self._refusal is not None),
-                    ADOPTION_SECONDS,
+                    self._adopted.wait_for(lambda: here() or self._refusal is not None), ADOPTION_SECONDS
                 )
             except TimeoutError:
-                missing = len(self._named - self.blobs.keys())
-                text = f"{missing} saved values did not arrive from the worker that made them"
-                if not missing:
-                    text = "what the blocks printed did not arrive from the worker that ran them"
+                text = f"{what} did not arrive from the worker that ran the block"
                 raise ServiceFailure(unavailable(text, self.id)) from None
 
     def _refuse(self, size: int) -> None:
@@ -193,10 +222,13 @@ class TraceRun:
         )
 
 
-def _blob_ids(saves: pb.Saves) -> Iterator[str]:
+def _blob_ids(saves: pb.Saves | pb.Increment) -> Iterator[str]:
     todo: list[value_pb2.Value] = [*saves.objects.values]
     todo.extend(binding.value for binding in saves.names)
-    todo.extend(update.value for update in saves.updates)
+    if isinstance(saves, pb.Saves):
+        todo.extend(update.value for update in saves.updates)
+    else:
+        todo.extend(value_pb2.Value(tensor=patch.tensor) for patch in saves.patches if patch.HasField("tensor"))
     while todo:
         value = todo.pop()
         kind = value.WhichOneof("kind")

@@ -190,7 +190,7 @@ class TraceEngine:
         prompt, sampling = request
         invoke = trace.invokes[index]
         work = Work(
-            pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[invoke]),
+            pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[invoke], stream=trace.stream),
             index,
             len(trace.invokes),
             session,
@@ -214,13 +214,11 @@ class TraceEngine:
         reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
         last = _output(index, output, completion, sent_text, sent_ids, reason)
         last.output.logs = logs
-        events.put_nowait(last)
-        good = True
-        for data in ended:
-            event = pb.Event.FromString(data)
-            good = good and event.WhichOneof("kind") != "failed"
+        left = [pb.Event.FromString(data) for data in ended]
+        # An increment belongs to the last output and comes before it, everything else after.
+        for event in sorted((last, *left), key=lambda event: event.WhichOneof("kind") != "increment"):
             events.put_nowait(event)
-        return good
+        return not any(event.WhichOneof("kind") == "failed" for event in left)
 
     async def _finish(self, trace_id: str, index: int, result: Result) -> tuple[str, list[bytes], int]:
         replies = await self.llm.collective_rpc(

@@ -17,6 +17,7 @@ from executor.budget import Budget
 from executor.collect import Limits, collect
 from executor.control import Refusal
 from executor.failures import clip
+from executor.increments import SaveStream
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
 from executor.ranks import Ranks, divergence, fingerprint
@@ -61,6 +62,7 @@ class Interleaver:
         self._stillborn: dict[str, tuple[TraceScope | None, Work, pb.Failure]] = {}
         self._scopes: dict[str, TraceScope] = {}
         self._programs: dict[str, list[str]] = {}
+        self._streams: dict[str, SaveStream] = {}  # of streamed traces' requests, where this rank reports
         self._requests: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._batch = Batch({}, 0, 0, 0)
         self._arrivals = 0
@@ -113,6 +115,10 @@ class Interleaver:
         )
         self.mediators[request_id] = self.live[request_id] = mediator
         self._programs[request_id] = list(invoke.program.writes)
+        if work.trace.stream and self._reports:
+            self._streams[request_id] = SaveStream(
+                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
+            )
         self._requests[(scope.id, work.invoke)] = request_id
 
     def _scope_of(self, work: Work) -> TraceScope:
@@ -222,6 +228,17 @@ class Interleaver:
                 self._turn(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
         self._waiting.clear()
         self._agree(missed)
+        if self._streams:
+            for request_id in self._batch.spans:
+                self._stream_step(request_id)
+
+    def _stream_step(self, request_id: str) -> None:
+        """Send what a block of a streamed trace saved in the step that has ended."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            mediator = self.mediators[request_id]
+            if not stream.step(mediator.namespace, mediator.steps, request_id not in self.live):
+                self.ended[request_id] = "error"
 
     # The end of a request.
 
@@ -251,14 +268,23 @@ class Interleaver:
         self.live.pop(request_id, None)
         self.ended.pop(request_id, None)
         events: list[pb.Event] = []
-        if mediator.failure is None:
+        failed = mediator.failure
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            events = [stream.end(mediator.namespace, mediator.steps)]
+            failed = failed or stream.failure
+        if failed is None:
             scope.export(mediator.invoke, mediator.namespace, writes)
-            if self._reports:
+            if self._reports and stream is None:
                 names = {name: mediator.namespace[name] for name in writes if name in mediator.namespace}
                 events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
-        if mediator.failure is not None:
-            events = [pb.Event(failed=mediator.failure)]
-        return mediator.state.name.lower(), self._close(scope, mediator.invoke, events), mediator.logs
+        if failed is not None:
+            events.append(pb.Event(failed=failed))
+        return (
+            "failed" if failed is not None else mediator.state.name.lower(),
+            self._close(scope, mediator.invoke, events),
+            mediator.logs,
+        )
 
     def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
         """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
@@ -280,6 +306,7 @@ class Interleaver:
                 self.live.pop(request_id, None)
                 self.mediators.pop(request_id)
                 self._programs.pop(request_id, None)
+                self._streams.pop(request_id, None)
                 self.ended.pop(request_id, None)
         for request_id, (_, work, _failure) in list(self._stillborn.items()):
             if work.trace.id == trace_id:
@@ -374,6 +401,7 @@ class Interleaver:
         failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
         mediator.fail(failure)
         self._enlist([mediator])
+        self._stream_step(mediator.request_id)
 
     def _enlist(self, mediators: Iterable[Mediator]) -> None:
         for mediator in mediators:

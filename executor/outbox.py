@@ -28,6 +28,8 @@ class Outbox(Protocol):
 
     def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None: ...
 
+    def increment(self, session: str, trace_id: str, data: bytes) -> None: ...
+
     def get(self, session: str, trace_id: str, digest: str) -> Any: ...
 
     def forget(self, trace_id: str) -> None: ...
@@ -65,6 +67,11 @@ class RayOutbox:
         if self._reports:
             array = numpy.frombuffer(data, dtype=numpy.uint8)
             self._submit(lambda: self._send_blob(session, trace_id, blob_id, array))
+
+    def increment(self, session: str, trace_id: str, data: bytes) -> None:
+        """Send a serialized `Increment`, after the blobs that it names."""
+        if self._reports:
+            self._submit(lambda: self._send_increment(session, trace_id, data))
 
     def get(self, session: str, trace_id: str, digest: str) -> Any:
         """Return the bytes of an uploaded blob; waits for the session actor, at most 30 s."""
@@ -110,6 +117,9 @@ class RayOutbox:
     def _send_log(self, session: str, trace_id: str, invoke: int, text: str) -> None:
         self._actor(session).log.remote(trace_id, invoke, text)
 
+    def _send_increment(self, session: str, trace_id: str, data: bytes) -> None:
+        self._actor(session).increment.remote(trace_id, data)
+
     def _send_blob(self, session: str, trace_id: str, blob_id: str, array: numpy.ndarray) -> None:
         import ray
 
@@ -127,12 +137,14 @@ class LocalOutbox:
     Attributes:
         blobs: the saved bytes by blob id.
         logs: (trace id, invoke, text) in order.
+        increments: (trace id, serialized `Increment`) in order.
         uploads: bytes that traces refer to, by digest.
     """
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.logs: list[tuple[str, int, str]] = []
+        self.increments: list[tuple[str, bytes]] = []
         self.uploads: dict[str, bytes] = {}
 
     def log(self, session: str, trace_id: str, invoke: int, text: str) -> bool:
@@ -141,6 +153,9 @@ class LocalOutbox:
 
     def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None:
         self.blobs[blob_id] = data.tobytes()
+
+    def increment(self, session: str, trace_id: str, data: bytes) -> None:
+        self.increments.append((trace_id, data))
 
     def get(self, session: str, trace_id: str, digest: str) -> Any:
         return self.uploads[digest]

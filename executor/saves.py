@@ -11,12 +11,26 @@ from executor.control import Refusal
 from executor.envoy import Envoy
 from executor.served import Outputs, Served
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Objects, Value
+from interpose.v1.value_pb2 import Objects, Tensor, Value
 from interpose.wire import Encoder
 
 _MAX_DEPTH = 100
 _MAX_ITEMS = 1_000_000
 CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class Search:
+    """How many values may still be looked at."""
+
+    def __init__(self, values: int) -> None:
+        self._left = values
+
+    def take(self, count: int) -> bool:
+        """Whether `count` more may be looked at; then they are."""
+        if count > self._left:
+            return False
+        self._left -= count
+        return True
 
 
 class SaveRegistry:
@@ -30,6 +44,7 @@ class SaveRegistry:
     def __init__(self) -> None:
         # The saved object itself is kept, so that its id stays its own.
         self._saved: dict[int, tuple[Any, Any]] = {}
+        self._copies: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -58,6 +73,12 @@ class SaveRegistry:
     def mark(self, value: Any, snapshot: Any) -> None:
         """Register `value`, to be sent as `snapshot`."""
         self._saved[id(value)] = (value, snapshot)
+        if snapshot is not value:
+            self._copies.add(id(snapshot))
+
+    def copied(self, value: Any) -> bool:
+        """Whether a value is a snapshot, which nobody changes."""
+        return id(value) in self._copies
 
     def snapshot(self, value: Any) -> Any:
         """Return what a value is sent as: its snapshot, or itself."""
@@ -68,8 +89,12 @@ class SaveRegistry:
         entry = self._saved.get(id(value))
         return entry is not None and entry[0] is value
 
-    def reaches(self, value: Any) -> bool:
-        """Whether a value is saved or is a container that holds a saved value at any depth."""
+    def reaches(self, value: Any, search: Search | None = None) -> bool:
+        """Whether a value is saved or is a container that holds a saved value at any depth.
+
+        Args:
+            search: bounds how much is looked at; None: everything.
+        """
         seen: set[int] = set()
         todo: list[tuple[Any, int]] = [(value, 0)]
         while todo:
@@ -79,6 +104,8 @@ class SaveRegistry:
             if not isinstance(item, CONTAINERS) or id(item) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_ITEMS:
                 continue
             seen.add(id(item))
+            if search is not None and not search.take(len(item)):
+                return False
             inner: Iterable[Any] = item.values() if isinstance(item, dict) else item
             todo.extend((one, depth + 1) for one in inner)
         return False
@@ -116,6 +143,15 @@ class SaveEncoder:
             Refusal: QUOTA_EXCEEDED, the trace saved more than it may.
         """
         return self._encoder.encode(value)
+
+    def entries_from(self, first: int) -> list[tuple[int, object]]:
+        """Return the objects whose entries were added to the table at index `first` or later."""
+        return self._encoder.entries_from(first)
+
+    def array(self, value: Any) -> Tensor:
+        """Return the elements of a tensor or array now, whatever the table has for it."""
+        self._count(value.nbytes)
+        return self._encoder.array(value).tensor
 
     def contents(self, value: Any) -> Value:
         """Return a container's contents now, not a reference to it."""

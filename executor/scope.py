@@ -154,6 +154,9 @@ class TraceScope:
         self.registry = SaveRegistry()
         self.saved_bytes = 0
         self.sources = Sources()
+        self.streamed: set[int] = (
+            set()
+        )  # captured containers, by index, whose changes the increments of an invoke carry
         self._exports: dict[int, dict[str, Any]] = {}
         self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, self.sources))
         self.shared: dict[str, Any] = {}
@@ -211,16 +214,23 @@ class TraceScope:
         """Keep what an ended block bound, for invokes that read it."""
         self._exports[invoke] = {name: namespace[name] for name in writes if name in namespace}
 
+    def captured(self) -> dict[int, int]:
+        """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id."""
+        made = self._decoder.made().items()
+        return {id(value): index for index, value in made if isinstance(value, list | dict | set)}
+
     def changed(self) -> tuple[dict[str, Any], dict[int, Any]]:
         """Return what the whole trace gives back.
 
         Returns:
             The shared names that are bound to another object than at the start, and, by index in the trace's scope, the
-            captured lists, dicts and sets that are saved or hold saved values.
+            captured lists, dicts and sets that are saved or hold saved values and have not been streamed.
         """
         names = {name: value for name, value in self.shared.items() if value is not self._shared_at_start[name]}
         containers = {}
         for index, value in self._decoder.made().items():
+            if index in self.streamed:
+                continue
             if isinstance(value, list | dict | set) and self.registry.reaches(value):
                 containers[index] = value
         return names, containers

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interpose.async_client import AsyncClient, connect_async
     from interpose.client import Client, connect
     from interpose.envoy import Envoy
     from interpose.errors import (
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         DeadlineExceeded,
         EngineError,
         InterposeError,
+        InterposeWarning,
         InterventionError,
         InvalidArgument,
         NotFound,
@@ -33,15 +35,19 @@ if TYPE_CHECKING:
     from interpose.model import Model
     from interpose.result import Result
     from interpose.saving import save
+    from interpose.streaming import StreamOutput
     from interpose.version import VERSION as __version__
 
 # Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
 _HOMES = {
+    "AsyncClient": "async_client",
     "Client": "client",
+    "connect_async": "async_client",
     "connect": "client",
     "Envoy": "envoy",
     "Model": "model",
     "Result": "result",
+    "StreamOutput": "streaming",
     "save": "saving",
     "__version__": "version",
 } | dict.fromkeys(
@@ -50,6 +56,7 @@ _HOMES = {
         "DeadlineExceeded",
         "EngineError",
         "InterposeError",
+        "InterposeWarning",
         "InterventionError",
         "InvalidArgument",
         "NotFound",
@@ -65,12 +72,14 @@ _HOMES = {
 )
 
 __all__ = [
+    "AsyncClient",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
     "EngineError",
     "Envoy",
     "InterposeError",
+    "InterposeWarning",
     "InterventionError",
     "InvalidArgument",
     "Model",
@@ -79,12 +88,14 @@ __all__ = [
     "PermissionDenied",
     "QuotaExceeded",
     "Result",
+    "StreamOutput",
     "Unauthenticated",
     "Unavailable",
     "UnknownLocation",
     "VersionMismatch",
     "__version__",
     "connect",
+    "connect_async",
     "save",
 ]
 

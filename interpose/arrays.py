@@ -135,6 +135,13 @@ def check_layout(dtype: int, shape: Sequence[int], size: int) -> None:
         )
 
 
+def overwrite(target: Any, source: Any) -> None:
+    """Give a tensor or array the elements of another one of its shape and element type; ArrayError for any other."""
+    if tuple(target.shape) != tuple(source.shape) or target.dtype != source.dtype or type(target) is not type(source):
+        raise ArrayError(f"an array of shape {list(target.shape)} cannot take elements of shape {list(source.shape)}")
+    target[...] = source
+
+
 def from_bytes(dtype: int, shape: Sequence[int], data: Any, *, torch_wanted: bool) -> Any:
     """Return the array whose little-endian elements are `data`: a torch tensor if wanted and installed, else numpy.
 

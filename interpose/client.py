@@ -62,10 +62,12 @@ class Client:
         models: names of the served models.
         server_version: the server's package version.
         limits: what the server takes.
+        awaited: whether it serves an event loop, which it must not block.
     """
 
     def __init__(self, transport: Transport, *, progress: bool) -> None:
         self._transport = transport
+        self.awaited = False
         hello = _hello(transport)
         self.address = transport.address
         self.models: tuple[str, ...] = tuple(hello.models)

@@ -7,7 +7,7 @@ malformed is a `WireError`, never a crash.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from interpose import arrays
@@ -17,6 +17,7 @@ from interpose.result import Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
+_CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
 _DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
 
 
@@ -100,6 +101,24 @@ class Decoder:
 
     __call__ = decode
 
+    def adopt(self, targets: Mapping[int, Any]) -> None:
+        """Make lists, dicts and sets that exist already the objects of entries of the table, with those contents."""
+        for index, target in targets.items():
+            kind = self._values[index].WhichOneof("kind") if index < len(self._values) else None
+            if not isinstance(target, _CONTAINERS.get(kind or "", ())) or index in self._made:
+                raise WireError(f"a {type(target).__name__} cannot take the place of entry {index} of the table")
+            self._made[index] = target
+        for index, target in targets.items():
+            target.clear()
+            self._fill(target, self._values[index])
+
+    def array(self, tensor: value_pb2.Tensor) -> Any:
+        """Return the array of a tensor message."""
+        try:
+            return self._tensor(tensor)
+        except ArrayError as error:
+            raise WireError(str(error)) from error
+
     def object(self, index: int) -> Any:
         """Return the object of the table's entry `index`."""
         return self.decode(Value(ref=index))
@@ -125,7 +144,7 @@ class Decoder:
         if kind == "ref":
             raise WireError(f"entry {index} of the table is a reference")
         if kind in ("list", "dict", "set"):
-            made: Any = {"list": list, "dict": dict, "set": set}[kind]()
+            made: Any = _CONTAINERS[kind]()
             self._made[index] = made
             self._fill(made, value)
             return made
@@ -167,7 +186,7 @@ class Decoder:
         if kind in ("boolean", "integer", "real", "text", "data"):
             return getattr(value, kind)
         if kind in ("list", "dict", "set"):
-            made: Any = {"list": list, "dict": dict, "set": set}[kind]()
+            made: Any = _CONTAINERS[kind]()
             self._fill(made, value)
             return made
         make = _MAKERS.get(kind or "")

@@ -6,6 +6,7 @@ work.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -93,6 +94,11 @@ class Encoder:
         """Return the objects that have an entry in the table, by index."""
         return dict(self._entries.values())
 
+    def entries_from(self, first: int) -> list[tuple[int, object]]:
+        """Return the objects whose entries in the table were added at index `first` or later, in their order."""
+        added = itertools.takewhile(lambda entry: entry[0] >= first, reversed(self._entries.values()))
+        return list(added)[::-1]
+
     def refer(self, obj: object, build: Callable[[], Value]) -> Value:
         """Give obj an entry in the table, then fill it with `build()`, which may reach obj again; return the ref."""
         index = len(self.objects.values)
@@ -104,6 +110,12 @@ class Encoder:
             del self._entries[id(obj)]
             raise
         return Value(ref=index)
+
+    def array(self, obj: Any) -> Value:
+        """Return a tensor's or an array's elements now, without an entry in the table."""
+        if arrays.is_tensor(obj):
+            return self._array(obj, arrays.tensor_bytes(obj), value_pb2.ARRAY_LIBRARY_TORCH)
+        return self._array(obj, arrays.ndarray_bytes(obj), value_pb2.ARRAY_LIBRARY_NUMPY)
 
     def _plain(self, obj: Any) -> Value:
         scalar = _scalar(obj)
@@ -125,7 +137,7 @@ class Encoder:
             start, stop, step = self._items(parts).items
             return self._frozen(obj, Value(slice=value_pb2.SliceValue(start=start, stop=stop, step=step)), parts)
         if kind is np.ndarray or kind is np.memmap:
-            return self.refer(obj, lambda: self._array(obj, arrays.ndarray_bytes(obj), value_pb2.ARRAY_LIBRARY_NUMPY))
+            return self.refer(obj, lambda: self.array(obj))
         if isinstance(obj, np.generic):
             scalar_array = np.asarray(obj)
             return self._array(scalar_array, arrays.ndarray_bytes(scalar_array), value_pb2.ARRAY_LIBRARY_NUMPY)
@@ -134,7 +146,7 @@ class Encoder:
                 obj, lambda: Value(record=value_pb2.Record(type="result", fields=self._mapping(vars(obj))))
             )
         if arrays.is_tensor(obj):
-            return self.refer(obj, lambda: self._array(obj, arrays.tensor_bytes(obj), value_pb2.ARRAY_LIBRARY_TORCH))
+            return self.refer(obj, lambda: self.array(obj))
         return self._torch_constant(obj)
 
     def _torch_constant(self, obj: Any) -> Value:

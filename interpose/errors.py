@@ -98,6 +98,10 @@ def _rebuild(kind: type[InterposeError], message: str, fields: dict[str, Any], f
     return kind(message, frames=[Frame.FromString(frame) for frame in frames], **fields)
 
 
+class InterposeWarning(UserWarning):
+    """Something that works, and hardly as it was meant."""
+
+
 class InterventionError(InterposeError):
     """The user's own code raised; the message is the exception as Python prints it, e.g. `ValueError: boom`."""
 

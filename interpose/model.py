@@ -12,6 +12,7 @@ from interpose.errors import InvalidArgument, did_you_mean
 from interpose.progress import Progress
 from interpose.prompts import encode_prompt
 from interpose.session import Session
+from interpose.streaming import check_stream
 from interpose.tracer import Tracer
 from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
@@ -37,12 +38,13 @@ class Model(Envoy):
         object.__setattr__(self, "_client", client)
         object.__setattr__(self, "_description", description)
 
-    def trace(self, prompt: Any = None, **sampling: Any) -> Tracer:
+    def trace(self, prompt: Any = None, *, stream: bool = False, **sampling: Any) -> Tracer:
         """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
 
         Args:
             prompt: a str; token ids as a list or as a tensor of shape [tokens] or [1, tokens]; a tokenizer's output; or
                 chat messages. Without one, the block runs in the notebook and gives its prompts to `tracer.invoke`.
+            stream: True: the block's end does not wait for the trace; `tracer.stream()` gives its outputs as they come.
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
@@ -52,7 +54,7 @@ class Model(Envoy):
             names = ("input_ids", "attention_mask", "token_type_ids")
             prompt = {name: sampling.pop(name) for name in names if name in sampling}
         encoded = None if prompt is None else self.encode_prompt(prompt)
-        return Tracer(self, encoded, self.check_sampling(sampling))
+        return Tracer(self, encoded, self.check_sampling(sampling), stream=check_stream(stream))
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
         """The same as `trace`, with `max_new_tokens` for `max_tokens`."""
@@ -96,6 +98,11 @@ class Model(Envoy):
     def limits(self) -> Limits:
         """What the server takes."""
         return self._client.limits
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its client is one for asyncio."""
+        return self._client.awaited
 
     @property
     def session(self) -> Session:

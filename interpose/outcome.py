@@ -13,8 +13,9 @@ from interpose.envoy import Envoy, Node
 from interpose.errors import EngineError
 from interpose.progress import Progress
 from interpose.result import Result
+from interpose.running import Running
 from interpose.session import Session
-from interpose.v1.trace_pb2 import Failure, Output, Saves, Trace, Usage
+from interpose.v1.trace_pb2 import Event, Failure, Output, Saves, Trace, Usage
 from interpose.v1.value_pb2 import Blob, Value
 from interpose.wire import Decoder, Resolver, WireError
 
@@ -45,26 +46,50 @@ def follow(
     Args:
         tokens: how many it is expected to generate, None if that is not known.
     """
-    outcome = Outcome(results={index: Result() for index in range(len(trace.invokes))})
+    outcome = new_outcome(trace)
     with closing(session.submit(trace, blobs)) as events, progress.tokens("generating", tokens) as bar:
         for session_id, event in events:
-            outcome.session_id = session_id
-            kind = event.WhichOneof("kind")
-            if kind == "accepted":
-                outcome.session_id = event.accepted.session_id or session_id
-            elif kind == "output":
-                bar.update(len(event.output.token_ids))
-                _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
-            elif kind == "log":
-                sys.stdout.write(event.log.text)
-                sys.stdout.flush()
-            elif kind == "saves":
-                outcome.saves.append(event.saves)
-            elif kind == "failed":
-                outcome.failures.append(event.failed)
-            elif kind == "done":
-                outcome.usage = event.done.usage
+            outcome.session_id = outcome.session_id or session_id
+            take_event(outcome, event)
+            bar.update(len(event.output.token_ids))
     return outcome
+
+
+async def follow_async(running: Running, trace: Trace, progress: Progress, tokens: int | None) -> Outcome:
+    """The same for an accepted trace, on an event loop; cancelling the task cancels the trace on the server."""
+    outcome = new_outcome(trace)
+    outcome.session_id = running.session_id
+    try:
+        with progress.tokens("generating", tokens) as bar:
+            while (event := await running.next_async()) is not None:
+                take_event(outcome, event)
+                bar.update(len(event.output.token_ids))
+    finally:
+        running.close(wait=False)
+    return outcome
+
+
+def new_outcome(trace: Trace) -> Outcome:
+    """Return the outcome of a trace that has given nothing yet."""
+    return Outcome(results={index: Result() for index in range(len(trace.invokes))})
+
+
+def take_event(outcome: Outcome, event: Event) -> None:
+    """Add what an event says to the outcome; what a block prints, print."""
+    kind = event.WhichOneof("kind")
+    if kind == "accepted":
+        outcome.session_id = event.accepted.session_id or outcome.session_id
+    elif kind == "output":
+        _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
+    elif kind == "saves":
+        outcome.saves.append(event.saves)
+    elif kind == "failed":
+        outcome.failures.append(event.failed)
+    elif kind == "log":
+        sys.stdout.write(event.log.text)
+        sys.stdout.flush()
+    elif kind == "done":
+        outcome.usage = event.done.usage
 
 
 def _add_output(result: Result, output: Output) -> None:
@@ -74,7 +99,7 @@ def _add_output(result: Result, output: Output) -> None:
     result.finish_reason = output.finish_reason or result.finish_reason
 
 
-class _NotebookResolver(Resolver):
+class NotebookResolver(Resolver):
     """In the notebook a module is its envoy again."""
 
     def __init__(self, tree: Node) -> None:
@@ -87,9 +112,11 @@ class _NotebookResolver(Resolver):
         return Envoy(node, self._tree)
 
 
-def values_of(
-    outcome: Outcome, session: Session, tree: Node
-) -> Iterator[tuple[int, dict[str, object], dict[int, object]]]:
+# An invoke (-1: shared), its names and their values, and the new contents of the caller's objects by their index.
+Delivered = tuple[int, dict[str, object], dict[int, object]]
+
+
+def values_of(outcome: Outcome, session: Session, tree: Node) -> Iterator[Delivered]:
     """Fetch and decode what a trace saved.
 
     Yields:
@@ -109,7 +136,7 @@ def values_of(
 
     ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
     for saves in ordered:
-        decoder = Decoder(saves.objects, get_blob=get_blob, resolver=_NotebookResolver(tree))
+        decoder = Decoder(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree))
         try:
             names = {binding.name: decoder.decode(binding.value) for binding in saves.names}
             updates = {update.index: decoder.decode(update.value) for update in saves.updates}

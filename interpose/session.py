@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 
 from interpose.errors import InterposeError, NotFound, Unavailable
 from interpose.progress import Progress
+from interpose.running import Running
 from interpose.transfer import BACKOFF_SECONDS, fetch, upload
 from interpose.transport import Transport
 from interpose.v1.service_pb2 import (
@@ -59,28 +61,33 @@ class Session:
     def submit(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Generator[tuple[str, Event], None, None]:
         """Upload what the trace needs, run it, and yield its events, each with the id of the session they belong to.
 
+        Closing the iterator, or an exception thrown into it, cancels the trace on the server.
+        """
+        with closing(self.begin(trace, blobs)) as running:
+            while (event := running.next()) is not None:
+                yield running.session_id, event
+
+    def begin(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Running:
+        """Upload what the trace needs and have it accepted; who gets it must close it.
+
         A server that is away for a moment is tried again, and a session that is gone is opened anew, as long as the trace
-        has not been accepted. Closing the iterator, or an exception thrown into it, cancels the trace on the server.
+        has not been accepted.
         """
         reopened = False
         attempt = 0
         while True:
             session_id = ""
-            accepted = False
             try:
                 session_id = self.open()
                 upload(self._transport, session_id, blobs, self._limits.chunk_bytes, self._progress)
-                for event in self._events(session_id, trace):
-                    accepted = True
-                    yield session_id, event
-                return
+                return self._accepted(session_id, trace)
             except NotFound:
-                if accepted or reopened or not session_id:
+                if reopened or not session_id:
                     raise
                 reopened = True
                 self._forget(session_id)
             except Unavailable:
-                if accepted or attempt >= len(BACKOFF_SECONDS):
+                if attempt >= len(BACKOFF_SECONDS):
                     raise
                 time.sleep(BACKOFF_SECONDS[attempt])
                 attempt += 1
@@ -89,31 +96,26 @@ class Session:
         """Return the bytes of saved values by blob id, uint8 [size] each."""
         return fetch(self._transport, session_id, blobs, self._progress)
 
-    def cancel(self, session_id: str, trace_id: str) -> None:
+    def cancel(self, session_id: str, trace_id: str, wait: bool = True) -> None:
         """Cancel a trace on the server if it can be reached."""
         try:
-            self._transport.unary("Cancel", CancelRequest(session_id=session_id, trace_id=trace_id), _GOODBYE_SECONDS)
+            request = CancelRequest(session_id=session_id, trace_id=trace_id)
+            sent = self._transport.begin("Cancel", request, _GOODBYE_SECONDS)
+            if wait:
+                sent.result()
         except InterposeError:
             pass  # the server cancels it when it sees the broken stream
 
-    def _events(self, session_id: str, trace: Trace) -> Generator[Event, None, None]:
+    def _accepted(self, session_id: str, trace: Trace) -> Running:
         request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace)
         stream = self._transport.stream("Submit", request)
-        ended = False
+        running = Running(session_id, trace.id, stream, lambda wait: self.cancel(session_id, trace.id, wait))
         try:
-            for event in stream.events():
-                ended = event.WhichOneof("kind") == "done"
-                yield event
-            if not ended:
-                raise Unavailable("the server ended the trace without finishing it", trace_id=trace.id)
-        except InterposeError as error:
-            ended = True
-            error.trace_id = error.trace_id or trace.id
+            running.accepted()
+        except BaseException:  # an interrupt too
+            running.close()
             raise
-        finally:
-            if not ended:  # interrupted from this side
-                stream.cancel()
-                self.cancel(session_id, trace.id)
+        return running
 
     def _forget(self, session_id: str) -> None:
         with self._lock:

@@ -7,17 +7,23 @@ caller's scope.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
+from interpose.aio import in_thread, warn_if_on_a_loop
 from interpose.check import TRACER_WORDS, frame_at
+from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
-from interpose.outcome import Outcome, follow, update_in_place, values_of
+from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outcome, values_of
 from interpose.program import TraceBuilder
 from interpose.result import Result
+from interpose.running import Running
 from interpose.saving import saving_with
-from interpose.v1.trace_pb2 import Frame, Prompt, Usage
+from interpose.session import Session
+from interpose.streaming import OutputStream, StreamedTrace
+from interpose.v1.trace_pb2 import Frame, Prompt, Trace, Usage
 
 if TYPE_CHECKING:
     from interpose.model import Model
@@ -34,6 +40,12 @@ class _Block(capture.CapturedContext):
         except capture.CaptureError as error:
             raise _refused(error) from None
 
+    def __aenter__(self) -> Any:
+        try:
+            return super().__aenter__()
+        except capture.CaptureError as error:
+            raise _refused(error) from None
+
 
 class Tracer(_Block):
     """One trace; made by `model.trace`.
@@ -42,12 +54,17 @@ class Tracer(_Block):
         model: the served model.
         prompt: of a trace with one prompt; None for an outer block.
         sampling: the engine's sampling parameters by their own names.
+        stream: whether the outputs are read while the trace runs, from `stream()`.
 
     Attributes:
         id: the trace's id, once its block has been captured.
     """
 
-    def __init__(self, model: Model, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
+    def __init__(
+        self, model: Model, prompt: Prompt | None, sampling: Mapping[str, object], *, stream: bool = False
+    ) -> None:
+        self._streams = stream
+        self._streamed: StreamedTrace | None = None
         self._model = model
         self._prompt = prompt
         self._sampling = sampling
@@ -90,6 +107,20 @@ class Tracer(_Block):
             raise InvalidArgument("tracer.invoke() needs a prompt: tracer.invoke(prompt)")
         return Invoker(self, self._model.encode_prompt(prompt), self._model.check_sampling(sampling))
 
+    def stream(self) -> OutputStream:
+        """After the block of a trace with `stream=True`, its outputs as they come; one reader at a time.
+
+        `for out in tracer.stream():` or `async for out in tracer.stream():`, with `out.text`, `out.token_ids`, `out.finished`
+        and `out.saves`. Leaving the loop early cancels the trace; after its end the saved names are assigned.
+
+        Raises:
+            InvalidArgument: the trace does not stream, or has not been sent.
+        """
+        if self._streamed is None:
+            when = "after its block" if self._streams else "of a trace that streams: write model.trace(…, stream=True)"
+            raise InvalidArgument(f"tracer.stream() gives the outputs {when}")
+        return OutputStream(self._streamed)
+
     def log(self, *values: object) -> None:
         """Print; inside an invoke's block the text arrives here while the trace runs."""
         print(*values)
@@ -101,8 +132,21 @@ class Tracer(_Block):
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
         """Send the captured block, or run it here to gather the invokes in it and send those."""
+        if self._model.awaited:
+            warn_if_on_a_loop("`with model.trace(…)`", "`async with model.trace(…)`")
+        with self._prepared(block, scope) as builder:
+            self._run(builder, block, scope)
+
+    async def run_block_async(self, block: capture.Block, scope: capture.Scope) -> None:
+        """The same, for an `async with`."""
+        with self._prepared(block, scope) as builder:
+            await self._run_async(builder, block, scope)
+
+    @contextmanager
+    def _prepared(self, block: capture.Block, scope: capture.Scope) -> Iterator[TraceBuilder]:
+        """Gather the trace's invokes while it runs."""
         builder = TraceBuilder(self._model.name, self._model.tree, self._model.limits, self._is_own, self._sampling)
-        self._builder, self._places, self._outcome = builder, [], None
+        self._builder, self._places, self._outcome, self._streamed = builder, [], None, None
         self.id = builder.id
         try:
             if self._prompt is not None:
@@ -114,25 +158,57 @@ class Tracer(_Block):
                     "the trace has no prompt: write model.trace(prompt), or `with tracer.invoke(prompt):` inside the block",
                     frames=[frame_at(block.body[0], block.filename)],
                 )
-            self._run(builder, block, scope)
+            yield builder
         finally:
             # The frames in the scopes refer to this tracer, and the builder to everything that was sent.
             self._builder, self._places, self._saved = None, [], []
 
     def _run(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Send the trace, follow it, and give the caller what it saved; raise the first failure after that."""
-        trace = builder.build()
+        trace, delivery = self._built(builder, block, scope)
         session = self._model.session
+        if self._streams:
+            self._streamed = self._reader(session.begin(trace, builder.blobs), session, trace, delivery)
+            return
         tokens = _expected_tokens(self._sampling, builder.samplings())
         outcome = follow(session, trace, builder.blobs, self._model.progress, tokens)
+        self._deliver(outcome, values_of(outcome, session, self._model.tree), delivery)
+
+    async def _run_async(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
+        """The same, on an event loop."""
+        trace, delivery = self._built(builder, block, scope)
+        session, tree = self._model.session, self._model.tree
+        running = await in_thread(session.begin, trace, builder.blobs, dropped=lambda running: running.close(False))
+        if self._streams:
+            self._streamed = self._reader(running, session, trace, delivery)
+            return
+        tokens = _expected_tokens(self._sampling, builder.samplings())
+        outcome = await follow_async(running, trace, self._model.progress, tokens)
+        self._deliver(outcome, await in_thread(lambda: list(values_of(outcome, session, tree))), delivery)
+
+    def _built(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> tuple[Trace, Delivery]:
+        """Return the trace as it travels, and where its values go."""
+        trace = builder.build()
+        trace.stream = self._streams
+        return trace, Delivery(block, scope, self._places, builder.captured())
+
+    def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
         self._outcome = outcome
-        captured = builder.captured()
-        for invoke, names, updates in values_of(outcome, session, self._model.tree):
-            for index, contents in updates.items():
-                update_in_place(captured.get(index), contents)
-            self._place_of(invoke, block, scope).assign(names)
+        delivery.deliver(values)
         if outcome.failures:
             raise from_failure(outcome.failures[0])
+
+    def _reader(self, running: Running, session: Session, trace: Trace, delivery: Delivery) -> StreamedTrace:
+        """Return the reader of an accepted trace's outputs; when all are read, the caller gets what it saved."""
+        outcome = new_outcome(trace)
+        return StreamedTrace(
+            running,
+            session,
+            outcome,
+            delivery.captured,
+            self._model.tree,
+            lambda values: self._deliver(outcome, values, delivery),
+        )
 
     def _gather(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Run the outer block; its saved names become the trace's shared variables."""
@@ -181,21 +257,13 @@ class Tracer(_Block):
         self._places.append((block, scope))
         return index
 
-    def _place_of(self, invoke: int, block: capture.Block, scope: capture.Scope) -> capture.Scope:
-        """Return the scope that an invoke's names are assigned in: the caller's, unless a function of its own added it."""
-        if invoke < 0 or invoke >= len(self._places):
-            return scope
-        inner, inner_scope = self._places[invoke]
-        first, last = block.first_line, max(statement.end_lineno or 0 for statement in block.body)
-        inside = inner.filename == block.filename and first <= inner.first_line <= last
-        return scope if inside else inner_scope
-
     def _is_own(self, obj: object) -> bool:
         return obj is self or (isinstance(obj, Invoker) and obj.tracer is self)
 
     def _finished(self) -> Outcome:
         if self._outcome is None:
-            raise InvalidArgument("the trace has not run yet: its results are there after the block")
+            when = "when tracer.stream() has been read to its end" if self._streams else "after the block"
+            raise InvalidArgument(f"the trace has not run yet: its results are there {when}")
         return self._outcome
 
 

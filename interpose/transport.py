@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
+from interpose.arrivals import Arrivals
 from interpose.errors import InvalidArgument, Unavailable, from_rpc_error
 from interpose.v1 import service_pb2_grpc
 from interpose.version import VERSION
@@ -82,17 +82,9 @@ class Stream:
                 if message.ByteSize():
                     yield message
 
-    def events(self) -> Iterator[Any]:
-        """Iterate over small messages in any thread; a thread of the transport reads them ahead."""
-        arrived: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        _submit(self._pool, self._read, arrived)
-        while True:
-            kind, item = arrived.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise item
-            yield item
+    def events(self) -> Arrivals:
+        """Begin, and read small messages ahead in a thread of their own, for any thread or an event loop to take."""
+        return Arrivals(lambda: iter(self))
 
     def cancel(self) -> None:
         """End the call from this side; does nothing when it has ended."""
@@ -101,14 +93,6 @@ class Stream:
             call = self._call
         if call is not None:
             _submit(self._pool, call.cancel)
-
-    def _read(self, arrived: SimpleQueue[tuple[str, Any]]) -> None:
-        try:
-            for message in self:
-                arrived.put(("message", message))
-            arrived.put(("end", None))
-        except BaseException as error:
-            arrived.put(("error", error))
 
 
 class Transport:

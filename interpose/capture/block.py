@@ -10,7 +10,7 @@ from types import CodeType
 
 from interpose.capture.analysis import block_reads_writes
 from interpose.capture.refuse import refuse_unsupported
-from interpose.capture.source import Source
+from interpose.capture.source import Source, With
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Block:
     origin: Source = field(repr=False)
 
 
-def build_block(source: Source, node: ast.With, index: int, code: CodeType) -> Block:
+def build_block(source: Source, node: With, index: int, code: CodeType) -> Block:
     """Makes the block of a statement's item `index`, entered by `code`; further items become a ``with`` inside of it.
 
     Raises CaptureError for what a block cannot hold.
@@ -43,6 +43,12 @@ def build_block(source: Source, node: ast.With, index: int, code: CodeType) -> B
     target = node.items[index].optional_vars
     if target is not None and not isinstance(target, ast.Name):
         raise source.error("the target after `as` must be a plain name", target, "Write `as tracer`.")
+    if index + 1 < len(node.items) and isinstance(node, ast.AsyncWith):
+        raise source.error(
+            "a block cannot await, and the items after the tracer are awaited",
+            node.items[index + 1].context_expr,
+            "Give them an `async with` of their own, around this one.",
+        )
     if index + 1 < len(node.items):
         inner, text = _with_later_items(source, node, index + 1)
         body: list[ast.stmt] = [inner]
@@ -100,7 +106,7 @@ def _spans_lines(body: Sequence[ast.stmt]) -> bool:
     return any(node.end_lineno != node.lineno for node in strings)
 
 
-def _with_later_items(source: Source, node: ast.With, index: int) -> tuple[ast.With, str]:
+def _with_later_items(source: Source, node: With, index: int) -> tuple[ast.With, str]:
     """The items from `index` on as a statement of their own, ``with later: body``, and its indented text."""
     inner = ast.copy_location(ast.With(items=node.items[index:], body=node.body), node)
     first = inner.items[0].context_expr

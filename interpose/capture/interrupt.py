@@ -7,11 +7,15 @@ opcode events is no way on 3.12: with several threads it crashes the interpreter
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
+
+# Instructions of an `async with` that come before the block's guard is in place.
+_UNGUARDED = frozenset(code for name, code in dis.opmap.items() if name in ("END_SEND", "SETUP_ASYNC_WITH"))
 
 
 def interrupt(frame: FrameType, signal: BaseException) -> Callable[[], None]:
@@ -54,9 +58,10 @@ class _Traced:
     def _called(self, frame: FrameType, event: str, argument: object) -> None:
         self._tracing = True
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
-        if event in ("opcode", "line"):
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event in ("opcode", "line") and frame.f_code.co_code[frame.f_lasti] not in _UNGUARDED:
             raise self._signal
+        return self._trace
 
 
 def _probe() -> None:
@@ -105,6 +110,8 @@ if sys.version_info >= (3, 12):
         return _tool
 
     def _instruction(code: CodeType, offset: int) -> Any:
+        if code.co_code[offset] in _UNGUARDED:
+            return
         signal = _pending.pop(sys._getframe(1), None)
         if signal is not None:
             raise signal

@@ -8,10 +8,9 @@ assigned by hand.
 
 from __future__ import annotations
 
-import ast
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,7 +20,7 @@ from interpose.capture.errors import CaptureError
 from interpose.capture.interrupt import interrupt
 from interpose.capture.recent import Recent
 from interpose.capture.scope import Scope
-from interpose.capture.source import Source, entry_offset, find_with, load
+from interpose.capture.source import Source, With, entry_offset, find_with, load
 from interpose.capture.verify import same_extent, same_statements
 
 _blocks: Recent[Block] = Recent(1024)  # by code object and offset: a block found once stays what the code was made from
@@ -51,30 +50,81 @@ class CapturedContext:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
         """Hands the block to `run_block`, whose exceptions go on as if the block had raised them."""
-        skip, self._skipping = self._skipping, None
+        skip = self._left(error)
         if skip is None:
             return False
+        try:
+            self.run_block(skip.block, self._scope(skip))
+        except BaseException as raised:
+            _forget(raised, skip.signal)
+            raise
+        finally:
+            del skip, error, traceback  # they refer to the frame, which refers to this object
+        return True
+
+    def run_block(self, block: Block, scope: Scope) -> None:
+        """Called when the block has been skipped, with the names of the caller."""
+
+    def __aenter__(self) -> Any:
+        """Finds the block of an ``async with``; awaiting the result arranges that its body does not run."""
+        frame = sys._getframe(1)
+        while _enters(frame, self) and frame.f_back is not None:
+            frame = frame.f_back
+        return _Entering(self, frame, captured_block(frame))
+
+    def __aexit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        """Hands the block to `run_block_async`; returns what is to be awaited."""
+        # What traced the thread must be back before anything else runs on its event loop.
+        return self._leave_async(self._left(error))
+
+    async def _leave_async(self, skip: _Skipping | None) -> bool:
+        if skip is None:
+            return False
+        try:
+            await self.run_block_async(skip.block, self._scope(skip))
+        except BaseException as raised:
+            _forget(raised, skip.signal)
+            raise
+        finally:
+            del skip
+        return True
+
+    async def run_block_async(self, block: Block, scope: Scope) -> None:
+        """Called when the block of an ``async with`` has been skipped, with the names of the caller."""
+
+    def _left(self, error: BaseException | None) -> _Skipping | None:
+        """Returns what was skipped if `error` says that it was, with the tracing put back as it was."""
+        skip, self._skipping = self._skipping, None
+        if skip is None:
+            return None
         skip.undo()
         if error is None:
             raise _error(
                 skip.block, skip.frame, "the block ran here, as it was entered inside a debugger's trace function"
             )
-        if error is not skip.signal:
-            return False
+        return skip if error is skip.signal else None
+
+    def _scope(self, skip: _Skipping) -> Scope:
         scope = Scope(skip.frame)
         if skip.block.target is not None:
             scope.assign({skip.block.target: self})
-        try:
-            self.run_block(skip.block, scope)
-        except BaseException as raised:
-            _forget(raised, skip.signal)
-            raise
-        finally:
-            del skip, scope, error, traceback  # they refer to the frame, which refers to this object
-        return True
+        return scope
 
-    def run_block(self, block: Block, scope: Scope) -> None:
-        """Called when the block has been skipped, with the names of the caller."""
+
+class _Entering:
+    """What an ``async with`` awaits to enter its block: the frame is interrupted where it goes on after that."""
+
+    def __init__(self, context: CapturedContext, frame: FrameType, block: Block):
+        self._context = context
+        self._frame: FrameType | None = frame
+        self._block = block
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            self._context._skipping = _skip(frame, self._block)
+        return self._context
+        yield
 
 
 @dataclass(frozen=True)
@@ -132,7 +182,7 @@ def captured_block(frame: FrameType) -> Block:
     return _blocks.put(code, build_block(source, *found, code), frame.f_lasti)
 
 
-def _verified(source: Source, frame: FrameType, offset: int) -> tuple[ast.With, int] | None:
+def _verified(source: Source, frame: FrameType, offset: int) -> tuple[With, int] | None:
     found = find_with(source, frame.f_code, offset, frame.f_lineno)
     if found is None or not same_extent(frame.f_code, offset, found[0]):
         return None
@@ -161,10 +211,10 @@ def _load(frame: FrameType) -> Source:
 
 
 def _enters(frame: FrameType, context: CapturedContext) -> bool:
-    """Whether a frame is a subclass's own `__enter__` that called the one above it."""
+    """Whether a frame is a subclass's own `__enter__` or `__aenter__` that called the one above it."""
     code = frame.f_code
     first = code.co_varnames[:1]
-    return code.co_name == "__enter__" and bool(first) and frame.f_locals.get(first[0]) is context
+    return code.co_name in ("__enter__", "__aenter__") and bool(first) and frame.f_locals.get(first[0]) is context
 
 
 def _forget(error: BaseException, signal: BaseException) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 from interpose.capture.errors import CaptureError
 from interpose.capture.recent import Recent
 
-_ENTER = frozenset(code for name, code in dis.opmap.items() if name in ("SETUP_WITH", "BEFORE_WITH"))
+_ENTER = frozenset(
+    code for name, code in dis.opmap.items() if name in ("SETUP_WITH", "BEFORE_WITH", "BEFORE_ASYNC_WITH")
+)
+With = ast.With | ast.AsyncWith
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +30,14 @@ class Source:
     filename: str
     lines: list[str]  # with their line ends
     tree: ast.Module
-    withs: dict[int, ast.With] = field(default_factory=dict)  # by the line they start on, and by each item's line
+    withs: dict[int, With] = field(default_factory=dict)  # by the line they start on, and by each item's line
     classes: frozenset[int] = frozenset()  # id() of the nodes in `withs` that stand in a class body or a method
 
     def line(self, number: int) -> str:
         """The text of a line, counted from 1; empty past the end."""
         return self.lines[number - 1].rstrip("\n") if 0 < number <= len(self.lines) else ""
 
-    def replaced(self, node: ast.With, other: ast.With) -> Source:
+    def replaced(self, node: With, other: With) -> Source:
         """This source with another statement in the place of `node`."""
         withs = {line: other if found is node else found for line, found in self.withs.items()}
         classes = self.classes | {id(other)} if id(node) in self.classes else self.classes
@@ -69,12 +72,12 @@ def load(filename: str, module_globals: dict[str, Any] | None = None, code: Code
 def parse(filename: str, lines: list[str]) -> Source:
     """Parses lines and notes where the ``with`` statements are."""
     tree = ast.parse("".join(lines), filename)
-    withs: dict[int, ast.With] = {}
+    withs: dict[int, With] = {}
     classes: set[int] = set()
     stack: list[tuple[ast.AST, bool]] = [(tree, False)]
     while stack:
         node, in_class = stack.pop()
-        if isinstance(node, ast.With):
+        if isinstance(node, With):
             withs.update({item.context_expr.lineno: node for item in node.items})
             withs[node.lineno] = node
             if in_class:
@@ -92,7 +95,7 @@ def entry_offset(frame: FrameType) -> int | None:
     return offset if 0 <= offset < len(raw) and raw[offset] in _ENTER else None
 
 
-def find_with(source: Source, code: CodeType, offset: int, line: int) -> tuple[ast.With, int] | None:
+def find_with(source: Source, code: CodeType, offset: int, line: int) -> tuple[With, int] | None:
     """Returns the statement and the index of the item that the instruction at `offset` enters; None if there is none."""
     node = source.withs.get(line)
     if node is None:

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import CodeType
 
+from interpose.capture.source import With
+
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -42,7 +44,7 @@ def same_statements(code: CodeType, statements: Sequence[ast.stmt]) -> bool:
     return compiled is None or _agree(code, compiled, list(statements))
 
 
-def same_extent(code: CodeType, offset: int, node: ast.With) -> bool:
+def same_extent(code: CodeType, offset: int, node: With) -> bool:
     """Whether the instructions of the block entered at `offset` lie on the lines of the block's statements.
 
     The first instruction on a line of the header, after some on other lines, is the one that leaves the block.

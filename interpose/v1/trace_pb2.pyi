@@ -97,20 +97,22 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     INVOKES_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
     invokes: _containers.RepeatedCompositeFieldContainer[Invoke]
     shared: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     sampling: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ...) -> None: ...
+    stream: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("filename", "line", "end_line", "column", "end_column", "function", "text")
@@ -208,6 +210,76 @@ class Saves(_message.Message):
     updates: _containers.RepeatedCompositeFieldContainer[Update]
     def __init__(self, invoke: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ...) -> None: ...
 
+class Patch(_message.Message):
+    __slots__ = ("index", "list", "set", "dict", "tensor")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    DICT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    list: ListPatch
+    set: SetPatch
+    dict: DictPatch
+    tensor: _value_pb2.Tensor
+    def __init__(self, index: _Optional[int] = ..., list: _Optional[_Union[ListPatch, _Mapping]] = ..., set: _Optional[_Union[SetPatch, _Mapping]] = ..., dict: _Optional[_Union[DictPatch, _Mapping]] = ..., tensor: _Optional[_Union[_value_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class ListPatch(_message.Message):
+    __slots__ = ("keep", "items")
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    keep: int
+    items: _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]
+    def __init__(self, keep: _Optional[int] = ..., items: _Optional[_Iterable[_Union[_value_pb2.Value, _Mapping]]] = ...) -> None: ...
+
+class SetPatch(_message.Message):
+    __slots__ = ("removed", "added")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]
+    added: _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]
+    def __init__(self, removed: _Optional[_Iterable[_Union[_value_pb2.Value, _Mapping]]] = ..., added: _Optional[_Iterable[_Union[_value_pb2.Value, _Mapping]]] = ...) -> None: ...
+
+class DictPatch(_message.Message):
+    __slots__ = ("removed", "changed")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]
+    changed: _value_pb2.Mapping
+    def __init__(self, removed: _Optional[_Iterable[_Union[_value_pb2.Value, _Mapping]]] = ..., changed: _Optional[_Union[_value_pb2.Mapping, _Mapping]] = ...) -> None: ...
+
+class Captured(_message.Message):
+    __slots__ = ("index", "entry")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    entry: int
+    def __init__(self, index: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
+
+class Increment(_message.Message):
+    __slots__ = ("invoke", "sequence", "steps", "last", "first", "objects", "patches", "names", "dropped", "captured")
+    INVOKE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PATCHES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    invoke: int
+    sequence: int
+    steps: int
+    last: bool
+    first: int
+    objects: _value_pb2.Objects
+    patches: _containers.RepeatedCompositeFieldContainer[Patch]
+    names: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
+    dropped: _containers.RepeatedScalarFieldContainer[str]
+    captured: _containers.RepeatedCompositeFieldContainer[Captured]
+    def __init__(self, invoke: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., last: bool = ..., first: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., patches: _Optional[_Iterable[_Union[Patch, _Mapping]]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., dropped: _Optional[_Iterable[str]] = ..., captured: _Optional[_Iterable[_Union[Captured, _Mapping]]] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "saved_bytes", "seconds_queued", "seconds_running")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -229,17 +301,19 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("accepted", "output", "log", "saves", "failed", "done")
+    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     SAVES_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     output: Output
     log: Log
     saves: Saves
     failed: Failure
     done: Done
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    increment: Increment
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ...) -> None: ...

@@ -39,6 +39,7 @@ class Ran:
     saved: dict[str, Any] = field(default_factory=dict)
     failure: pb.Failure | None = None
     updates: dict[int, Any] = field(default_factory=dict)
+    increments: list[pb.Increment] = field(default_factory=list)
     logs: str = ""
 
 
@@ -101,12 +102,17 @@ class LocalEngine:
     def scheduler(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
+    def run_streamed(self, *blocks: Block, plain: tuple[list[int], ...] = ()) -> list[Ran]:
+        """Run one streamed trace; each Ran has its increments, those that the worker sent and the last."""
+        return self.run_traces([list(blocks)], plain=plain, stream=True)
+
     def run_traces(
         self,
         traces: list[list[Block]],
         shared: dict[str, Any] | None = None,
         plain: tuple[list[int], ...] = (),
         plain_tokens: int = 4,
+        stream: bool = False,
     ) -> list[Ran]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -122,7 +128,13 @@ class LocalEngine:
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             work = Work(
-                pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[trace.invokes[index]]),
+                pb.Trace(
+                    id=trace.id,
+                    scope=trace.scope,
+                    shared=trace.shared,
+                    invokes=[trace.invokes[index]],
+                    stream=trace.stream,
+                ),
                 index,
                 count,
                 "",
@@ -138,6 +150,7 @@ class LocalEngine:
 
         for blocks in traces:
             trace = self.trace(blocks, shared or {})
+            trace.stream = stream
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
@@ -152,6 +165,7 @@ class LocalEngine:
             results[f"r{self.count}"] = Ran()
             rans.append(results[f"r{self.count}"])
         before = len(outbox.logs)
+        outbox.increments.clear()
         while engine.has_unfinished_requests() or held:
             for output in engine.step():
                 if not output.finished or output.request_id not in results:
@@ -172,6 +186,9 @@ class LocalEngine:
                         submit(*entry)
         for trace_id, index, text in outbox.logs[before:]:
             by_invoke[(trace_id, index)].logs += text
+        for trace_id, data in reversed(outbox.increments):
+            increment = pb.Increment.FromString(data)
+            by_invoke[(trace_id, increment.invoke)].increments.insert(0, increment)
         return rans
 
     def take(self, ran: Ran, events: list[bytes]) -> None:
@@ -180,6 +197,9 @@ class LocalEngine:
             event = pb.Event.FromString(data)
             if event.WhichOneof("kind") == "failed":
                 ran.failure = event.failed
+                continue
+            if event.WhichOneof("kind") == "increment":
+                ran.increments.append(event.increment)
                 continue
             decoder = Decoder(event.saves.objects, get_blob=lambda blob: outbox.blobs.pop(blob.id), resolver=_Results())
             ran.saved.update({binding.name: decoder.decode(binding.value) for binding in event.saves.names})

@@ -1,0 +1,80 @@
+"""The client for asyncio: the same surface, awaited. Traces are `async with` blocks, streams `async for` loops.
+
+Underneath is the one client there is. What blocks runs in threads of its own; events of running traces come straight to
+the event loop.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from interpose.aio import in_thread
+from interpose.client import DEFAULT_TIMEOUT, Client, connect
+from interpose.model import Model
+from interpose.v1.service_pb2 import Limits, StatusReply
+
+
+async def connect_async(
+    address: str | None = None,
+    api_key: str | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: bool = True,
+) -> AsyncClient:
+    """Connect to a server, for use on an event loop.
+
+    Args and errors: as for `interpose.connect`.
+    """
+    client = await in_thread(
+        lambda: connect(address, api_key, timeout=timeout, progress=progress), dropped=lambda client: client.close()
+    )
+    return AsyncClient(client)
+
+
+class AsyncClient:
+    """A connected client; made by `connect_async`, usable as an asynchronous context manager and from any event loop.
+
+    Attributes:
+        address, models, server_version, limits: as those of `Client`.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        client.awaited = True
+        self.address: str = client.address
+        self.models: tuple[str, ...] = client.models
+        self.server_version: str = client.server_version
+        self.limits: Limits = client.limits
+
+    async def model(self, name: str | None = None) -> Model:
+        """Return a served model; without a name, the only one. Its traces are `async with model.trace(…) as tracer:`.
+
+        Raises:
+            NotFound: the server serves no model of that name.
+            InvalidArgument: it serves several, and no name was given.
+        """
+        return await in_thread(self._client.model, name)
+
+    async def status(self) -> StatusReply:
+        """Return models, sessions and tenants' usage as the server reports them."""
+        return await in_thread(self._client.status)
+
+    async def tokenizer(self, model: str) -> Any:
+        """Return a model's tokenizer, fetching its files the first time; `model.tokenizer` is the same, not awaited."""
+        return await in_thread(self._client.tokenizer, model)
+
+    async def close(self) -> None:
+        """Close the session and the connection."""
+        await in_thread(self._client.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("client", "asyncio client", 1)

@@ -1,0 +1,112 @@
+"""Increments of a streamed trace go on with the output of their step, in order, however the two paths interleave."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from actors import trace_run
+from actors.increments import Increments
+from actors.protocol import Order, Target
+from actors.trace_run import TraceRun
+from interpose.v1 import trace_pb2 as pb
+
+
+def increment(sequence: int, steps: int, invoke: int = 0, last: bool = False) -> pb.Increment:
+    return pb.Increment(invoke=invoke, sequence=sequence, steps=steps, last=last)
+
+
+def output(tokens: int, invoke: int = 0, finished: bool = False) -> pb.Event:
+    return pb.Event(output=pb.Output(invoke=invoke, token_ids=[7] * tokens, finished=finished))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_an_output_takes_what_its_steps_saved(order: tuple[int, ...]) -> None:
+    increments = Increments()
+    taken = []
+    for sequence in order:
+        increments.add(increment(sequence, sequence + 1))
+    for _ in range(3):
+        increments.generated(output(1).output)
+        assert increments.complete(0)
+        taken.append([one.sequence for one in increments.take(0)])
+    assert taken == [[0], [1], [2]]
+
+
+def test_an_output_waits_for_the_increment_of_its_last_step() -> None:
+    increments = Increments()
+    increments.generated(output(2).output)
+    increments.add(increment(1, 2))
+    assert not increments.complete(0)
+    increments.add(increment(0, 1))
+    assert increments.complete(0)
+    assert [one.sequence for one in increments.take(0)] == [0, 1]
+    increments.generated(output(0).output)  # text alone
+    assert increments.complete(0) and not increments.take(0)
+    increments.generated(output(1).output)
+    assert not increments.complete(0)
+
+
+def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
+    increments = Increments()
+    increments.add(increment(0, 1, last=True))
+    for _ in range(3):
+        increments.generated(output(1).output)
+        assert increments.complete(0)
+        increments.take(0)
+    increments.generated(output(1, invoke=1).output)
+    assert not increments.complete(1)
+
+
+async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
+    run = TraceRun(Order("s", "f", "t", trace.SerializeToString(), Target("a", "d"), 1 << 20), "key")
+
+    async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
+        await run.increment(increment(1, 2))  # a step ahead
+        await run.increment(increment(0, 1))
+        yield output(1)
+        yield output(1)
+        await run.increment(increment(2, 3))
+        yield pb.Event(increment=increment(3, 3, last=True))
+        yield output(1, finished=True)
+
+    run.start(engine)
+    events = [pb.Event.FromString(data) async for data in run.recording.follow()]
+    told = [
+        (
+            event.WhichOneof("kind"),
+            event.increment.sequence if event.HasField("increment") else len(event.output.token_ids),
+        )
+        for event in events
+    ]
+    assert told == [
+        ("accepted", 0), ("increment", 0), ("output", 1), ("increment", 1), ("output", 1), ("increment", 2), ("increment", 3),
+        ("output", 1), ("done", 0),
+    ]  # fmt: skip
+
+
+async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_run, "ADOPTION_SECONDS", 0.05)
+    trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
+    run = TraceRun(Order("s", "f", "t", trace.SerializeToString(), Target("a", "d"), 1 << 20), "key")
+
+    async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
+        yield output(1)
+
+    run.start(engine)
+    with pytest.raises(Exception, match="what a block saved did not arrive"):
+        async for _ in run.recording.follow():
+            pass
+    assert run.recording.failure is not None and run.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
+
+
+def test_numbers_of_invokes_are_their_own() -> None:
+    increments = Increments()
+    for invoke in np.random.default_rng(0).permutation(4).tolist():
+        increments.add(increment(0, 1, invoke))
+        increments.generated(output(1, invoke).output)
+        assert increments.complete(invoke)
+        assert [one.invoke for one in increments.take_all(invoke)] == [invoke]
