@@ -84,16 +84,20 @@ class Budget:
             resource.setrlimit(resource.RLIMIT_AS, self._limits)
         return elapsed
 
+    def exceeded(self) -> BudgetExceeded:
+        """What ends a block that took too long."""
+        return BudgetExceeded(
+            pb.ERROR_CODE_DEADLINE_EXCEEDED,
+            f"the block ran longer than the {self.step_seconds:g} s it may take in one step; end its loop, or do the "
+            "work in the notebook after the trace",
+        )
+
     def _on_tick(self, signum: int, frame: Any) -> None:
         running = self._running
         if running is None or not running():
             return
         if time.monotonic() >= self._deadline:
-            raise BudgetExceeded(
-                pb.ERROR_CODE_DEADLINE_EXCEEDED,
-                f"the block ran longer than the {self.step_seconds:g} s it may take in one step; end its loop, or do the "
-                "work in the notebook after the trace",
-            )
+            raise self.exceeded()
         grown = (_memory_pages()[1] - self._base[1]) * _PAGE
         if grown > self.memory_bytes:
             raise BudgetExceeded(

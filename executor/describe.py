@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.sampling_params import SamplingParams
 
+from executor.apply import why_not_applied
 from executor.options import step_tokens
 from executor.tree import ModuleTree
 from interpose.arrays import dtype_of
@@ -77,6 +78,7 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
                 class_name=type(module).__name__,
                 detail=_detail(module),
                 parameters=_parameters(module),
+                not_applied=why_not_applied(node),
             )
         )
     return description

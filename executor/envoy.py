@@ -92,12 +92,9 @@ class Envoy:
     def __hash__(self) -> int:
         return hash(self._node.path)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Refusal(
-            pb.ERROR_CODE_INVALID_ARGUMENT,
-            f"{self._node.path or 'the model'} cannot be applied to values of a block by this server",
-            location=self._node.path,
-        )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors."""
+        return current().apply(self._node, args, kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "output":

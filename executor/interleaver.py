@@ -8,15 +8,18 @@ so a block that went another way on one rank fails that trace, on all ranks, bef
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
 from executor.control import Refusal
 from executor.failures import clip
+from executor.hooks import Hooks
 from executor.increments import SaveStream
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
@@ -35,6 +38,7 @@ class Interleaver:
 
     Args:
         tree: the model's modules.
+        applier: applies modules to values of blocks.
         budget: time and memory bounds.
         outbox: where saves and prints go.
         limits: bounds on what is saved.
@@ -48,11 +52,19 @@ class Interleaver:
     """
 
     def __init__(
-        self, tree: ModuleTree, budget: Budget, outbox: Outbox, limits: Limits, ranks: Ranks, reports: bool
+        self,
+        tree: ModuleTree,
+        applier: Applier,
+        budget: Budget,
+        outbox: Outbox,
+        limits: Limits,
+        ranks: Ranks,
+        reports: bool,
     ) -> None:
         self.live: dict[str, Mediator] = {}
         self.ended: dict[str, str] = {}
         self._tree = tree
+        self._applier = applier
         self._budget = budget
         self._outbox = outbox
         self._limits = limits
@@ -67,13 +79,12 @@ class Interleaver:
         self._batch = Batch({}, 0, 0, 0)
         self._arrivals = 0
         self._waiting: dict[tuple[str, str], list[Mediator]] = {}
-        self._hooked: dict[tuple[str, str], Any] = {}
-        self._guards: dict[str, Any] = {}
+        self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
 
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return not (self.mediators or self._scopes or self._stillborn or self._hooked or self._guards)
+        return not (self.mediators or self._scopes or self._stillborn or self._hooks)
 
     # Admission.
 
@@ -108,6 +119,7 @@ class Interleaver:
             namespace=namespace,
             sources=scope.sources.lines,
             tree=self._tree,
+            applier=self._applier,
             budget=self._budget,
             registry=scope.registry,
             emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
@@ -197,10 +209,7 @@ class Interleaver:
 
     def end_forward(self) -> None:
         """The modules have run: take the hooks away."""
-        for handle in (*self._hooked.values(), *self._guards.values()):
-            handle.remove()
-        self._hooked.clear()
-        self._guards.clear()
+        self._hooks.clear()
 
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Serve `logits.output`, [requests, vocab], before sampling; return what to sample from."""
@@ -330,23 +339,30 @@ class Interleaver:
     def _token_rows(self, span: Span) -> Rows:
         return Rows(span.start, span.stop, self._batch.tokens, self._batch.padded_tokens)
 
-    def _visit(self, node: Node, kind: Kind, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
+    def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location: serve everyone who waits for it; return the value to go on with."""
         waiting = self._waiting.pop((node.path, str(kind)), None)
         if not waiting:
             return value
         waiting.sort(key=self._turn_order)
         position = self._tree.order_of(node.path, kind)
+
+        def settle(mediator: Mediator) -> None:
+            nonlocal value
+            value = self._settle(mediator, value)
+
         for mediator in waiting:
             rows = rows_of(self._batch.spans[mediator.request_id])
-            value = self._serve(mediator, node, kind, value, rows, position)
-        self._agree(waiting)
+            self._serve(mediator, node, kind, value, rows, position)
+            settle(mediator)
+        self._agree(waiting, settle)
         return value
 
-    def _serve(self, mediator: Mediator, node: Node, kind: Kind, value: Any, rows: Rows, position: int) -> Any:
+    def _serve(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, position: int) -> None:
+        """Let a block have its rows of a location until it asks for something else."""
         at = mediator.waiting
         if at is None:
-            return value
+            return
         try:
             served = Served(str(at), value, rows, lambda path: node.layouts.of(kind, path))
         except Exception as error:
@@ -356,11 +372,17 @@ class Interleaver:
                     pb.ERROR_CODE_ENGINE, f"the value at {at} could not be given: {error}", location=str(at)
                 )
             self._turn(mediator, lambda: mediator.throw(refusal))
-            return value
+            return
         self._turn(mediator, lambda: mediator.serve(served, at, position))
+
+    def _settle(self, mediator: Mediator, value: Any) -> Any:
+        """Write back what a block changed at the location it has left; return the value that the model goes on with."""
+        served, at = mediator.served, mediator.served_at
+        if served is None or mediator.call is not None:  # a block that applies a module has not moved on
+            return value
         try:
             if mediator.failure is None:
-                value = served.settle()
+                value = served.settle(value)
         except Exception as error:
             refused = Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT, f"what was assigned at {at} does not fit: {error}", location=str(at)
@@ -387,15 +409,50 @@ class Interleaver:
         else:
             run()
 
-    def _agree(self, mediators: Sequence[Mediator]) -> None:
-        """Compare how the blocks' turns ended on every rank, then list them for what they wait for next."""
-        if mediators:
-            everyone = self._ranks.compare([fingerprint(mediator) for mediator in mediators])
-            for i, mediator in enumerate(mediators):
+    def _agree(self, mediators: Sequence[Mediator], settle: Callable[[Mediator], None] | None = None) -> None:
+        """Compare how the blocks' turns ended on every rank, then list them for what they wait for next.
+
+        Blocks that want a module applied get that first, all ranks being here with the same calls, and go on until they wait
+        for something that the forward pass brings.
+
+        Args:
+            mediators: those that had a turn, the same on every rank.
+            settle: called after each further turn of one, which is at a location of the model.
+        """
+        turned = list(mediators)
+        while turned:
+            late = [int(mediator.used > self._budget.step_seconds) for mediator in turned]
+            everyone = self._ranks.compare([fingerprint(mediator) for mediator in turned] + late)
+            for i, mediator in enumerate(turned):
                 votes = [votes[i] for votes in everyone]
                 if len(set(votes)) > 1 and mediator.state is not State.FAILED:
                     self._fail(mediator, divergence(mediator, votes))
+                elif mediator.call is not None:
+                    self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))
+                else:
+                    continue
+                if settle is not None:
+                    settle(mediator)
+            turned = [mediator for mediator in turned if mediator.call is not None]
         self._enlist(mediators)
+
+    def _apply(self, mediator: Mediator, late: bool) -> None:
+        """Answer a block that wants a module applied."""
+        call = mediator.call
+        assert call is not None
+        if late:
+            self._turn(mediator, lambda: mediator.throw(self._budget.exceeded()))
+            return
+        started = time.monotonic()
+        try:
+            with self._hooks.muted():
+                result = self._applier.run(call)
+        except Exception as error:
+            raised = error
+            self._turn(mediator, lambda: mediator.throw(raised))
+        else:
+            mediator.used += time.monotonic() - started
+            self._turn(mediator, lambda: mediator.resume(result))
 
     def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
         failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
@@ -417,41 +474,8 @@ class Interleaver:
             elif waiting is not None and waiting.kind != Kind.STEP and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
 
-    # Hooks.
-
     def _wait(self, mediator: Mediator, location: Location) -> None:
         key = (location.path, str(location.kind))
         self._waiting.setdefault(key, []).append(mediator)
-        if location.path in PSEUDO or key in self._hooked:
-            return
-        node = self._tree.nodes[location.path]
-        module = node.module
-        assert module is not None
-        self._guard_parents(location.path)
-        if location.kind == Kind.INPUT:
-            self._hooked[key] = module.register_forward_pre_hook(
-                lambda _, args, kwargs: self._visit(node, Kind.INPUT, (args, kwargs), self._token_rows),
-                with_kwargs=True,
-            )
-        else:
-            self._hooked[key] = module.register_forward_hook(
-                lambda _, args, output: self._visit(node, Kind.OUTPUT, output, self._token_rows)
-            )
-
-    def _guard_parents(self, path: str) -> None:
-        """Make torch look for hooks of the parents again when they return.
-
-        A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
-        block may ask for a parent's output only after it was served inside it, so the parents get a hook that does nothing.
-        """
-        while path:
-            path = path.rpartition(".")[0]
-            if path in self._guards:
-                return
-            module = self._tree.nodes[path].module
-            assert module is not None
-            self._guards[path] = module.register_forward_pre_hook(_nothing)
-
-
-def _nothing(module: torch.nn.Module, args: Any) -> None:
-    return None
+        if location.path not in PSEUDO:
+            self._hooks.add(*key)

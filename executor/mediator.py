@@ -9,19 +9,19 @@ while it runs and the engine's otherwise.
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-import numpy
 import torch
 from greenlet import getcurrent, greenlet
 
+from executor.apply import Applier, Call
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe
+from executor.random_state import RandomState
 from executor.saves import SaveRegistry
 from executor.served import Served, check
 from executor.tree import ModuleTree, Node
@@ -72,46 +72,6 @@ def running() -> Mediator | None:
     return block.mediator if isinstance(block, _Block) else None
 
 
-class RandomState:
-    """The random generators as one trace sees them, the same on every rank.
-
-    Args:
-        seed: where they start.
-    """
-
-    def __init__(self, seed: int) -> None:
-        outside = self._take()
-        random.seed(seed)
-        numpy.random.seed(seed % (1 << 32))
-        torch.manual_seed(seed)
-        self._mine = self._take()
-        self._put(outside)
-        self._outside = outside
-
-    @staticmethod
-    def _take() -> tuple[Any, ...]:
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
-
-    @staticmethod
-    def _put(state: tuple[Any, ...]) -> None:
-        random.setstate(state[0])
-        numpy.random.set_state(state[1])
-        torch.set_rng_state(state[2])
-        if state[3] is not None:
-            torch.cuda.set_rng_state(state[3])
-
-    def enter(self) -> None:
-        """Make the trace's generators the process's."""
-        self._outside = self._take()
-        self._put(self._mine)
-
-    def leave(self) -> None:
-        """Give the process its own generators back."""
-        self._mine = self._take()
-        self._put(self._outside)
-
-
 class Mediator:
     """Runs one invoke's block.
 
@@ -124,6 +84,7 @@ class Mediator:
         namespace: the block's names; the block runs in it.
         sources: the user's source lines by file name, for tracebacks.
         tree: the model's modules.
+        applier: applies modules to the block's values.
         budget: time and memory bounds.
         registry: the trace's saved values.
         emit: called with text that the block prints; returns whether it was sent.
@@ -135,6 +96,8 @@ class Mediator:
         position: the model's place in that step (`ModuleTree.order_of`).
         served: the location the block is at, while it is there.
         waiting: what it waits for.
+        call: the module that it wants applied, while it waits for that.
+        used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
         logs: how often it printed.
     """
@@ -150,6 +113,7 @@ class Mediator:
         namespace: dict[str, Any],
         sources: dict[str, dict[int, str]],
         tree: ModuleTree,
+        applier: Applier,
         budget: Budget,
         registry: SaveRegistry,
         emit: Callable[[str], bool],
@@ -169,6 +133,7 @@ class Mediator:
         self.served: Served | None = None
         self.served_at: Location | None = None
         self.waiting: Location | None = None
+        self.call: Call | None = None
         self.state = State.WAITING
         self.failure: pb.Failure | None = None
         self.used = 0.0
@@ -178,6 +143,7 @@ class Mediator:
         self._code = code
         self._sources = sources
         self._tree = tree
+        self._applier = applier
         self._budget = budget
         self._random = random_state
         self._result: Any = None
@@ -217,7 +183,7 @@ class Mediator:
         self._turn(lambda: self._block.switch(served))
 
     def resume(self, value: Any) -> None:
-        """Resume a block that waits for a step or the result."""
+        """Resume a block that waits for a step, the result, or a module that it applies."""
         self._turn(lambda: self._block.switch(value))
 
     def throw(self, error: BaseException) -> None:
@@ -237,16 +203,15 @@ class Mediator:
         self._finished, self._result = True, result
         self.position = 1 << 62
         self.used = 0.0
-        while self.live:
-            waiting = self.waiting
-            if waiting is None:
-                self.throw(Refusal(pb.ERROR_CODE_UNAVAILABLE, "the request ended before it ran; submit it again"))
-            elif waiting.kind == Kind.RESULT:
-                self.resume(result)
-            elif waiting.kind == Kind.STEP:
-                self.resume(False)
-            else:
-                self.throw(self._never(waiting))
+        waiting = self.waiting
+        if waiting is None:
+            self.throw(Refusal(pb.ERROR_CODE_UNAVAILABLE, "the request ended before it ran; submit it again"))
+        elif waiting.kind == Kind.RESULT:
+            self.resume(result)
+        elif waiting.kind == Kind.STEP:
+            self.resume(False)
+        else:
+            self.throw(self._never(waiting))
 
     def fail(self, failure: pb.Failure) -> None:
         """End the block with a failure that is not its own."""
@@ -290,6 +255,16 @@ class Mediator:
             name = next(iter(kwargs))
             check(kwargs[name], value, f"{node.path}.input")
             kwargs[name] = value
+
+    def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a module makes of the block's own values."""
+        call = self._applier.prepare(node, args, kwargs)
+        self._check_modes(f"{call} was applied", node.path)
+        self.call = call
+        try:
+            return self._block.parent.switch(call)
+        finally:
+            self.call = None
 
     def log(self, text: str) -> None:
         """Send text to the notebook."""
@@ -346,17 +321,21 @@ class Mediator:
         )
 
     def _park(self, location: Location) -> Any:
+        self._check_modes(f"{location} was asked for", str(location))
+        self.waiting = location
+        try:
+            return self._block.parent.switch(location)
+        finally:
+            self.waiting = None
+
+    def _check_modes(self, what: str, where: str) -> None:
         if self._mode_depth() != self._modes:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"{location} was asked for inside a torch mode (autocast, a default device, a function or dispatch mode), "
-                "which would reach the model too; read the value first, then open the mode around your own computation",
-                location=str(location),
+                f"{what} inside a torch mode (autocast, a default device, a function or dispatch mode), which would reach "
+                "the model too; read the value first, then open the mode around your own computation",
+                location=where,
             )
-        self.waiting = location
-        value = self._block.parent.switch(location)
-        self.waiting = None
-        return value
 
     def _main(self, *_: Any) -> None:
         try:

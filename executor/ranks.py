@@ -47,7 +47,8 @@ def fingerprint(mediator: Mediator) -> int:
     """A number that is the same on two ranks only if the block's turn ended the same way."""
     waiting = mediator.waiting
     failed = mediator.failure.exception_type if mediator.failure is not None else ""
-    return zlib.crc32(f"{mediator.state.name}|{waiting}|{waiting.kind if waiting else ''}|{failed}".encode())
+    call = mediator.call.fingerprint() if mediator.call is not None else ""
+    return zlib.crc32(f"{mediator.state.name}|{waiting}|{waiting.kind if waiting else ''}|{call}|{failed}".encode())
 
 
 def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:
@@ -57,7 +58,7 @@ def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:
         exception_message="the block went different ways on the tensor-parallel ranks",
         message=(
             f"the block went different ways on the {len(votes)} tensor-parallel ranks (on one it failed, ran out of time, or "
-            f"asked for another location than {mediator.waiting or 'its end'}); it must not depend on the clock, on the order of "
-            "sets, or on anything else that differs between processes"
+            f"asked for another location than {mediator.waiting or mediator.call or 'its end'}); it must not depend on the "
+            "clock, on the order of sets, or on anything else that differs between processes"
         ),
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from executor.control import Control, Refusal
 from executor.envoy import Envoy, Tracer, current
-from executor.mediator import RandomState
+from executor.random_state import RandomState
 from executor.saves import SaveRegistry
 from executor.tree import ModuleTree
 from interpose.capture import rewrite

@@ -145,39 +145,45 @@ class Served:
         check(self.value, value, self.location)
         self.value = value
 
-    def settle(self) -> Any:
-        """Write the block's changes back; return the value the model goes on with (the original object if unchanged).
+    def settle(self, current: Any) -> Any:
+        """Write the block's changes back; return the value the model goes on with (`current` itself if unchanged).
 
         Runs in the engine's inference mode. In-place changes go into the engine's own memory, replacements into a copy.
-        """
-        return self._settle(self._original, self.value)
 
-    def _settle(self, original: Any, now: Any) -> Any:
+        Args:
+            current: what the model would go on with: the value that was served, or what others made of it since.
+        """
+        return self._settle(self._original, current, self.value)
+
+    def _settle(self, original: Any, current: Any, now: Any) -> Any:
         if isinstance(original, torch.Tensor):
-            return self._settle_tensor(original, now)
+            return self._settle_tensor(original, current, now)
         if isinstance(original, tuple | list):
-            items = [self._settle(one, other) for one, other in zip(original, now, strict=True)]
-            if all(new is old for new, old in zip(items, original, strict=True)):
-                return original
+            items = [self._settle(*three) for three in zip(original, current, now, strict=True)]
+            if all(new is old for new, old in zip(items, current, strict=True)):
+                return current
             if hasattr(original, "_fields"):
                 return type(original)(*items)
             return type(original)(items)
         if isinstance(original, dict):
-            settled = {name: self._settle(one, now[name]) for name, one in original.items()}
-            return original if all(settled[name] is original[name] for name in original) else settled
-        return original
+            settled = {name: self._settle(one, current[name], now[name]) for name, one in original.items()}
+            return current if all(settled[name] is current[name] for name in original) else settled
+        return current
 
-    def _settle_tensor(self, original: torch.Tensor, now: Any) -> torch.Tensor:
+    def _settle_tensor(self, original: torch.Tensor, current: torch.Tensor, now: Any) -> torch.Tensor:
         if isinstance(now, Opaque):
-            return original
+            return current
         leaf = next(leaf for leaf in self._leaves if leaf.original is original)
         if now is leaf.private:
             if now._version != leaf.version:
-                self._rows.of(original).copy_(leaf.layout.scatter(now))
+                mine = leaf.layout.scatter(now)
+                self._rows.of(original).copy_(mine)
+                if current is not original:  # another request's replacement is what the model goes on with
+                    self._rows.of(current).copy_(mine)
                 leaf.version = now._version
                 self.written = True
-            return original
-        replaced = original.clone()
+            return current
+        replaced = current.clone()
         self._rows.of(replaced).copy_(leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
         self.written = True
         return replaced

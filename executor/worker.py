@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits
 from executor.describe import describe_model
@@ -49,6 +50,7 @@ class InterposeWorker(_Base):
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
         runner.interleaver = Interleaver(
             tree,
+            Applier(tree, self.vllm_config, settings["block_memory_bytes"]),
             Budget(settings["step_seconds"], settings["block_memory_bytes"]),
             self.interpose_outbox,
             Limits(settings["inline_bytes"], settings["max_saved_bytes"]),

@@ -12,7 +12,7 @@ import linecache
 from collections.abc import Iterator, Mapping, Sequence
 
 from interpose.envoy import Envoy, Node
-from interpose.errors import UnknownLocation, did_you_mean
+from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.v1.trace_pb2 import Frame
 
 TRACER_WORDS = ("invoke", "result", "iter", "all", "stop", "log", "barrier", "cache")
@@ -21,7 +21,11 @@ TRACER_WORDS = ("invoke", "result", "iter", "all", "stop", "log", "barrier", "ca
 def check_locations(
     body: Sequence[ast.AST], filename: str, names: Mapping[str, object], tracers: frozenset[str]
 ) -> None:
-    """Raise UnknownLocation, with the notebook's line, for the first module that the block names and that does not exist.
+    """Refuse, with the notebook's line, the first module that the block names and that cannot be used so.
+
+    Raises:
+        UnknownLocation: it does not exist.
+        InvalidArgument: it is applied to values and cannot be.
 
     Args:
         body: statements with positions of the original file.
@@ -33,6 +37,7 @@ def check_locations(
     roots = {name: obj._node for name, obj in names.items() if isinstance(obj, Envoy) and name not in bound}
     tracers = tracers - bound
     for node in _nodes(body):
+        _check_applied(node, roots, filename)
         try:
             if isinstance(node, ast.Attribute | ast.Subscript):
                 _resolve(node, roots)
@@ -47,6 +52,15 @@ def check_locations(
                 suggestions=error.suggestions,
                 frames=[frame_at(inner, filename)],
             ) from None
+
+
+def _check_applied(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
+    """Refuse `module(…)` for a module that the server cannot apply."""
+    if not isinstance(node, ast.Call) or _fails(node.func, roots):
+        return
+    module = _resolve(node.func, roots)
+    if module is not None and module.not_applied:
+        raise InvalidArgument(module.not_applied, location=module.path, frames=[frame_at(node, filename)])
 
 
 def frame_at(node: ast.AST, filename: str) -> Frame:

@@ -30,6 +30,7 @@ class Node:
     parameters: tuple[str, ...] = ()  # e.g. "weight: float32[96, 64]"
     children: dict[str, Node] = field(default_factory=dict)
     pseudo: dict[str, Node] = field(default_factory=dict)  # locations of the model that are no modules
+    not_applied: str = ""  # why a block cannot apply it to values; "" if it can
     model: str = ""  # of the root: which model it is, the same for every description of it
 
     @property
@@ -135,9 +136,10 @@ def tree_of(description: model_pb2.ModelDescription) -> Node:
         parameters = tuple(_parameter(parameter) for parameter in module.parameters)
         if not module.path:
             root.class_name, root.detail, root.parameters = module.class_name, module.detail, parameters
+            root.not_applied = module.not_applied
             continue
         parent, _, name = module.path.rpartition(".")
-        node = Node(module.path, module.class_name, module.detail, parameters)
+        node = Node(module.path, module.class_name, module.detail, parameters, not_applied=module.not_applied)
         nodes[module.path] = node
         nodes.get(parent, root).children[name] = node
     root.pseudo = {name: Node(name, "Location") for name in PSEUDO if name not in root.children}
@@ -194,6 +196,11 @@ class Envoy:
         raise self._outside("skip(value)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the module to values: `model.lm_head(model.model.norm(h))`; inside a block only.
+
+        Values and result are whole, whatever the tensor-parallel size, and of any number of rows. The result is what the
+        module returns, as its `.output` is; `model.logits(h)` is the unembedding with the model's own scale and soft cap.
+        """
         raise self._outside("(…)", dot="")
 
     def _outside(self, what: str, dot: str = ".") -> InvalidArgument:

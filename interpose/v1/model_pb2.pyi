@@ -17,16 +17,18 @@ class Parameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ...) -> None: ...
 
 class Module(_message.Message):
-    __slots__ = ("path", "class_name", "parameters", "detail")
+    __slots__ = ("path", "class_name", "parameters", "detail", "not_applied")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NOT_APPLIED_FIELD_NUMBER: _ClassVar[int]
     path: str
     class_name: str
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     detail: str
-    def __init__(self, path: _Optional[str] = ..., class_name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., detail: _Optional[str] = ...) -> None: ...
+    not_applied: str
+    def __init__(self, path: _Optional[str] = ..., class_name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., detail: _Optional[str] = ..., not_applied: _Optional[str] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
     __slots__ = ("name", "class_name", "modules", "generation_config_json", "config_json", "max_model_len", "dtype", "tensor_parallel_size", "pipeline_parallel_size", "vocab_size", "engine_version", "execution_order", "sampling_parameters", "layers", "aliases", "digest", "max_prompt_tokens")

@@ -40,7 +40,7 @@ CASES = [
     (LAYER + ".mlp.output = torch.zeros(3)", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "has shape [5,"),
     (LAYER + ".mlp.output = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "assigned a int"),
     (LAYER + ".mlp.c = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "cannot be assigned"),
-    (LAYER + ".mlp(torch.zeros(3))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "cannot be applied"),
+    (LAYER + ".mlp(torch.zeros(3))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "of shape [rows,"),
     ("tracer.barier(2)", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "tracer has no 'barier'"),
     ("x = object().save()", pb.ERROR_CODE_INVALID_ARGUMENT, None, "cannot be saved"),
     ("with torch.autocast('cpu'):\n    model.logits.output", pb.ERROR_CODE_INVALID_ARGUMENT, 2, "torch mode"),

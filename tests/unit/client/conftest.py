@@ -40,6 +40,8 @@ def description() -> model_pb2.ModelDescription:
     )
     for path, name in modules:
         module = found.modules.add(path=path, class_name=name)
+        if name in ("LlamaForCausalLM", "LlamaModel", "LlamaDecoderLayer", "LlamaAttention"):
+            module.not_applied = f"{path or 'the model'} holds attention, so it cannot be applied to values"
         if path.endswith("down_proj"):
             module.detail = "in_features=96, out_features=64"
             module.parameters.add(name="weight", shape=[64, 96], dtype=value_pb2.DTYPE_FLOAT32)

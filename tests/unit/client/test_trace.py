@@ -51,6 +51,20 @@ def test_the_body_does_not_run_and_travels_as_source(service, model):
     assert tracer.usage.prompt_tokens == 2 and trace.id == tracer.id
 
 
+def test_modules_are_applied_in_the_block(service, model):
+    """What the server can apply travels, also where the outcome depends on names that the block binds."""
+    with model.trace("Hello"):
+        lens = model.lm_head(model.model.norm(model.model.layers[1].output[0])).save()
+        layers = [1]
+        layers(lens)
+        try:
+            model.model.layers[2](lens)
+        except Exception:
+            pass
+    (trace,) = service.traces
+    assert "model.lm_head(model.model.norm(" in trace.invokes[0].program.source
+
+
 def test_saved_names_appear_in_the_callers_scope(service, model):
     def script(service, trace):
         yield service.saves(0, hidden=numbers(2000), many=[np.ones(3), {"a": numbers(3000)}], word="x")
@@ -243,6 +257,16 @@ class TestRefusedBeforeSending:
         with pytest.raises(interpose.UnknownLocation, match="layers"):
             with model.trace("x"):
                 h = read().save()
+
+    def test_a_module_that_cannot_be_applied(self, model):
+        layer = model.model.layers[1]
+        with pytest.raises(interpose.InvalidArgument, match="model.layers.1 holds attention") as caught:
+            with model.trace("x"):
+                h = layer.output[0]
+                y = layer(h).save()
+        assert caught.value.location == "model.layers.1"
+        assert "y = layer(h).save()" in str(caught.value)
+        assert str(caught.value).splitlines()[-1].strip() == "^" * len("layer(h)")
 
     def test_tracer_words(self, model):
         with pytest.raises(interpose.UnknownLocation, match="did you mean result"):

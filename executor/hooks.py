@@ -1,0 +1,86 @@
+"""Hooks on exactly the modules that a block waits for in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from executor.tree import ModuleTree, Node
+
+# Called with a module's node, "input" or "output", and the value there; returns the value that the model goes on with.
+Visit = Callable[[Node, str, Any], Any]
+
+
+class Hooks:
+    """The hooks of one step.
+
+    Args:
+        tree: the model's modules.
+        visit: called when the model is at a hooked location.
+    """
+
+    def __init__(self, tree: ModuleTree, visit: Visit) -> None:
+        self._tree = tree
+        self._visit = visit
+        self._hooked: dict[tuple[str, str], Any] = {}
+        self._guards: dict[str, Any] = {}
+        self._muted = False
+
+    def __len__(self) -> int:
+        return len(self._hooked) + len(self._guards)
+
+    def add(self, path: str, kind: str) -> None:
+        """Have a module's input or output visited when the model is there. Idempotent."""
+        key = (path, kind)
+        if key in self._hooked:
+            return
+        node = self._tree.nodes[path]
+        module = node.module
+        assert module is not None
+        self._guard_parents(path)
+        if kind == "input":
+            self._hooked[key] = module.register_forward_pre_hook(
+                lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
+                with_kwargs=True,
+            )
+        else:
+            self._hooked[key] = module.register_forward_hook(
+                lambda _, args, output: None if self._muted else self._visit(node, kind, output)
+            )
+
+    def clear(self) -> None:
+        """Take them all away."""
+        for handle in (*self._hooked.values(), *self._guards.values()):
+            handle.remove()
+        self._hooked.clear()
+        self._guards.clear()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Modules that are called meanwhile are called for another reason than the step; nobody is at them."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    def _guard_parents(self, path: str) -> None:
+        """Make torch look for hooks of the parents again when they return.
+
+        A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
+        block may ask for a parent's output only after it was served inside it, so the parents get a hook that does nothing.
+        """
+        while path:
+            path = path.rpartition(".")[0]
+            if path in self._guards:
+                return
+            module = self._tree.nodes[path].module
+            assert module is not None
+            self._guards[path] = module.register_forward_pre_hook(_nothing)
+
+
+def _nothing(module: torch.nn.Module, args: Any) -> None:
+    return None
