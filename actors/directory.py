@@ -7,6 +7,7 @@ lives; when none has for a minute it ends the sessions and itself, so that a del
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -64,8 +65,11 @@ class Directory:
 
     # Sessions
 
-    async def open(self, tenant: str) -> Lease:
+    async def open(self, tenant: str, kept: bool = False) -> Lease:
         """Lend a session to a tenant.
+
+        Args:
+            kept: whether its values stay for whoever comes back for them.
 
         Raises:
             ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has as many as it may.
@@ -78,7 +82,7 @@ class Directory:
                     self._refill()
                 lease = Lease(secrets.token_hex(16), tenant, await self._warm.get())
                 try:
-                    await lease.actor.open.remote(lease.session_id)
+                    await lease.actor.open.remote(lease.session_id, kept)
                 except ray.exceptions.RayActorError:
                     continue
                 self._leases[lease.session_id] = lease
@@ -93,11 +97,18 @@ class Directory:
         lease = self._leases.get(session_id)
         return lease if lease is not None and lease.tenant == tenant else None
 
-    async def close(self, session_id: str, tenant: str) -> bool:
-        """End a lease; the session is emptied and kept warm if one is wanted. Returns whether there was one."""
+    async def close(self, session_id: str, tenant: str, keep_jobs: bool = False) -> bool:
+        """End a lease; the session is emptied and kept warm if one is wanted. Returns whether there was one.
+
+        Args:
+            keep_jobs: leave the session its jobs, if it has any; it is ended when the last one's values have gone.
+        """
         lease = await self.find(session_id, tenant)
         if lease is None:
             return False
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            if keep_jobs and await lease.actor.leave_jobs.remote():
+                return True
         await self._end(lease)
         return True
 
@@ -162,7 +173,10 @@ class Directory:
         else:
             return
         if not await self._end_forgotten(candidates):
-            message = f"{what}: close one, or try again when one has not been used for {FORGOTTEN_SECONDS:g} s"
+            message = (
+                f"{what}: close one, or try again when one has not been used for {FORGOTTEN_SECONDS:g} s; one that keeps "
+                f"results of jobs, or was opened to be kept, stays for {self._settings.retention_seconds:g} s"
+            )
             raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=SWEEP_SECONDS))
 
     async def _end_forgotten(self, leases: list[Lease]) -> bool:
@@ -198,7 +212,7 @@ class Directory:
                     max_restarts=0,
                     scheduling_strategy="DEFAULT",
                 )
-                .remote(name, here, settings.retention_seconds, settings.stored_bytes)
+                .remote(name, here, settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
             )
             await actor.prepare.remote(self._targets)
             self._warm.put_nowait(actor)

@@ -35,18 +35,26 @@ class Order:
 
     Attributes:
         session_id: of the lease under which it was submitted.
-        follower: who will read the events; a trace without a follower is cancelled.
+        follower: who will read the events; a trace without a follower is cancelled, unless it is a job.
         trace: the serialized `Trace`.
+        accepted: the serialized `Accepted` that its events begin with.
         target: where it runs.
         max_saved_bytes: of all that it saves.
+        job: it runs to its end whoever follows.
+        keep: somebody may come back for its values until the retention time ends.
+        remotes: ids of the blobs of earlier traces of the session that it uses.
     """
 
     session_id: str
     follower: str
     trace_id: str
     trace: bytes = field(repr=False)
+    accepted: bytes = field(repr=False)
     target: Target
     max_saved_bytes: int
+    job: bool = False
+    keep: bool = False
+    remotes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class SessionStats:
     """What one session holds and does.
 
     Attributes:
-        idle_seconds: since anything was asked of it; 0 while a trace runs.
+        idle_seconds: since anything was asked of it; 0 while a trace runs, or while it keeps what somebody may come back
+            for; infinite when its client has left and nothing of the kind is there (any more).
     """
 
     idle_seconds: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from actors.protocol import Order, SessionStats, Target
 from actors.trace_run import TraceRun
 from actors.upload import Upload
 from interpose.errors import ServiceFailure, failure
+from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 
 SWEEP_SECONDS = 10.0
@@ -34,19 +36,26 @@ class Session:
     Args:
         name: the actor's name.
         directory: handle of the directory.
-        retention_seconds: a finished trace's values are kept this long.
-        stored_bytes: beyond this, the values of the oldest finished traces go first, then uploads are refused.
+        retention_seconds: a finished trace's values are kept this long; in a kept session, this long after its last use.
+        stored_bytes: beyond this, the values of the oldest finished traces go first, unless somebody may come back for
+            them; then uploads, new traces and saves are refused.
+        idle_seconds: an unused session is closed after this; told to clients.
     """
 
-    def __init__(self, name: str, directory: Any, retention_seconds: float, stored_bytes: int) -> None:
+    def __init__(
+        self, name: str, directory: Any, retention_seconds: float, stored_bytes: int, idle_seconds: float
+    ) -> None:
         self._retention = retention_seconds
         self._capacity = stored_bytes
+        self._idle = idle_seconds
         self._engines = EngineCalls(name, directory)
         self._sweeper: asyncio.Task[None] | None = None
         self._clear("")
 
-    def _clear(self, session_id: str) -> None:
+    def _clear(self, session_id: str, kept: bool = False) -> None:
         self._id = session_id
+        self._kept = kept
+        self._left = False
         self._traces: dict[str, TraceRun] = {}
         self._by_key: dict[str, TraceRun] = {}
         self._uploads: dict[str, Upload] = {}
@@ -62,10 +71,26 @@ class Session:
             self._engines.warm(target)
         self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
 
-    async def open(self, session_id: str) -> None:
-        """Begin a lease; what an earlier one left is dropped."""
+    async def open(self, session_id: str, kept: bool) -> None:
+        """Begin a lease; what an earlier one left is dropped.
+
+        Args:
+            kept: whether its client may go and somebody come back for the values.
+        """
         await self.close()
-        self._clear(session_id)
+        self._clear(session_id, kept)
+
+    async def leave_jobs(self) -> bool:
+        """The client goes and leaves only its jobs; returns whether there are any.
+
+        The session is then idle for good as soon as the last of them has ended and its values have gone.
+        """
+        self._left = True
+        for run in list(self._traces.values()):
+            if not run.order.job:
+                await run.cancel()
+                self._forget(run)
+        return bool(self._traces)
 
     async def close(self) -> SessionStats:
         """End the lease: cancel its traces, drop its values. Returns what it came to."""
@@ -77,8 +102,9 @@ class Session:
     async def stats(self) -> SessionStats:
         """Return what the session holds and does."""
         running = sum(run.running for run in self._traces.values())
+        idle = math.inf if self._left else time.monotonic() - self._touched
         return SessionStats(
-            idle_seconds=0.0 if running else time.monotonic() - self._touched,
+            idle_seconds=0.0 if any(run.running or self._kept_for(run) for run in self._traces.values()) else idle,
             traces_running=running,
             traces_done=self._done,
             stored_bytes=self._stored(),
@@ -100,7 +126,9 @@ class Session:
             return self._uploaded[digest][1]
         upload = self._uploads.get(digest)
         if upload is None:
-            self._make_room(size)
+            refusal = self._no_room(size)
+            if refusal is not None:
+                raise ServiceFailure(refusal)
             upload = self._uploads[digest] = Upload(digest, size)
         elif upload.size != size:
             message = f"the upload {digest} was begun with {upload.size} bytes and goes on with {size}"
@@ -118,20 +146,46 @@ class Session:
         Raises:
             ServiceFailure: the trace as a whole failed, or could not be started.
         """
-        self._check(order.session_id)
-        run = self._traces.get(order.trace_id)
-        if run is not None and run.order.trace != order.trace:
-            message = f"the trace id {order.trace_id} was used before, for another trace"
-            raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=order.trace_id))
-        if run is None or run.repeatable:
-            run = self._start(order)
-        run.followers.add(order.follower)
-        try:
-            async for event in run.recording.follow():
-                yield event
-        finally:
-            run.followers.discard(order.follower)
-            self._touched = time.monotonic()
+        async for event in self._follow(self._submitted(order), order.follower):
+            yield event
+
+    async def start(self, session_id: str, order: Order) -> bytes:
+        """Run a job that nobody has to follow, or find it if it has been submitted before; returns its first event.
+
+        Raises:
+            ServiceFailure: it could not be started.
+        """
+        self._check(session_id)
+        self._submitted(order)
+        return pb.Event(accepted=pb.Accepted.FromString(order.accepted)).SerializeToString()
+
+    async def attach(self, session_id: str, trace_id: str, follower: str) -> AsyncIterator[bytes]:
+        """Follow a trace that was submitted before, from its first event on; yields serialized events.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, or the trace as a whole failed.
+        """
+        async for event in self._follow(self._known(session_id, trace_id), follower):
+            yield event
+
+    async def job(self, session_id: str, trace_id: str) -> service_pb2.JobStatus:
+        """Return how a trace is.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, there is none, or its values are gone and it with them.
+        """
+        return self._status(self._known(session_id, trace_id))
+
+    async def describe(self, session_id: str) -> service_pb2.SessionDescription:
+        """Return what the session holds."""
+        self._check(session_id)
+        return service_pb2.SessionDescription(
+            session_id=session_id,
+            traces=[self._status(run) for run in self._traces.values()],
+            stored_bytes=self._stored(),
+            max_stored_bytes=self._capacity,
+            idle_seconds=self._idle,
+        )
 
     async def leave(self, session_id: str, trace_id: str, follower: str) -> None:
         """A follower's client is gone; if nobody else follows the trace, it is cancelled."""
@@ -139,18 +193,24 @@ class Session:
         if session_id != self._id or run is None:
             return
         run.followers.discard(follower)
-        if not run.followers and run.running:
+        if not run.followers and run.running and not run.order.job:
             run.abandoned = True
             await run.cancel()
 
-    async def cancel(self, session_id: str, trace_id: str) -> bool:
-        """Cancel a trace; returns whether it was running."""
+    async def cancel(self, session_id: str, trace_id: str, forget: bool = False) -> bool:
+        """Cancel a trace; returns whether it was running.
+
+        Args:
+            forget: also drop what it saved.
+        """
         self._check(session_id)
         run = self._traces.get(trace_id)
-        if run is None or not run.running:
-            return False
-        await run.cancel()
-        return True
+        running = run is not None and run.running
+        if run is not None:
+            await run.cancel()
+            if forget:
+                self._forget(run)
+        return running
 
     async def blob_ref(self, session_id: str, blob_id: str) -> list[ray.ObjectRef]:
         """Return a reference to a saved value, in a list so that it travels as a reference.
@@ -164,7 +224,7 @@ class Session:
                 ref = await run.blob(blob_id)
                 if ref is not None:
                     return [ref]
-        raise not_found(f"there is no saved value {blob_id}, or it was kept longer than {self._retention:g} s ago")
+        raise self._gone(f"saved value {blob_id}")
 
     # The workers' side
 
@@ -186,16 +246,24 @@ class Session:
         if run is not None:
             await run.increment(pb.Increment.FromString(data))
 
-    async def blobs(self, key: str, digests: list[str]) -> list[np.ndarray]:
-        """Return uploaded blobs, uint8 of shape [bytes] each.
+    async def blobs(self, key: str, ids: list[str]) -> list[ray.ObjectRef]:
+        """Return references to uploaded blobs and to saved values of earlier traces, uint8 of shape [bytes] each.
+
+        Args:
+            key: the trace that needs them; of saved values it gets those that it was submitted with.
+            ids: digests and blob ids.
 
         Raises:
-            ServiceFailure: NOT_FOUND, one of them was never uploaded to this session.
+            ServiceFailure: NOT_FOUND, one of them is not here.
         """
-        missing = [digest for digest in digests if digest not in self._uploaded]
-        if key not in self._by_key or missing:
-            raise not_found(f"not uploaded to this session: {', '.join(missing) or key}")
-        return [await self._uploaded[digest][0] for digest in digests]
+        run = self._by_key.get(key)
+        if run is None:
+            raise not_found(f"there is no trace {key}")
+        refs = [run.remotes.get(name) or self._uploaded.get(name, (None, 0))[0] for name in ids]
+        missing = [name for name, ref in zip(ids, refs, strict=True) if ref is None]
+        if missing:
+            raise not_found(f"not uploaded to this session: {', '.join(missing)}")
+        return refs
 
     # Its own
 
@@ -204,14 +272,66 @@ class Session:
             raise not_found("the session has ended; open a new one")
         self._touched = time.monotonic()
 
+    def _known(self, session_id: str, trace_id: str) -> TraceRun:
+        self._check(session_id)
+        run = self._traces.get(trace_id)
+        if run is None:
+            raise self._gone(f"trace {trace_id}")
+        return run
+
+    def _gone(self, what: str) -> ServiceFailure:
+        since = "after the session was last used" if self._kept else "after the trace has ended"
+        return not_found(f"there is no {what} (any more): values are kept for {self._retention:g} s {since}")
+
+    def _submitted(self, order: Order) -> TraceRun:
+        """Return the run of an order, started now if it is new."""
+        self._check(order.session_id)
+        run = self._traces.get(order.trace_id)
+        if run is not None and run.order.trace != order.trace:
+            message = f"the trace id {order.trace_id} was used before, for another trace"
+            raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=order.trace_id))
+        return self._start(order) if run is None or run.repeatable else run
+
+    async def _follow(self, run: TraceRun, follower: str) -> AsyncIterator[bytes]:
+        run.followers.add(follower)
+        try:
+            async for event in run.recording.follow():
+                yield event
+        finally:
+            run.followers.discard(follower)
+            self._touched = time.monotonic()
+
     def _start(self, order: Order) -> TraceRun:
         self._forget(self._traces.get(order.trace_id))
-        self._make_room(0)
+        refusal = self._no_room(len(order.trace))
+        if refusal is not None:
+            raise ServiceFailure(refusal)
+        remotes = {blob_id: self._saved(blob_id) for blob_id in order.remotes}
         key = f"{uuid.uuid4().hex[:12]}.{order.trace_id}"
-        run = self._traces[order.trace_id] = self._by_key[key] = TraceRun(order, key)
+        run = self._traces[order.trace_id] = self._by_key[key] = TraceRun(order, key, self._no_room, remotes)
         run.start(functools.partial(self._engines.run, order.target))
         self._done += 1
         return run
+
+    def _saved(self, blob_id: str) -> ray.ObjectRef:
+        for run in self._traces.values():
+            if blob_id in run.blobs:
+                return run.blobs[blob_id]
+        raise self._gone(f"saved value {blob_id}")
+
+    def _status(self, run: TraceRun) -> service_pb2.JobStatus:
+        return run.progress.status(run.stored_bytes, self._expires_at(run))
+
+    def _expires_at(self, run: TraceRun) -> float | None:
+        """When a trace's values go, on the monotonic clock; None while it runs."""
+        if run.ended_at is None:
+            return None
+        return (max(run.ended_at, self._touched) if self._kept else run.ended_at) + self._retention
+
+    def _kept_for(self, run: TraceRun) -> bool:
+        """Whether somebody may come back for what a trace saved."""
+        expires_at = self._expires_at(run)
+        return (run.order.keep or self._kept) and (expires_at is None or expires_at > time.monotonic())
 
     async def _store(self, upload: Upload) -> None:
         try:
@@ -225,16 +345,21 @@ class Session:
         held += sum(size for _, size in self._uploaded.values())
         return held + sum(upload.size for upload in self._uploads.values())
 
-    def _make_room(self, size: int) -> None:
-        finished = sorted((run for run in self._traces.values() if not run.running), key=lambda run: run.ended_at or 0)
-        while finished and self._stored() + size > self._capacity:
-            self._forget(finished.pop(0))
-        if self._stored() + size > self._capacity:
-            message = (
-                f"the session holds {self._stored()} bytes and may hold {self._capacity}: save less, or close it and "
-                "open another one"
-            )
-            raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message))
+    def _no_room(self, size: int) -> pb.Failure | None:
+        """Make room for so many more bytes by dropping what nobody comes back for; return a refusal if that is not enough."""
+        left_over = [run for run in self._traces.values() if not run.running and not self._kept_for(run)]
+        left_over.sort(key=lambda run: run.ended_at or 0)
+        while left_over and self._stored() + size > self._capacity:
+            self._forget(left_over.pop(0))
+        if self._stored() + size <= self._capacity:
+            return None
+        message = (
+            f"the session holds {self._stored()} bytes and may hold {self._capacity}, which leaves no room for {size} more: "
+            "save less, or close it and open another one"
+        )
+        if any(not run.running for run in self._traces.values()):
+            message += f"; results of jobs and of kept sessions go by themselves after {self._retention:g} s"
+        return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message)
 
     def _forget(self, run: TraceRun | None) -> None:
         if run is not None:
@@ -244,7 +369,11 @@ class Session:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._retention / 2))
-            oldest = time.monotonic() - self._retention
-            for run in list(self._traces.values()):
-                if run.ended_at is not None and run.ended_at < oldest:
-                    self._forget(run)
+            await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        now = time.monotonic()
+        for run in list(self._traces.values()):
+            expires_at = self._expires_at(run)
+            if expires_at is not None and expires_at < now:
+                self._forget(run)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -14,6 +13,7 @@ from actors.failures import describe, unavailable
 from actors.increments import Increments
 from actors.protocol import Order
 from actors.recording import Recording
+from actors.trace_progress import TraceProgress
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
@@ -23,6 +23,9 @@ ADOPTION_SECONDS = 60.0
 
 EngineStream = Callable[[pb.Trace], AsyncGenerator[pb.Event, None]]
 
+# Is asked for room for so many bytes; gives a refusal where there is none.
+Room = Callable[[int], pb.Failure | None]
+
 
 class TraceRun:
     """Runs a trace once and keeps what came of it.
@@ -30,6 +33,8 @@ class TraceRun:
     Args:
         order: what to run.
         key: the trace's name inside the service; clients choose trace ids, keys do not collide.
+        room: asks the session whether it has room for a saved value.
+        remotes: references to values of earlier traces that this one uses, by blob id; they stay as long as it does.
 
     Attributes:
         recording: its events, for any number of readers.
@@ -38,16 +43,18 @@ class TraceRun:
         followers: who reads its events now; a trace that nobody follows is cancelled.
     """
 
-    def __init__(self, order: Order, key: str) -> None:
+    def __init__(self, order: Order, key: str, room: Room, remotes: Mapping[str, ray.ObjectRef] | None = None) -> None:
         self.id = order.trace_id
         self.key = key
         self.order = order
+        self.progress = TraceProgress(pb.Accepted.FromString(order.accepted))
+        self.remotes = dict(remotes or {})
+        self._room = room
         self.recording = Recording()
         self.blobs: dict[str, ray.ObjectRef] = {}
         self.shared = pb.Saves(invoke=-1)
         self.followers: set[str] = set()
         self.saved_bytes = 0
-        self.ended_at: float | None = None
         self.abandoned = False
         self._named: set[str] = set()
         self._logs_expected = 0
@@ -64,6 +71,11 @@ class TraceRun:
         return not self.recording.ended
 
     @property
+    def ended_at(self) -> float | None:
+        """When it ended, on the monotonic clock; None while it runs."""
+        return self.progress.ended_at
+
+    @property
     def repeatable(self) -> bool:
         """Whether submitting it again may run it again: it never came to a result of its own."""
         if self.running or self.recording.failure is None:
@@ -72,12 +84,12 @@ class TraceRun:
 
     @property
     def stored_bytes(self) -> int:
-        """What it keeps in the object store and in its recording."""
-        return self.saved_bytes + self.recording.size
+        """What it keeps: saved values, its recording, and what it was submitted as."""
+        return self.saved_bytes + self.recording.size + len(self.order.trace)
 
     def start(self, engine: EngineStream) -> None:
         """Begin; events go to the recording."""
-        self.recording.append(pb.Event(accepted=pb.Accepted(trace_id=self.id, session_id=self.order.session_id)))
+        self.recording.append(pb.Event(accepted=pb.Accepted.FromString(self.order.accepted)))
         self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}")
 
     async def cancel(self) -> None:
@@ -91,8 +103,10 @@ class TraceRun:
         """Take over the bytes of one saved value: they then outlive the worker that made them."""
         if not self.running:
             return
-        if self.saved_bytes + data.nbytes > self.order.max_saved_bytes:
-            self._refuse(data.nbytes)
+        refusal = self._too_much(data.nbytes) or self._room(data.nbytes)
+        if refusal is not None:
+            refusal.trace_id = self.id
+            self._refusal = refusal
         else:
             self.saved_bytes += data.nbytes
             # The copy into the object store takes long enough for other traces to notice.
@@ -134,15 +148,13 @@ class TraceRun:
         except Exception as error:
             ended = describe(error, self.id)
         finally:
-            self.ended_at = time.monotonic()
+            self.progress.end(ended)
+            self.remotes.clear()
             self.recording.end(ended)
             async with self._adopted:
                 self._adopted.notify_all()
 
     async def _forward(self, engine: EngineStream) -> pb.Usage:
-        usage = pb.Usage()
-        begun = time.monotonic()
-        served_at: float | None = None
         trace = pb.Trace.FromString(self.order.trace)
         trace.id = self.key
         self._streamed = trace.stream
@@ -150,7 +162,7 @@ class TraceRun:
         self.shared.names.extend(trace.shared)
         async with contextlib.aclosing(engine(trace)) as events:
             async for event in events:
-                served_at = served_at or time.monotonic()
+                self.progress.observe(event)
                 kind = event.WhichOneof("kind")
                 if kind == "failed":
                     event.failed.trace_id = self.id
@@ -158,8 +170,6 @@ class TraceRun:
                     if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
                         raise ServiceFailure(event.failed)
                 elif kind == "output":
-                    usage.prompt_tokens += len(event.output.prompt_token_ids)
-                    usage.generated_tokens += len(event.output.token_ids)
                     self._logs_expected += event.output.logs
                     if self._streamed:
                         await self._before_output(event.output)
@@ -173,10 +183,7 @@ class TraceRun:
                 self.recording.append(event)
                 if self._refusal is not None:
                     raise ServiceFailure(self._refusal)
-        now = time.monotonic()
-        usage.seconds_queued = (served_at or now) - begun
-        usage.seconds_running = now - (served_at or now)
-        return usage
+        return self.progress.usage()
 
     async def _before_output(self, output: pb.Output) -> None:
         """Record what the tokens of an output's steps saved, once it is here."""
@@ -211,14 +218,14 @@ class TraceRun:
                 text = f"{what} did not arrive from the worker that ran the block"
                 raise ServiceFailure(unavailable(text, self.id)) from None
 
-    def _refuse(self, size: int) -> None:
+    def _too_much(self, size: int) -> pb.Failure | None:
         limit = self.order.max_saved_bytes
-        self._refusal = failure(
+        if self.saved_bytes + size <= limit:
+            return None
+        return failure(
             pb.ERROR_CODE_QUOTA_EXCEEDED,
             f"the trace saves more than it may: {self.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
             "values, or parts of them",
-            trace_id=self.id,
-            invoke=-1,
         )
 
 

@@ -56,10 +56,10 @@ def _opens(clients: Sequence[interpose.Client]) -> list[float]:
     while len(seconds) < OPENS:
         for client in clients:
             _refilled(client)
-            seconds.append(timed(client.session.open))
+            seconds.append(timed(client.own_session.open))
         _refilled(clients[0])
         for client in clients:
-            client.session.close()
+            client.own_session.close()
     return seconds
 
 

@@ -59,7 +59,9 @@ def collect(
         outbox.put(scope.session, scope.id, blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
         return blob_id
 
-    encoder = SaveEncoder(scope.registry, limits.inline_bytes, put, limits.max_saved_bytes - scope.saved_bytes)
+    # Nothing is inline in a trace whose client leaves its tensors here.
+    inline_bytes = -1 if scope.remote else limits.inline_bytes
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, limits.max_saved_bytes - scope.saved_bytes)
     saves = pb.Saves(invoke=invoke)
     what = ""
     try:

@@ -190,7 +190,14 @@ class TraceEngine:
         prompt, sampling = request
         invoke = trace.invokes[index]
         work = Work(
-            pb.Trace(id=trace.id, scope=trace.scope, shared=trace.shared, invokes=[invoke], stream=trace.stream),
+            pb.Trace(
+                id=trace.id,
+                scope=trace.scope,
+                shared=trace.shared,
+                invokes=[invoke],
+                stream=trace.stream,
+                remote=trace.remote,
+            ),
             index,
             len(trace.invokes),
             session,

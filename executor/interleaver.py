@@ -92,9 +92,11 @@ class Interleaver:
         """Make the mediator of a new request; the block starts when its first step begins."""
         scope: TraceScope | None = None
         try:
-            scope = self._scope_of(work)
             invoke = work.trace.invokes[0]
-            code, namespace = scope.program(invoke.program, invoke.after)
+            # What a block binds is its own to change; tensors made in the engine's inference mode are not.
+            with torch.inference_mode(False):
+                scope = self._scope_of(work)
+                code, namespace = scope.program(invoke.program, invoke.after)
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
         except (Refusal, WireError) as error:

@@ -74,10 +74,11 @@ class RayOutbox:
             self._submit(lambda: self._send_increment(session, trace_id, data))
 
     def get(self, session: str, trace_id: str, digest: str) -> Any:
-        """Return the bytes of an uploaded blob; waits for the session actor, at most 30 s."""
+        """Return the bytes of an uploaded blob or of a saved one, read-only; waits for the session actor, at most 30 s."""
         import ray
 
-        return ray.get(self._actor(session).blobs.remote(trace_id, [digest]), timeout=30)[0]
+        [ref] = ray.get(self._actor(session).blobs.remote(trace_id, [digest]), timeout=30)
+        return ray.get(ref, timeout=30)
 
     def forget(self, trace_id: str) -> None:
         """Drop what is kept about an ended trace."""

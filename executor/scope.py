@@ -76,9 +76,10 @@ def guard() -> None:
 class _TraceResolver(Resolver):
     """Rebuilds a trace's modules, tracer, functions and library names inside a worker."""
 
-    def __init__(self, tree: ModuleTree, sources: Sources) -> None:
+    def __init__(self, tree: ModuleTree, sources: Sources, get_blob: Callable[[Blob], Any]) -> None:
         self._tree = tree
         self._sources = sources
+        self._get_blob = get_blob
 
     def module(self, path: str) -> object:
         node = self._tree.nodes.get(path) or self._tree.pseudo.get(path)
@@ -119,6 +120,9 @@ class _TraceResolver(Resolver):
         except ImportError as error:
             raise WireError(f"the server cannot import {name}: {error}") from None
 
+    def remote(self, blob_id: str) -> Any:
+        return self._get_blob(Blob(id=blob_id))
+
 
 def tracers_in(bindings: Any) -> frozenset[str]:
     """Return the names that are bound to the tracer."""
@@ -149,6 +153,7 @@ class TraceScope:
         self.arrival = arrival
         self.id = trace.id
         self.expected = expected
+        self.remote = trace.remote
         self.session = session
         self.ended: set[int] = set()
         self.registry = SaveRegistry()
@@ -158,7 +163,7 @@ class TraceScope:
             set()
         )  # captured containers, by index, whose changes the increments of an invoke carry
         self._exports: dict[int, dict[str, Any]] = {}
-        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, self.sources))
+        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, self.sources, get_blob))
         self.shared: dict[str, Any] = {}
         for binding in trace.shared:
             value = self._decoder.decode(binding.value)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         UnknownLocation,
         VersionMismatch,
     )
+    from interpose.job import Job, JobResult, JobStatus
     from interpose.model import Model
+    from interpose.remote import RemoteValue
     from interpose.result import Result
     from interpose.saving import save
     from interpose.streaming import StreamOutput
@@ -45,7 +47,11 @@ _HOMES = {
     "connect_async": "async_client",
     "connect": "client",
     "Envoy": "envoy",
+    "Job": "job",
+    "JobResult": "job",
+    "JobStatus": "job",
     "Model": "model",
+    "RemoteValue": "remote",
     "Result": "result",
     "StreamOutput": "streaming",
     "save": "saving",
@@ -82,11 +88,15 @@ __all__ = [
     "InterposeWarning",
     "InterventionError",
     "InvalidArgument",
+    "Job",
+    "JobResult",
+    "JobStatus",
     "Model",
     "NotFound",
     "OutOfOrder",
     "PermissionDenied",
     "QuotaExceeded",
+    "RemoteValue",
     "Result",
     "StreamOutput",
     "Unauthenticated",

@@ -9,9 +9,11 @@ from typing import Any
 
 from interpose import tokenizers
 from interpose.errors import InvalidArgument, VersionMismatch
+from interpose.job import Job
 from interpose.model import Model
 from interpose.progress import Progress
 from interpose.session import Session
+from interpose.session_block import SessionBlock, entered
 from interpose.transport import Transport
 from interpose.v1.service_pb2 import DescribeModelRequest, HelloReply, HelloRequest, Limits, StatusReply, StatusRequest
 from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
@@ -63,6 +65,7 @@ class Client:
         server_version: the server's package version.
         limits: what the server takes.
         awaited: whether it serves an event loop, which it must not block.
+        own_session: the session of traces outside of `client.session()`.
     """
 
     def __init__(self, transport: Transport, *, progress: bool) -> None:
@@ -74,7 +77,7 @@ class Client:
         self.server_version: str = hello.server_version
         self.limits: Limits = hello.limits
         self.progress = Progress(progress)
-        self.session = Session(transport, self.limits, self.progress)
+        self.own_session = Session(transport, self.limits, self.progress)
         self._lock = threading.Lock()
         self._tokenizers: dict[str, Any] = {}
 
@@ -92,6 +95,33 @@ class Client:
             )
         return Model(self, self._transport.unary("DescribeModel", DescribeModelRequest(model=name or "")))
 
+    def job(self, job_id: str) -> Job:
+        """Return the background job of an id (`tracer.job.id`), whichever process of the same tenant began it.
+
+        Raises:
+            InvalidArgument: it is no job's id.
+        """
+        return Job.found(self.own_session, job_id, lambda name: self.model(name).tree)
+
+    @property
+    def current_session(self) -> Session:
+        """The session that traces run in here and now."""
+        block = entered(self)
+        return self.own_session if block is None else block.session
+
+    def session(self, session_id: str = "") -> SessionBlock:
+        """Return a session whose values stay on the server between its traces: `with client.session() as s:`.
+
+        Large tensors that its traces save are `RemoteValue`s inside the block, are used by later traces where they are, and
+        are fetched into the names that hold them when the block ends, which also closes the session.
+
+        Args:
+            session_id: of a session that is there already (`s.id`), whichever process of the same tenant opened it; `s.saved()`
+                gives what it holds.
+        """
+        session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
+        return SessionBlock(self, session)
+
     def status(self) -> StatusReply:
         """Return models, sessions and tenants' usage as the server reports them."""
         return self._transport.unary("Status", StatusRequest())
@@ -104,8 +134,8 @@ class Client:
             return self._tokenizers[model]
 
     def close(self) -> None:
-        """Close the session and the connection."""
-        self.session.close()
+        """Close the session and the connection. Jobs go on and keep their results until the retention time ends."""
+        self.own_session.close()
         self._transport.close()
 
     def __enter__(self) -> Client:

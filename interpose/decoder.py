@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
-from interpose import arrays
+import numpy as np
+
+from interpose import arrays, indexing
 from interpose.arrays import ArrayError
 from interpose.encoder import MAX_DEPTH, WireError
 from interpose.result import Result
@@ -51,6 +53,10 @@ class Resolver:
     def pickled(self, data: bytes) -> object:
         """Return a pickled object."""
         raise WireError("pickled objects are not taken here")
+
+    def remote(self, blob_id: str) -> Any:
+        """Return the bytes of a tensor that an earlier trace saved."""
+        raise WireError("tensors of earlier traces are not taken here")
 
 
 class Decode(Protocol):
@@ -208,6 +214,16 @@ class Decoder:
         scalar = value.tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not value.tensor.shape
         return array[()] if scalar else array
 
+    def _remote(self, value: Value) -> Any:
+        view = value.remote.view
+        data = np.frombuffer(self._resolver.remote(value.remote.blob_id), dtype=np.uint8)
+        try:
+            found = indexing.apply(data, view)
+        except IndexError as error:
+            raise WireError(f"a tensor of an earlier trace: {error}") from error
+        flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+        return arrays.from_bytes(view.dtype, found.shape, flat, torch_wanted=self._torch)
+
     def _tuple(self, items: value_pb2.Items) -> tuple:
         return tuple([self.decode(item) for item in items.items])
 
@@ -275,5 +291,6 @@ _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "python_module": lambda d, v: d._resolver.python_module(v.python_module),
     "symbol": lambda d, v: d._resolver.symbol(v.symbol.module, v.symbol.name),
     "function": lambda d, v: d._resolver.function(v.function, d),
+    "remote": Decoder._remote,
     "pickled": lambda d, v: d._resolver.pickled(v.pickled),
 }

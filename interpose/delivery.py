@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from interpose import capture
 from interpose.outcome import Delivered, update_in_place
+
+if TYPE_CHECKING:
+    from interpose.session_block import SessionBlock
 
 
 class Delivery:
@@ -16,6 +22,7 @@ class Delivery:
         scope: where it stands.
         places: block and scope of each invoke.
         captured: the caller's objects by their index in the trace's scope.
+        session: is told what is assigned and changed, to fetch at its end what is on the server.
     """
 
     def __init__(
@@ -24,18 +31,32 @@ class Delivery:
         scope: capture.Scope,
         places: Sequence[tuple[capture.Block, capture.Scope]],
         captured: Mapping[int, object],
+        session: SessionBlock | None = None,
     ) -> None:
         self._block = block
         self._scope = scope
         self._places = list(places)
         self.captured = captured
+        self._session = session
 
-    def deliver(self, values: Iterable[Delivered]) -> None:
-        """Give contents to the caller's objects and values to its names."""
+    def deliver(self, values: Iterable[Delivered], late: bool = False) -> None:
+        """Give contents to the caller's objects and values to its names.
+
+        Args:
+            late: this is long after the block: names in functions that have returned meanwhile are left out.
+        """
         for invoke, names, updates in values:
             for index, contents in updates.items():
-                update_in_place(self.captured.get(index), contents)
-            self.scope_of(invoke).assign(names)
+                container = self.captured.get(index)
+                update_in_place(container, contents)
+                if self._session is not None:
+                    self._session.changed(container)
+            scope = self.scope_of(invoke)
+            if late and not still_there(scope):
+                continue
+            scope.assign(names)
+            if self._session is not None:
+                self._session.assigned(scope, names)
 
     def scope_of(self, invoke: int) -> capture.Scope:
         """Return the scope that an invoke's names are assigned in: the caller's, unless a function of its own added it."""
@@ -46,3 +67,16 @@ class Delivery:
         first, last = block.first_line, max(statement.end_lineno or 0 for statement in block.body)
         inside = inner.filename == block.filename and first <= inner.first_line <= last
         return self._scope if inside else inner_scope
+
+
+def still_there(scope: capture.Scope) -> bool:
+    """Whether names can be assigned in a scope so that somebody sees them.
+
+    They can in a module or a notebook, and in a function that calls this one, however far up.
+    """
+    if scope.frame.f_locals is scope.globals:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not scope.frame:
+        frame = frame.f_back
+    return frame is not None

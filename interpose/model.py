@@ -12,7 +12,8 @@ from interpose.errors import InvalidArgument, did_you_mean
 from interpose.progress import Progress
 from interpose.prompts import encode_prompt
 from interpose.session import Session
-from interpose.streaming import check_stream
+from interpose.session_block import SessionBlock, entered
+from interpose.trace_options import TraceOptions
 from interpose.tracer import Tracer
 from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
@@ -38,13 +39,24 @@ class Model(Envoy):
         object.__setattr__(self, "_client", client)
         object.__setattr__(self, "_description", description)
 
-    def trace(self, prompt: Any = None, *, stream: bool = False, **sampling: Any) -> Tracer:
+    def trace(
+        self,
+        prompt: Any = None,
+        *,
+        stream: bool = False,
+        blocking: bool = True,
+        fetch: bool | None = None,
+        **sampling: Any,
+    ) -> Tracer:
         """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
 
         Args:
             prompt: a str; token ids as a list or as a tensor of shape [tokens] or [1, tokens]; a tokenizer's output; or
                 chat messages. Without one, the block runs in the notebook and gives its prompts to `tracer.invoke`.
             stream: True: the block's end does not wait for the trace; `tracer.stream()` gives its outputs as they come.
+            blocking: False: the block's end does not wait; the trace is `tracer.job` then, and goes on without this client.
+            fetch: False: saved tensors stay on the server, as `RemoteValue`s. By default they are fetched at the end of the
+                block, and inside `with client.session()` at its end.
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
@@ -54,7 +66,8 @@ class Model(Envoy):
             names = ("input_ids", "attention_mask", "token_type_ids")
             prompt = {name: sampling.pop(name) for name in names if name in sampling}
         encoded = None if prompt is None else self.encode_prompt(prompt)
-        return Tracer(self, encoded, self.check_sampling(sampling), stream=check_stream(stream))
+        options = TraceOptions(stream=stream, blocking=blocking, fetch=fetch)
+        return Tracer(self, encoded, self.check_sampling(sampling), options)
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
         """The same as `trace`, with `max_new_tokens` for `max_tokens`."""
@@ -107,7 +120,16 @@ class Model(Envoy):
     @property
     def session(self) -> Session:
         """The session that its traces run in."""
-        return self._client.session
+        return self._client.current_session
+
+    @property
+    def session_block(self) -> SessionBlock | None:
+        """The `with client.session()` that it is used in, if any."""
+        return entered(self._client)
+
+    def tree_of(self, name: str) -> Node:
+        """Return the module tree of a model of the same server by its name."""
+        return self._tree if name == self.name else self._client.model(name).tree
 
     @property
     def progress(self) -> Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -12,10 +12,11 @@ import numpy as np
 from interpose.envoy import Envoy, Node
 from interpose.errors import EngineError
 from interpose.progress import Progress
+from interpose.remote import RemoteDecoder
 from interpose.result import Result
 from interpose.running import Running
 from interpose.session import Session
-from interpose.v1.trace_pb2 import Event, Failure, Output, Saves, Trace, Usage
+from interpose.v1.trace_pb2 import CapturedName, Event, Failure, Output, Saves, Trace, Usage
 from interpose.v1.value_pb2 import Blob, Value
 from interpose.wire import Decoder, Resolver, WireError
 
@@ -26,12 +27,16 @@ class Outcome:
 
     Attributes:
         results: what the engine generated, by invoke.
+        model: the served model's name.
+        captured: names of the caller's objects in the trace's scope, for whoever does not have these objects.
         saves: values to be decoded, in the order they arrived.
         failures: of invokes that ended by an error, in the order they arrived.
         usage: what the trace cost.
     """
 
     session_id: str = ""
+    model: str = ""
+    captured: list[CapturedName] = field(default_factory=list)
     results: dict[int, Result] = field(default_factory=dict)
     saves: list[Saves] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -79,6 +84,9 @@ def take_event(outcome: Outcome, event: Event) -> None:
     kind = event.WhichOneof("kind")
     if kind == "accepted":
         outcome.session_id = event.accepted.session_id or outcome.session_id
+        outcome.model = event.accepted.model
+        outcome.captured = list(event.accepted.captured)
+        outcome.results = {index: Result() for index in range(event.accepted.invokes)} | outcome.results
     elif kind == "output":
         _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
     elif kind == "saves":
@@ -102,22 +110,28 @@ def _add_output(result: Result, output: Output) -> None:
 class NotebookResolver(Resolver):
     """In the notebook a module is its envoy again."""
 
-    def __init__(self, tree: Node) -> None:
+    def __init__(self, tree: Callable[[], Node]) -> None:
         self._tree = tree
 
     def module(self, path: str) -> object:
-        node = self._tree
+        tree = node = self._tree()
         for name in path.split(".") if path else ():
             node = node.child(name)
-        return Envoy(node, self._tree)
+        return Envoy(node, tree)
 
 
 # An invoke (-1: shared), its names and their values, and the new contents of the caller's objects by their index.
 Delivered = tuple[int, dict[str, object], dict[int, object]]
 
 
-def values_of(outcome: Outcome, session: Session, tree: Node) -> Iterator[Delivered]:
+def values_of(
+    outcome: Outcome, session: Session, tree: Callable[[], Node], *, fetch: bool = True
+) -> Iterator[Delivered]:
     """Fetch and decode what a trace saved.
+
+    Args:
+        tree: gives the model's modules, should one be among the values.
+        fetch: whether to fetch tensors that are not in the messages themselves; else they are `RemoteValue`s.
 
     Yields:
         For each message, invokes in their order and the shared scope last: the invoke (-1: shared), its names and their
@@ -127,7 +141,9 @@ def values_of(outcome: Outcome, session: Session, tree: Node) -> Iterator[Delive
         EngineError: the server sent a value that makes no sense.
         NotFound, Unavailable: a value could not be fetched.
     """
-    buffers: dict[str, np.ndarray] = dict(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
+    buffers: dict[str, np.ndarray] = {}
+    if fetch:
+        buffers.update(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
 
     def get_blob(blob: Blob) -> np.ndarray:
         # Each buffer becomes the memory of one array; a second array of the same bytes has to fetch its own.
@@ -136,7 +152,10 @@ def values_of(outcome: Outcome, session: Session, tree: Node) -> Iterator[Delive
 
     ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
     for saves in ordered:
-        decoder = Decoder(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree))
+        kind = Decoder if fetch else RemoteDecoder
+        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree))
+        if isinstance(decoder, RemoteDecoder):
+            decoder.session, decoder.session_id = session, outcome.session_id
         try:
             names = {binding.name: decoder.decode(binding.value) for binding in saves.names}
             updates = {update.index: decoder.decode(update.value) for update in saves.updates}

@@ -20,6 +20,7 @@ from interpose.capture.rewrite import parse_block
 from interpose.check import check_locations, frame_at
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
+from interpose.remote import RemoteValue
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
 from interpose.v1.value_pb2 import Binding, Function, Value
@@ -48,6 +49,7 @@ class TraceBuilder:
         limits: what the server takes.
         is_tracer: says whether an object is this trace's tracer.
         sampling: the trace's own sampling parameters.
+        session_id: the session it will run in, "" if none is open yet.
 
     Attributes:
         id: the trace's id.
@@ -59,6 +61,7 @@ class TraceBuilder:
     limits: Limits
     is_tracer: Callable[[object], bool]
     sampling: Mapping[str, object] = field(default_factory=dict)
+    session_id: str = ""
 
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -200,6 +203,8 @@ class TraceBuilder:
             if obj._tree.model != self.tree.model:
                 raise WireError(f"it is a module of another model ({obj._tree.model}); a trace runs on one", obj)
             return Value(module=obj.path)
+        if isinstance(obj, RemoteValue):
+            return self._encoder.refer(obj, lambda: self._remote(obj))
         if isinstance(obj, capture.CapturedContext):
             if self.is_tracer(obj):
                 return Value(tracer=True)
@@ -215,6 +220,12 @@ class TraceBuilder:
         if refusal is None or self.limits.pickled:
             return None
         raise WireError(refusal, obj)
+
+    def _remote(self, value: RemoteValue) -> Value:
+        try:
+            return value.to_value(self.session_id)
+        except InvalidArgument as error:
+            raise WireError(error.message, value) from None
 
     def _module(self, module: ModuleType) -> Value:
         value = symbols.module_value(module)

@@ -65,6 +65,13 @@ class Running:
                 self._cancel(wait)
         self._arrivals.close()
 
+    def leave(self) -> None:
+        """Stop following a trace that goes on by itself."""
+        self._ended = True
+        self._arrivals.close()
+        with contextlib.suppress(Unavailable):
+            self._stream.cancel()
+
     def _held(self) -> Event | None:
         event, self._first = self._first, None
         return event

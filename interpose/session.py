@@ -15,48 +15,91 @@ import numpy as np
 from interpose.errors import InterposeError, NotFound, Unavailable
 from interpose.progress import Progress
 from interpose.running import Running
-from interpose.transfer import BACKOFF_SECONDS, fetch, upload
-from interpose.transport import Transport
+from interpose.transfer import BACKOFF_SECONDS, fetch, fetch_one, upload
+from interpose.transport import Stream, Transport
 from interpose.v1.service_pb2 import (
+    AttachRequest,
     CancelRequest,
     CloseSessionRequest,
+    DescribeJobRequest,
+    DescribeSessionRequest,
+    JobStatus,
     Limits,
     OpenSessionRequest,
+    SessionDescription,
     SubmitRequest,
 )
 from interpose.v1.trace_pb2 import Event, Trace
-from interpose.v1.value_pb2 import Blob
+from interpose.v1.value_pb2 import Blob, TensorView
 from interpose.version import PROTOCOL
 
 _GOODBYE_SECONDS = 5.0
 
 
 class Session:
-    """A session, used by one client; safe to use from several threads."""
+    """A session, used by one client; safe to use from several threads.
 
-    def __init__(self, transport: Transport, limits: Limits, progress: Progress) -> None:
+    Args:
+        kept: whether its values stay when the client goes, for whoever knows its id.
+        session_id: of one that is there already; "" for one that is opened when it is needed.
+    """
+
+    def __init__(
+        self, transport: Transport, limits: Limits, progress: Progress, *, kept: bool = False, session_id: str = ""
+    ) -> None:
         self._transport = transport
         self._limits = limits
         self._progress = progress
+        self._kept = kept
         self._lock = threading.Lock()
-        self._id = ""
+        self._id = session_id
+
+    @property
+    def id(self) -> str:
+        """Its id on the server, "" while it is not open."""
+        return self._id
+
+    @property
+    def kept(self) -> bool:
+        """Whether its values stay when the client goes."""
+        return self._kept
 
     def open(self) -> str:
         """Return the session's id, opening the session if there is none."""
         with self._lock:
             if not self._id:
-                self._id = self._transport.unary("OpenSession", OpenSessionRequest()).session_id
+                self._id = self._transport.unary("OpenSession", OpenSessionRequest(kept=self._kept)).session_id
             return self._id
 
     def close(self) -> None:
-        """Close the session on the server if it can be reached; saved values that were not fetched go with it."""
+        """Close the session on the server if it can be reached; its values go with it, except those of jobs."""
         with self._lock:
             session_id, self._id = self._id, ""
         if session_id:
+            # Somebody may come back for jobs.
+            request = CloseSessionRequest(session_id=session_id, keep_jobs=True)
             try:
-                self._transport.unary("CloseSession", CloseSessionRequest(session_id=session_id), _GOODBYE_SECONDS)
+                self._transport.unary("CloseSession", request, _GOODBYE_SECONDS)
             except InterposeError:
                 pass  # it ends by itself when it has been idle long enough
+
+    def start(self, trace: Trace, blobs: Mapping[str, memoryview]) -> str:
+        """Upload what a trace needs and have it run as a job, which goes on by itself; return the session's id."""
+        running = self.begin(trace, blobs, job=True)
+        running.leave()
+        return running.session_id
+
+    def attach(self, session_id: str, trace_id: str) -> Stream:
+        """Return the stream of a trace's events from the first on; whoever leaves it does not end the trace."""
+        return self._transport.stream("Attach", AttachRequest(session_id=session_id, trace_id=trace_id))
+
+    def describe_job(self, session_id: str, trace_id: str) -> JobStatus:
+        """Return how a trace is."""
+        return self._transport.unary("DescribeJob", DescribeJobRequest(session_id=session_id, trace_id=trace_id))
+
+    def describe(self) -> SessionDescription:
+        """Return what the session holds on the server."""
+        return self._transport.unary("DescribeSession", DescribeSessionRequest(session_id=self.open()))
 
     def submit(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Generator[tuple[str, Event], None, None]:
         """Upload what the trace needs, run it, and yield its events, each with the id of the session they belong to.
@@ -67,11 +110,14 @@ class Session:
             while (event := running.next()) is not None:
                 yield running.session_id, event
 
-    def begin(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Running:
+    def begin(self, trace: Trace, blobs: Mapping[str, memoryview], *, job: bool = False) -> Running:
         """Upload what the trace needs and have it accepted; who gets it must close it.
 
         A server that is away for a moment is tried again, and a session that is gone is opened anew, as long as the trace
         has not been accepted.
+
+        Args:
+            job: the trace goes on without its client; the one event is that it was accepted.
         """
         reopened = False
         attempt = 0
@@ -80,9 +126,10 @@ class Session:
             try:
                 session_id = self.open()
                 upload(self._transport, session_id, blobs, self._limits.chunk_bytes, self._progress)
-                return self._accepted(session_id, trace)
+                return self._accepted(session_id, trace, job)
             except NotFound:
-                if reopened or not session_id:
+                # What is in a kept session is part of what the trace means; another one would not have it.
+                if reopened or not session_id or self._kept or self._is_there(session_id):
                     raise
                 reopened = True
                 self._forget(session_id)
@@ -96,8 +143,26 @@ class Session:
         """Return the bytes of saved values by blob id, uint8 [size] each."""
         return fetch(self._transport, session_id, blobs, self._progress)
 
-    def cancel(self, session_id: str, trace_id: str, wait: bool = True) -> None:
-        """Cancel a trace on the server if it can be reached."""
+    def fetch_view(self, session_id: str, blob: Blob, view: TensorView) -> np.ndarray:
+        """Return the bytes of what a view leaves of a saved value, uint8 [blob.size]; nothing else is sent."""
+        with self._progress.bytes("fetching", blob.size) as bar:
+            return fetch_one(self._transport, session_id, blob, bar, view=view)
+
+    def cancel(self, session_id: str, trace_id: str, *, forget: bool = False) -> bool:
+        """Cancel a trace, and have the server drop what it saved if `forget`; return whether it was running."""
+        request = CancelRequest(session_id=session_id, trace_id=trace_id, forget=forget)
+        return self._transport.unary("Cancel", request, _GOODBYE_SECONDS).found
+
+    def _is_there(self, session_id: str) -> bool:
+        """Whether the server knows a session: what it did not find may be something else."""
+        try:
+            self._transport.unary("DescribeSession", DescribeSessionRequest(session_id=session_id))
+        except NotFound:
+            return False
+        return True
+
+    def _leave(self, session_id: str, trace_id: str, wait: bool) -> None:
+        """Cancel a trace whose events nobody reads any more, if the server can be reached."""
         try:
             request = CancelRequest(session_id=session_id, trace_id=trace_id)
             sent = self._transport.begin("Cancel", request, _GOODBYE_SECONDS)
@@ -106,10 +171,10 @@ class Session:
         except InterposeError:
             pass  # the server cancels it when it sees the broken stream
 
-    def _accepted(self, session_id: str, trace: Trace) -> Running:
-        request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace)
+    def _accepted(self, session_id: str, trace: Trace, job: bool) -> Running:
+        request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job)
         stream = self._transport.stream("Submit", request)
-        running = Running(session_id, trace.id, stream, lambda wait: self.cancel(session_id, trace.id, wait))
+        running = Running(session_id, trace.id, stream, lambda wait: self._leave(session_id, trace.id, wait))
         try:
             running.accepted()
         except BaseException:  # an interrupt too

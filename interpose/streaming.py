@@ -9,7 +9,7 @@ from types import TracebackType
 from interpose.aio import in_thread
 from interpose.assembly import Assembly, blobs_of
 from interpose.envoy import Node
-from interpose.errors import Cancelled, InvalidArgument
+from interpose.errors import Cancelled
 from interpose.outcome import Delivered, NotebookResolver, Outcome, take_event, values_of
 from interpose.running import Running
 from interpose.session import Session
@@ -136,7 +136,7 @@ class StreamedTrace:
 
     def _assembly(self, increment: Increment) -> Assembly:
         if increment.invoke not in self._assemblies:
-            self._assemblies[increment.invoke] = Assembly(self._captured, NotebookResolver(self._tree))
+            self._assemblies[increment.invoke] = Assembly(self._captured, NotebookResolver(lambda: self._tree))
         return self._assemblies[increment.invoke]
 
     def _output(self, output: Output) -> StreamOutput:
@@ -154,7 +154,7 @@ class StreamedTrace:
         )
 
     def _values(self) -> list[Delivered]:
-        return list(values_of(self._outcome, self._session, self._tree))
+        return list(values_of(self._outcome, self._session, lambda: self._tree))
 
     def _finish(self, values: list[Delivered]) -> None:
         self._over = True
@@ -227,10 +227,3 @@ class OutputStream:
 
     def __del__(self) -> None:
         self._trace.close(wait=False)
-
-
-def check_stream(stream: object) -> bool:
-    """Return the `stream` argument of a trace; InvalidArgument unless it is a bool."""
-    if not isinstance(stream, bool):
-        raise InvalidArgument(f"stream is True or False, not {stream!r}")
-    return stream

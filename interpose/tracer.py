@@ -16,6 +16,7 @@ from interpose.aio import in_thread, warn_if_on_a_loop
 from interpose.check import TRACER_WORDS, frame_at
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
+from interpose.job import Job
 from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outcome, values_of
 from interpose.program import TraceBuilder
 from interpose.result import Result
@@ -23,6 +24,7 @@ from interpose.running import Running
 from interpose.saving import saving_with
 from interpose.session import Session
 from interpose.streaming import OutputStream, StreamedTrace
+from interpose.trace_options import TraceOptions
 from interpose.v1.trace_pb2 import Frame, Prompt, Trace, Usage
 
 if TYPE_CHECKING:
@@ -54,16 +56,22 @@ class Tracer(_Block):
         model: the served model.
         prompt: of a trace with one prompt; None for an outer block.
         sampling: the engine's sampling parameters by their own names.
-        stream: whether the outputs are read while the trace runs, from `stream()`.
+        options: how it runs.
 
     Attributes:
         id: the trace's id, once its block has been captured.
     """
 
     def __init__(
-        self, model: Model, prompt: Prompt | None, sampling: Mapping[str, object], *, stream: bool = False
+        self,
+        model: Model,
+        prompt: Prompt | None,
+        sampling: Mapping[str, object],
+        options: TraceOptions = TraceOptions(),  # noqa: B008 (frozen)
     ) -> None:
-        self._streams = stream
+        self._options = options
+        self._streams = options.stream
+        self._job: Job | None = None
         self._streamed: StreamedTrace | None = None
         self._model = model
         self._prompt = prompt
@@ -74,6 +82,18 @@ class Tracer(_Block):
         self.id = ""
         self._running = False
         self._outcome: Outcome | None = None
+
+    @property
+    def job(self) -> Job:
+        """The trace as a background job, after the block of a trace with `blocking=False`."""
+        if self._job is None:
+            when = (
+                "has not been sent yet"
+                if not self._options.blocking
+                else "is no job: model.trace(…, blocking=False) is"
+            )
+            raise InvalidArgument(f"the trace {when}")
+        return self._job
 
     @property
     def usage(self) -> Usage:
@@ -145,8 +165,11 @@ class Tracer(_Block):
     @contextmanager
     def _prepared(self, block: capture.Block, scope: capture.Scope) -> Iterator[TraceBuilder]:
         """Gather the trace's invokes while it runs."""
-        builder = TraceBuilder(self._model.name, self._model.tree, self._model.limits, self._is_own, self._sampling)
-        self._builder, self._places, self._outcome, self._streamed = builder, [], None, None
+        model = self._model
+        builder = TraceBuilder(
+            model.name, model.tree, model.limits, self._is_own, self._sampling, session_id=model.session.id
+        )
+        self._builder, self._places, self._outcome, self._streamed, self._job = builder, [], None, None, None
         self.id = builder.id
         try:
             if self._prompt is not None:
@@ -167,30 +190,52 @@ class Tracer(_Block):
         """Send the trace, follow it, and give the caller what it saved; raise the first failure after that."""
         trace, delivery = self._built(builder, block, scope)
         session = self._model.session
+        if not self._options.blocking:
+            self._job = self._as_job(session.start(trace, builder.blobs), session, delivery)
+            return
         if self._streams:
             self._streamed = self._reader(session.begin(trace, builder.blobs), session, trace, delivery)
             return
         tokens = _expected_tokens(self._sampling, builder.samplings())
         outcome = follow(session, trace, builder.blobs, self._model.progress, tokens)
-        self._deliver(outcome, values_of(outcome, session, self._model.tree), delivery)
+        self._deliver(outcome, self._values(outcome, session), delivery)
 
     async def _run_async(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """The same, on an event loop."""
         trace, delivery = self._built(builder, block, scope)
-        session, tree = self._model.session, self._model.tree
+        session = self._model.session
+        if not self._options.blocking:
+            self._job = self._as_job(await in_thread(session.start, trace, builder.blobs), session, delivery)
+            return
         running = await in_thread(session.begin, trace, builder.blobs, dropped=lambda running: running.close(False))
         if self._streams:
             self._streamed = self._reader(running, session, trace, delivery)
             return
         tokens = _expected_tokens(self._sampling, builder.samplings())
         outcome = await follow_async(running, trace, self._model.progress, tokens)
-        self._deliver(outcome, await in_thread(lambda: list(values_of(outcome, session, tree))), delivery)
+        self._deliver(outcome, await in_thread(lambda: list(self._values(outcome, session))), delivery)
 
     def _built(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> tuple[Trace, Delivery]:
         """Return the trace as it travels, and where its values go."""
         trace = builder.build()
         trace.stream = self._streams
-        return trace, Delivery(block, scope, self._places, builder.captured())
+        trace.remote = self._options.fetch is False
+        return trace, Delivery(block, scope, self._places, builder.captured(), self._model.session_block)
+
+    def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
+        return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
+
+    def _fetches(self, session: Session) -> bool:
+        """Whether saved tensors come along."""
+        return not session.kept if self._options.fetch is None else self._options.fetch
+
+    def _as_job(self, session_id: str, session: Session, delivery: Delivery) -> Job:
+        """Return the job that a trace has become."""
+
+        def deliver(outcome: Outcome) -> None:
+            delivery.deliver(self._values(outcome, session), late=True)
+
+        return Job(session, session_id, self.id, self._model.tree_of, deliver, self._fetches(session))
 
     def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
         self._outcome = outcome
@@ -261,10 +306,12 @@ class Tracer(_Block):
         return obj is self or (isinstance(obj, Invoker) and obj.tracer is self)
 
     def _finished(self) -> Outcome:
-        if self._outcome is None:
+        outcome = self._outcome if self._job is None else self._job.outcome
+        if outcome is None:
             when = "when tracer.stream() has been read to its end" if self._streams else "after the block"
+            when = when if self._job is None else "after tracer.job.wait()"
             raise InvalidArgument(f"the trace has not run yet: its results are there {when}")
-        return self._outcome
+        return outcome
 
 
 class Invoker(_Block):

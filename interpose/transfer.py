@@ -18,7 +18,7 @@ from interpose.errors import Cancelled, EngineError, InterposeError, Unavailable
 from interpose.progress import Bar, Progress
 from interpose.transport import Transport
 from interpose.v1.service_pb2 import FetchRequest, UploadRequest
-from interpose.v1.value_pb2 import Blob
+from interpose.v1.value_pb2 import Blob, TensorView
 
 ATTEMPTS = 5
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0)
@@ -122,16 +122,21 @@ def fetch(transport: Transport, session_id: str, blobs: Sequence[Blob], progress
 
 
 def fetch_one(
-    transport: Transport, session_id: str, blob: Blob, bar: Bar, stop: threading.Event | None = None
+    transport: Transport,
+    session_id: str,
+    blob: Blob,
+    bar: Bar,
+    stop: threading.Event | None = None,
+    view: TensorView | None = None,
 ) -> np.ndarray:
-    """Return the bytes of one blob, uint8 [size]; give up when `stop` is set."""
+    """Return the bytes of one blob, or of what a view leaves of it, uint8 [size]; give up when `stop` is set."""
     buffer = np.empty(blob.size, dtype=np.uint8)
     position = 0
     attempt = 0
     while position < blob.size:
         before = position
         window = min(blob.size - position, WINDOW_BYTES)
-        request = FetchRequest(session_id=session_id, blob_id=blob.id, offset=position, length=window)
+        request = FetchRequest(session_id=session_id, blob_id=blob.id, offset=position, length=window, view=view)
         stream = transport.stream("Fetch", request)
         try:
             for chunk in stream:

@@ -10,8 +10,10 @@ import re
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from interpose import indexing
 from interpose.errors import ServiceFailure, failure
 from interpose.prompts import too_long
 from interpose.v1 import model_pb2, service_pb2, value_pb2
@@ -80,8 +82,13 @@ def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
         raise refuse(f"a chunk of {len(request.data)} bytes at {request.offset} does not fit into {request.size} bytes")
 
 
-def check_trace(trace: pb.Trace, model: ModelSettings, tenant: Tenant, description: model_pb2.ModelDescription) -> None:
+def check_trace(
+    trace: pb.Trace, model: ModelSettings, tenant: Tenant, description: model_pb2.ModelDescription
+) -> tuple[str, ...]:
     """Refuse a trace that could not run: counts, sizes, names and references are all within bounds afterwards.
+
+    Returns:
+        The ids of the blobs of earlier traces that it uses.
 
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
@@ -101,7 +108,23 @@ def check_trace(trace: pb.Trace, model: ModelSettings, tenant: Tenant, descripti
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
             raise refuse("an invoke can only wait for earlier ones", trace.id, index)
-    _check_values(trace, tenant.trust == "full" and limits.pickled)
+    return _check_values(trace, tenant.trust == "full" and limits.pickled)
+
+
+def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
+    """Refuse indices that no value of that shape can have."""
+    try:
+        indexing.check(view)
+    except IndexError as error:
+        raise refuse(str(error), trace_id) from None
+
+
+def selected(data: np.ndarray, view: value_pb2.TensorView) -> np.ndarray:
+    """Return what a view leaves of a value's bytes; refuse one that does not fit them."""
+    try:
+        return indexing.apply(data, view)
+    except IndexError as error:
+        raise refuse(str(error)) from None
 
 
 def refuse(message: str, trace_id: str = "", invoke: int = -1) -> ServiceFailure:
@@ -159,8 +182,13 @@ def _check_sampling(
         )
 
 
-def _check_values(trace: pb.Trace, pickled: bool) -> None:
-    """Count a trace's values and look for those that need trust; what they mean is checked where they are decoded."""
+def _check_values(trace: pb.Trace, pickled: bool) -> tuple[str, ...]:
+    """Count a trace's values and look for those that need trust; what they mean is checked where they are decoded.
+
+    Returns:
+        The ids of the blobs of earlier traces that are among them.
+    """
+    remotes: set[str] = set()
     todo: list[value_pb2.Value] = [*trace.scope.values]
     for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
         todo.extend(binding.value for binding in bindings)
@@ -182,6 +210,10 @@ def _check_values(trace: pb.Trace, pickled: bool) -> None:
             todo.extend(value.dict.values)
         elif kind == "function":
             todo.extend(binding.value for binding in value.function.reads)
+        elif kind == "remote":
+            check_view(value.remote.view, trace.id)
+            remotes.add(value.remote.blob_id)
         elif kind == "pickled" and not pickled:
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace.id))
+    return tuple(sorted(remotes))

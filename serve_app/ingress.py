@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
@@ -16,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.directory import HEARTBEAT_SECONDS, directory
 from actors.failures import not_found, unavailable
-from actors.protocol import DirectoryStatus, Lease, ModelState, Order, Target
+from actors.protocol import DirectoryStatus, Lease, ModelState, Target
 from interpose.errors import ServiceFailure
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -24,7 +25,9 @@ from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
 from serve_app import admission
 from serve_app.calls import streaming, unary
 from serve_app.listening import replica_on_this_machine
+from serve_app.orders import order_of
 from serve_app.settings import ModelSettings, Settings, Tenant
+from serve_app.windows import windows
 
 SERVICE = "interpose.v1.Interpose"
 CALL_SECONDS = 10.0
@@ -90,18 +93,21 @@ class IngressDeployment:
         self, request: service_pb2.OpenSessionRequest, tenant: Tenant
     ) -> service_pb2.OpenSessionReply:
         """Lend a session."""
-        lease = await self._open(tenant)
+        lease = await self._open(tenant, request.kept)
+        settings = self.settings.sessions
         return service_pb2.OpenSessionReply(
-            session_id=lease.session_id, idle_seconds=self.settings.sessions.idle_seconds
+            session_id=lease.session_id,
+            idle_seconds=settings.idle_seconds,
+            retention_seconds=settings.retention_seconds,
         )
 
     @unary(service_pb2.CloseSessionRequest, service_pb2.CloseSessionReply)
     async def CloseSession(
         self, request: service_pb2.CloseSessionRequest, tenant: Tenant
     ) -> service_pb2.CloseSessionReply:
-        """End a session; one that has ended already is fine."""
+        """End a session, or leave it to its jobs; one that has ended already is fine."""
         self._leases.pop(request.session_id, None)
-        await self._directory.close.remote(request.session_id, tenant.name)
+        await self._directory.close.remote(request.session_id, tenant.name, request.keep_jobs)
         return service_pb2.CloseSessionReply()
 
     @unary(service_pb2.UploadRequest, service_pb2.UploadReply)
@@ -114,48 +120,69 @@ class IngressDeployment:
 
     @streaming(service_pb2.SubmitRequest, pb.Event)
     async def Submit(self, request: service_pb2.SubmitRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace, or follow one that was submitted before."""
+        """Run a trace, or follow one that was submitted before; a job is only begun."""
         admission.check_protocol(request.protocol)
         trace = request.trace
         model = admission.model_for(self.settings, trace.model)
         description = await self._description(model)
         if request.ByteSize() > _LONG_MESSAGE:
-            await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
+            remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
-            admission.check_trace(trace, model, tenant, description)
+            remotes = admission.check_trace(trace, model, tenant, description)
         lease = await (self._lease(request.session_id, tenant) if request.session_id else self._open(tenant))
         await self._running(model)
-        order = Order(
-            session_id=lease.session_id,
-            follower=uuid.uuid4().hex,
-            trace_id=trace.id,
-            trace=trace.SerializeToString(),
-            target=self._targets[model.name],
-            max_saved_bytes=model.limits.max_saved_bytes,
-        )
-        async for event in self._follow(lease, order):
-            yield event
+        order = order_of(trace, remotes, lease.session_id, model, self._targets[model.name], request.job)
+        if request.job:
+            yield pb.Event.FromString(await self._ask(lease, "start", order))
+            return
+        async with contextlib.aclosing(self._follow(lease, "run", order.trace_id, order.follower, order)) as events:
+            async for event in events:
+                yield event
+
+    @streaming(service_pb2.AttachRequest, pb.Event)
+    async def Attach(self, request: service_pb2.AttachRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
+        """Follow a trace that was submitted before."""
+        lease = await self._lease(request.session_id, tenant)
+        follower = uuid.uuid4().hex
+        call = (lease.session_id, request.trace_id, follower)
+        async with contextlib.aclosing(self._follow(lease, "attach", request.trace_id, follower, *call)) as events:
+            async for event in events:
+                yield event
+
+    @unary(service_pb2.DescribeJobRequest, service_pb2.JobStatus)
+    async def DescribeJob(self, request: service_pb2.DescribeJobRequest, tenant: Tenant) -> service_pb2.JobStatus:
+        """Say how a trace is."""
+        lease = await self._lease(request.session_id, tenant)
+        return await self._ask(lease, "job", request.trace_id)
+
+    @unary(service_pb2.DescribeSessionRequest, service_pb2.SessionDescription)
+    async def DescribeSession(
+        self, request: service_pb2.DescribeSessionRequest, tenant: Tenant
+    ) -> service_pb2.SessionDescription:
+        """Say what a session holds."""
+        lease = await self._lease(request.session_id, tenant)
+        return await self._ask(lease, "describe")
 
     @streaming(service_pb2.FetchRequest, service_pb2.FetchChunk)
     async def Fetch(
         self, request: service_pb2.FetchRequest, tenant: Tenant
     ) -> AsyncGenerator[service_pb2.FetchChunk, None]:
-        """Send the bytes of a saved value, straight from this node's object store."""
+        """Send the bytes of a saved value, or of what indices leave of it, straight from this node's object store."""
         lease = await self._lease(request.session_id, tenant)
         [ref] = await self._ask(lease, "blob_ref", request.blob_id)
-        data = memoryview(await ref)
-        stop = request.offset + request.length if request.length else data.nbytes
-        if stop > data.nbytes or request.offset > stop:
-            raise admission.refuse(f"bytes {request.offset} to {stop} of a value that has {data.nbytes}")
+        value = await ref
+        if request.HasField("view"):
+            # A list of positions copies.
+            value = await asyncio.to_thread(admission.selected, value, request.view)
         step = self.settings.models[0].limits.chunk_bytes
-        for start in range(request.offset, stop, step):
-            yield service_pb2.FetchChunk(offset=start, data=bytes(data[start : min(start + step, stop)]))
+        for offset, data in windows(value, request.offset, request.length, step):
+            yield service_pb2.FetchChunk(offset=offset, data=data)
 
     @unary(service_pb2.CancelRequest, service_pb2.CancelReply)
     async def Cancel(self, request: service_pb2.CancelRequest, tenant: Tenant) -> service_pb2.CancelReply:
-        """Cancel a trace."""
+        """Cancel a trace, and forget it if that is wished."""
         lease = await self._lease(request.session_id, tenant)
-        return service_pb2.CancelReply(found=await self._ask(lease, "cancel", request.trace_id))
+        return service_pb2.CancelReply(found=await self._ask(lease, "cancel", request.trace_id, request.forget))
 
     @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
     async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:
@@ -233,8 +260,8 @@ class IngressDeployment:
             found = self._descriptions[model.name] = model_pb2.ModelDescription.FromString(data)
         return found
 
-    async def _open(self, tenant: Tenant) -> Lease:
-        return self._cache(await self._directory.open.remote(tenant.name))
+    async def _open(self, tenant: Tenant, kept: bool = False) -> Lease:
+        return self._cache(await self._directory.open.remote(tenant.name, kept))
 
     async def _lease(self, session_id: str, tenant: Tenant) -> Lease:
         lease = self._leases.get(session_id)
@@ -263,24 +290,27 @@ class IngressDeployment:
                 self._leases.pop(lease.session_id, None)
             raise
 
-    async def _follow(self, lease: Lease, order: Order) -> AsyncGenerator[pb.Event, None]:
+    async def _follow(
+        self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
+    ) -> AsyncGenerator[pb.Event, None]:
+        """Yield the events that a streaming method of a session gives; it hears of it when the client goes."""
         ended = False
         try:
-            async for ref in lease.actor.run.options(num_returns="streaming").remote(order):
+            async for ref in getattr(lease.actor, method).options(num_returns="streaming").remote(*args):
                 yield pb.Event.FromString(await ref)
             ended = True
         except ActorDiedError:
             ended = True
             self._lost(lease)
             message = "the session that ran the trace is gone, and with it what it held; run the trace again"
-            raise ServiceFailure(unavailable(message, order.trace_id)) from None
+            raise ServiceFailure(unavailable(message, trace_id)) from None
         except Exception:
             ended = True
             raise
         finally:
             if not ended:
                 # The client is gone. Nothing may be awaited while this is cancelled.
-                lease.actor.leave.remote(lease.session_id, order.trace_id, order.follower)
+                lease.actor.leave.remote(lease.session_id, trace_id, follower)
 
     def _lost(self, lease: Lease) -> None:
         self._leases.pop(lease.session_id, None)

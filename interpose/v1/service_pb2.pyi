@@ -1,11 +1,28 @@
 from interpose.v1 import model_pb2 as _model_pb2
 from interpose.v1 import trace_pb2 as _trace_pb2
+from interpose.v1 import value_pb2 as _value_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_QUEUED: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_DONE: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_QUEUED: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_DONE: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
 
 class HelloRequest(_message.Message):
     __slots__ = ("protocol", "client_version", "python_version")
@@ -80,22 +97,28 @@ class TokenizerChunk(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("kept",)
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    kept: bool
+    def __init__(self, kept: bool = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session_id", "idle_seconds")
+    __slots__ = ("session_id", "idle_seconds", "retention_seconds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     idle_seconds: float
-    def __init__(self, session_id: _Optional[str] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    retention_seconds: float
+    def __init__(self, session_id: _Optional[str] = ..., idle_seconds: _Optional[float] = ..., retention_seconds: _Optional[float] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "keep_jobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_JOBS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    keep_jobs: bool
+    def __init__(self, session_id: _Optional[str] = ..., keep_jobs: bool = ...) -> None: ...
 
 class CloseSessionReply(_message.Message):
     __slots__ = ()
@@ -122,26 +145,98 @@ class UploadReply(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("protocol", "session_id", "trace")
+    __slots__ = ("protocol", "session_id", "trace", "job")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session_id: str
     trace: _trace_pb2.Trace
-    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ...) -> None: ...
+    job: bool
+    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ..., job: bool = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("session_id", "trace_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    trace_id: str
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
+
+class DescribeJobRequest(_message.Message):
+    __slots__ = ("session_id", "trace_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    trace_id: str
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("session_id", "trace_id", "model", "state", "invokes", "finished_invokes", "prompt_tokens", "generated_tokens", "stored_bytes", "seconds_since_submitted", "seconds_since_started", "seconds_since_ended", "seconds_left", "failure")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INVOKES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_INVOKES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_STARTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_ENDED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    trace_id: str
+    model: str
+    state: JobState
+    invokes: int
+    finished_invokes: int
+    prompt_tokens: int
+    generated_tokens: int
+    stored_bytes: int
+    seconds_since_submitted: float
+    seconds_since_started: float
+    seconds_since_ended: float
+    seconds_left: float
+    failure: _trace_pb2.Failure
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., invokes: _Optional[int] = ..., finished_invokes: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., seconds_since_submitted: _Optional[float] = ..., seconds_since_started: _Optional[float] = ..., seconds_since_ended: _Optional[float] = ..., seconds_left: _Optional[float] = ..., failure: _Optional[_Union[_trace_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class DescribeSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class SessionDescription(_message.Message):
+    __slots__ = ("session_id", "traces", "stored_bytes", "max_stored_bytes", "idle_seconds")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    traces: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    stored_bytes: int
+    max_stored_bytes: int
+    idle_seconds: float
+    def __init__(self, session_id: _Optional[str] = ..., traces: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., stored_bytes: _Optional[int] = ..., max_stored_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session_id", "blob_id", "offset", "length")
+    __slots__ = ("session_id", "blob_id", "offset", "length", "view")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BLOB_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     blob_id: str
     offset: int
     length: int
-    def __init__(self, session_id: _Optional[str] = ..., blob_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    view: _value_pb2.TensorView
+    def __init__(self, session_id: _Optional[str] = ..., blob_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., view: _Optional[_Union[_value_pb2.TensorView, _Mapping]] = ...) -> None: ...
 
 class FetchChunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -152,12 +247,14 @@ class FetchChunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("session_id", "trace_id")
+    __slots__ = ("session_id", "trace_id", "forget")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     trace_id: str
-    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
+    forget: bool
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., forget: bool = ...) -> None: ...
 
 class CancelReply(_message.Message):
     __slots__ = ("found",)

@@ -51,6 +51,21 @@ class InterposeStub(object):
                 request_serializer=interpose_dot_v1_dot_service__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=interpose_dot_v1_dot_trace__pb2.Event.FromString,
                 )
+        self.Attach = channel.unary_stream(
+                '/interpose.v1.Interpose/Attach',
+                request_serializer=interpose_dot_v1_dot_service__pb2.AttachRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_trace__pb2.Event.FromString,
+                )
+        self.DescribeJob = channel.unary_unary(
+                '/interpose.v1.Interpose/DescribeJob',
+                request_serializer=interpose_dot_v1_dot_service__pb2.DescribeJobRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.JobStatus.FromString,
+                )
+        self.DescribeSession = channel.unary_unary(
+                '/interpose.v1.Interpose/DescribeSession',
+                request_serializer=interpose_dot_v1_dot_service__pb2.DescribeSessionRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.SessionDescription.FromString,
+                )
         self.Fetch = channel.unary_stream(
                 '/interpose.v1.Interpose/Fetch',
                 request_serializer=interpose_dot_v1_dot_service__pb2.FetchRequest.SerializeToString,
@@ -117,6 +132,27 @@ class InterposeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Streams what happened in a trace that was submitted before, from its first event on, and what happens yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeJob(self, request, context):
+        """Says how a trace is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeSession(self, request, context):
+        """Says what a session holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """The bytes of a saved value, in chunks.
         """
@@ -173,6 +209,21 @@ def add_InterposeServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=interpose_dot_v1_dot_service__pb2.SubmitRequest.FromString,
                     response_serializer=interpose_dot_v1_dot_trace__pb2.Event.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.AttachRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_trace__pb2.Event.SerializeToString,
+            ),
+            'DescribeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeJob,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.DescribeJobRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.JobStatus.SerializeToString,
+            ),
+            'DescribeSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSession,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.DescribeSessionRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.SessionDescription.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -315,6 +366,57 @@ class Interpose(object):
         return grpc.experimental.unary_stream(request, target, '/interpose.v1.Interpose/Submit',
             interpose_dot_v1_dot_service__pb2.SubmitRequest.SerializeToString,
             interpose_dot_v1_dot_trace__pb2.Event.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/interpose.v1.Interpose/Attach',
+            interpose_dot_v1_dot_service__pb2.AttachRequest.SerializeToString,
+            interpose_dot_v1_dot_trace__pb2.Event.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DescribeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/DescribeJob',
+            interpose_dot_v1_dot_service__pb2.DescribeJobRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.JobStatus.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DescribeSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/DescribeSession',
+            interpose_dot_v1_dot_service__pb2.DescribeSessionRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.SessionDescription.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

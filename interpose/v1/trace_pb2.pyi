@@ -97,7 +97,7 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "remote")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Trace(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
@@ -112,7 +113,8 @@ class Trace(_message.Message):
     shared: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     sampling: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     stream: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ...) -> None: ...
+    remote: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., remote: bool = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("filename", "line", "end_line", "column", "end_column", "function", "text")
@@ -157,12 +159,26 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., exception_type: _Optional[str] = ..., exception_message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., trace_id: _Optional[str] = ..., invoke: _Optional[int] = ..., location: _Optional[str] = ..., suggestions: _Optional[_Iterable[str]] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("trace_id", "session_id")
+    __slots__ = ("trace_id", "session_id", "model", "captured", "invokes")
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    INVOKES_FIELD_NUMBER: _ClassVar[int]
     trace_id: str
     session_id: str
-    def __init__(self, trace_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    model: str
+    captured: _containers.RepeatedCompositeFieldContainer[CapturedName]
+    invokes: int
+    def __init__(self, trace_id: _Optional[str] = ..., session_id: _Optional[str] = ..., model: _Optional[str] = ..., captured: _Optional[_Iterable[_Union[CapturedName, _Mapping]]] = ..., invokes: _Optional[int] = ...) -> None: ...
+
+class CapturedName(_message.Message):
+    __slots__ = ("name", "index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    index: int
+    def __init__(self, name: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("invoke", "text", "token_ids", "finished", "finish_reason", "prompt_token_ids", "logs")

@@ -77,7 +77,7 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record")
+    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "remote")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Value(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     NOT_IMPLEMENTED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     integer: int
@@ -136,7 +137,62 @@ class Value(_message.Message):
     size: Items
     not_implemented: bool
     record: Record
-    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ...) -> None: ...
+    remote: RemoteTensor
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ...) -> None: ...
+
+class TensorView(_message.Message):
+    __slots__ = ("dtype", "shape", "indices")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    dtype: DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedCompositeFieldContainer[Index]
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[_Union[Index, _Mapping]]] = ...) -> None: ...
+
+class Index(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[IndexItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[IndexItem, _Mapping]]] = ...) -> None: ...
+
+class IndexItem(_message.Message):
+    __slots__ = ("at", "slice", "ellipsis", "new_axis", "positions")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    ELLIPSIS_FIELD_NUMBER: _ClassVar[int]
+    NEW_AXIS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    slice: IndexSlice
+    ellipsis: bool
+    new_axis: bool
+    positions: Positions
+    def __init__(self, at: _Optional[int] = ..., slice: _Optional[_Union[IndexSlice, _Mapping]] = ..., ellipsis: bool = ..., new_axis: bool = ..., positions: _Optional[_Union[Positions, _Mapping]] = ...) -> None: ...
+
+class IndexSlice(_message.Message):
+    __slots__ = ("start", "stop", "step")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    step: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Positions(_message.Message):
+    __slots__ = ("at",)
+    AT_FIELD_NUMBER: _ClassVar[int]
+    at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RemoteTensor(_message.Message):
+    __slots__ = ("blob_id", "view")
+    BLOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    blob_id: str
+    view: TensorView
+    def __init__(self, blob_id: _Optional[str] = ..., view: _Optional[_Union[TensorView, _Mapping]] = ...) -> None: ...
 
 class ComplexNumber(_message.Message):
     __slots__ = ("real", "imaginary")

@@ -1,4 +1,4 @@
-"""What README shows works as it stands: the demo, and the first trace."""
+"""What README shows works as it stands: the demo, and every block of Python, one after the other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.e2e.service import RunningService
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_first_trace_of_the_readme(service: RunningService, tmp_path: Path) -> None:
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert "localhost:9000" in block
-    assert "tiny-llama" in block
-    script = tmp_path / "first_trace.py"
-    script.write_text(block.replace("localhost:9000", service.address).replace("tiny-llama", "llama"))
+def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "localhost:9000" in blocks[0]
+    assert "tiny-llama" in blocks[0]
+    script = tmp_path / "readme.py"
+    text = "\n".join([*blocks, "tracer.job.forget()", "client.close()\n"])  # leave nothing behind
+    script.write_text(text.replace("localhost:9000", service.address).replace("tiny-llama", "llama"))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "LlamaForCausalLM" in result.stdout

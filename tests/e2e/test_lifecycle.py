@@ -13,10 +13,11 @@ import pytest
 import interpose
 from interpose.errors import Unauthenticated, Unavailable
 from interpose.v1 import value_pb2
-from tests.e2e.service import RunningService
+from tests.e2e.service import RunningService, wait_for
 from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Oracle
 
+RETENTION_SECONDS = 12.0
 TENANTS = [{"name": "red", "api_key": "red-key-1"}, {"name": "blue", "api_key": "blue-key-1"}]
 
 pytestmark = pytest.mark.timeout(500)
@@ -28,7 +29,8 @@ def second(
 ) -> Iterator[RunningService]:
     """A service of its own, beside the shared one: one worker, two tenants, given on the command line and in a file."""
     folder = tmp_path_factory.mktemp("second")
-    settings: dict[str, object] = {"tenants": TENANTS, "sessions": {"warm": 1}}
+    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
+    settings: dict[str, object] = {"tenants": TENANTS, "sessions": sessions}
     arguments = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--max-model-len", "64"]
     running = RunningService(folder, settings, *arguments).wait()
     yield running
@@ -53,9 +55,44 @@ def test_tenants(second: RunningService) -> None:
         assert [tenant.name for tenant in red.status().tenants] == ["red"]
         assert not blue.status().tenants
         # What is red's is not there for blue.
-        red_session = red.session.open()
+        red_session = red.own_session.open()
         with pytest.raises(interpose.NotFound, match="no such session"):
-            blue.session.fetch(red_session, [value_pb2.Blob(id="x", size=1)])
+            blue.own_session.fetch(red_session, [value_pb2.Blob(id="x", size=1)])
+        with model.trace("one two three", blocking=False) as tracer:
+            hidden = model.model.layers[0].output[0].save()
+        for call in (interpose.Job.status, interpose.Job.result, interpose.Job.cancel, interpose.Job.forget):
+            with pytest.raises(interpose.NotFound, match="no such session"):
+                call(blue.job(tracer.job.id))
+        assert red.job(tracer.job.id).result()["hidden"].shape[-1] == 128
+        tracer.job.forget()
+
+
+def test_what_is_kept_is_bounded_in_time_and_size(second: RunningService) -> None:
+    with interpose.connect(second.address, api_key="red-key-1", progress=False) as red:
+        model = red.model()
+        with model.trace("one two three", blocking=False) as tracer:
+            large = model.model.layers[0].output[0].new_ones(1_400_000).save()
+        tracer.job.wait(timeout=60)
+        assert 0 < tracer.job.status().seconds_left <= RETENTION_SECONDS
+        with red.session() as s:
+            with model.trace("one two three"):
+                first = model.model.layers[0].output[0].new_ones(1_400_000).save()
+            with pytest.raises(interpose.QuotaExceeded, match="no room for 5600000 more: save less, or close it"):
+                with model.trace("one two three"):
+                    second_one = model.model.layers[0].output[0].new_ones(1_400_000).save()
+            assert set(s.saved()) == {"first"}
+        assert first.sum() == 1_400_000
+
+        def gone() -> bool:
+            try:
+                tracer.job.status()
+            except interpose.NotFound as error:
+                return "kept for 12 s after the trace has ended" in error.message
+            return False
+
+        wait_for(gone, 60)
+        with pytest.raises(interpose.NotFound, match="kept for 12 s"):
+            red.job(tracer.job.id).result()
 
 
 def test_one_worker_reads_what_transformers_computes(second: RunningService, checkpoints: dict[str, Path]) -> None:

@@ -97,6 +97,9 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
     events = service.submit(trace("hidden = model.model.layers[0].output[0].new_ones(99999).save()\n"), session)
     [saves] = [event.saves for event in events if event.WhichOneof("kind") == "saves"]
     blob = next(value.tensor.blob.id for value in saves.objects.values if value.tensor.blob.id)
+    with model.trace("one two three", blocking=False) as job_tracer:
+        kept = model.model.layers[0].output[0].new_ones(99999).save()
+    job_tracer.job.wait(timeout=60)
     replica = next(one for one in service.processes("engine-llama"))
     [core] = [one for one in replica.children(recursive=True) if "EngineCore" in one.name()]
 
@@ -117,6 +120,7 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
     assert caught.value.failure.retry_after > 0
     assert time.monotonic() - begun < 5
     assert len(service.fetch(session, blob)) == 99999 * 4
+    assert client.job(job_tracer.job.id).result()["kept"].sum() == 99999
     other = client.model("gpt2")
     with other.trace("one two three"):
         logits = other.logits.output.save()
@@ -131,6 +135,8 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
         hidden = model.model.layers[0].output[0].save()
     assert hidden.shape[-1] == 128
     assert len(service.fetch(session, blob)) == 99999 * 4
+    assert client.job(job_tracer.job.id).result()["kept"].sum() == 99999
+    job_tracer.job.forget()
     service.close_session(session)
 
 

@@ -207,7 +207,10 @@ class LocalEngine:
 
     def trace(self, blocks: list[Block], shared: dict[str, Any]) -> pb.Trace:
         self.count += 1
-        encoder = Encoder(inline_bytes=1 << 30, put_blob=lambda data: "")
+        # A captured value that is a message already travels as it is.
+        encoder = Encoder(
+            inline_bytes=1 << 30, put_blob=lambda data: "", special=lambda obj: obj if isinstance(obj, Value) else None
+        )
         trace = pb.Trace(id=f"t{self.count}")
         for name, value in shared.items():
             trace.shared.append(Binding(name=name, value=encoder.encode(value)))

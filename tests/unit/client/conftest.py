@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import interpose
+from interpose import indexing
 from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
 from interpose.v1 import model_pb2, service_pb2, service_pb2_grpc, trace_pb2, value_pb2
 from interpose.wire import Encoder
@@ -90,6 +92,14 @@ class Service(service_pb2_grpc.InterposeServicer):
         self.sessions: set[str] = set()
         self.fetch_breaks = 0
         self.fetched_from: list[int] = []
+        self.jobs: dict[str, list[trace_pb2.Event]] = {}
+        self.job_failures: dict[str, trace_pb2.Failure] = {}
+        self.attach_breaks: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed: list[service_pb2.CloseSessionRequest] = []
+        self.opened: list[service_pb2.OpenSessionRequest] = []
+        self.sent_bytes = 0
         self.tokenizer: list[service_pb2.TokenizerChunk] = []
         self._uploads: dict[str, bytearray] = {}
         self._received: dict[str, set[int]] = {}
@@ -132,12 +142,15 @@ class Service(service_pb2_grpc.InterposeServicer):
 
     def OpenSession(self, request, context):
         self._begin("OpenSession", context)
+        self.opened.append(request)
         session_id = f"s{next(self._ids)}"
         self.sessions.add(session_id)
         return service_pb2.OpenSessionReply(session_id=session_id, idle_seconds=60)
 
     def CloseSession(self, request, context):
-        self.sessions.discard(request.session_id)
+        self.closed.append(request)
+        if not request.keep_jobs or not self.jobs:
+            self.sessions.discard(request.session_id)
         return service_pb2.CloseSessionReply()
 
     def Upload(self, request, context):
@@ -159,26 +172,82 @@ class Service(service_pb2_grpc.InterposeServicer):
         self._begin("Submit", context)
         trace = request.trace
         self.traces.append(trace)
-        yield trace_pb2.Event(accepted=trace_pb2.Accepted(trace_id=trace.id, session_id=request.session_id))
+        accepted = trace_pb2.Accepted(
+            trace_id=trace.id, session_id=request.session_id, model="tiny-llama", invokes=len(trace.invokes)
+        )
+        for binding in trace.invokes[0].program.reads:
+            if binding.value.WhichOneof("kind") == "ref":
+                accepted.captured.add(name=binding.name, index=binding.value.ref)
+        if request.job:
+            self.jobs[trace.id] = [trace_pb2.Event(accepted=accepted)]
+            self._run_job(trace)
+        yield trace_pb2.Event(accepted=accepted)
+        if request.job:
+            return
         try:
             yield from self.script(self, trace)
         except (ServiceFailure, ConnectionError) as error:
             self._abort(error, context)
         yield trace_pb2.Event(done=trace_pb2.Done(usage=trace_pb2.Usage(prompt_tokens=2)))
 
+    def _run_job(self, trace):
+        events = self.jobs[trace.id]
+        try:
+            events.extend(self.script(self, trace))
+        except ServiceFailure as error:
+            self.job_failures[trace.id] = error.failure
+        else:
+            events.append(trace_pb2.Event(done=trace_pb2.Done(usage=trace_pb2.Usage(prompt_tokens=2))))
+
+    def Attach(self, request, context):
+        self._check(request.session_id, context)
+        self._begin("Attach", context)
+        if request.trace_id not in self.jobs:
+            self._abort(ServiceFailure(failure(trace_pb2.ERROR_CODE_NOT_FOUND, "no such trace")), context)
+        break_after = self.attach_breaks.pop(0) if self.attach_breaks else -1
+        for count, event in enumerate(self.jobs[request.trace_id]):
+            if count == break_after:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
+            yield event
+            while not self.gate.wait(0.05):
+                if not context.is_active():
+                    return
+        if request.trace_id in self.job_failures:
+            self._abort(ServiceFailure(self.job_failures[request.trace_id]), context)
+
+    def DescribeJob(self, request, context):
+        self._check(request.session_id, context)
+        self._begin("DescribeJob", context)
+        return service_pb2.JobStatus(
+            session_id=request.session_id, trace_id=request.trace_id, model="tiny-llama", state="JOB_STATE_RUNNING",
+            invokes=1, generated_tokens=5, seconds_since_submitted=2.0, seconds_since_started=1.5,
+        )  # fmt: skip
+
+    def DescribeSession(self, request, context):
+        self._check(request.session_id, context)
+        reply = service_pb2.SessionDescription(session_id=request.session_id, max_stored_bytes=1 << 30)
+        for trace_id in self.jobs:
+            reply.traces.add(session_id=request.session_id, trace_id=trace_id, state="JOB_STATE_DONE")
+        return reply
+
     def Fetch(self, request, context):
         self._check(request.session_id, context)
         self._begin("Fetch", context)
         self.fetched_from.append(request.offset)
         data = self.blobs[request.blob_id]
+        if request.HasField("view"):
+            data = indexing.apply(np.frombuffer(data, np.uint8), request.view).tobytes()
         for count, offset in enumerate(range(request.offset, len(data), 1000)):
             if self.fetch_breaks and count == 2:
                 self.fetch_breaks -= 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
+            self.sent_bytes += len(data[offset : offset + 1000])
             yield service_pb2.FetchChunk(offset=offset, data=data[offset : offset + 1000])
 
     def Cancel(self, request, context):
         self.cancelled.append(request.trace_id)
+        if request.forget:
+            self.jobs.pop(request.trace_id, None)
         return service_pb2.CancelReply(found=True)
 
     def Status(self, request, context):

@@ -47,20 +47,20 @@ def test_a_message_larger_than_the_server_takes(client):
 
 
 def test_a_fetch_goes_on_where_it_broke(service, client):
-    client.session.open()
+    client.own_session.open()
     data = numbers(3000).tobytes()
     service.blobs["b"] = data
     service.fetch_breaks = 7  # more than the attempts without progress
-    session_id = client.session.open()
-    found = client.session.fetch(session_id, [Blob(id="b", size=len(data))])
+    session_id = client.own_session.open()
+    found = client.own_session.fetch(session_id, [Blob(id="b", size=len(data))])
     assert found["b"].tobytes() == data and found["b"].flags.writeable
     assert service.fetched_from == [0, 2000, 4000, 6000, 8000, 10000]
 
 
 def test_many_blobs(service, client):
-    session_id = client.session.open()
+    session_id = client.own_session.open()
     service.blobs = {f"b{i}": numbers(300 * i).tobytes() for i in range(9)}
-    found = client.session.fetch(session_id, [Blob(id=key, size=len(data)) for key, data in service.blobs.items()])
+    found = client.own_session.fetch(session_id, [Blob(id=key, size=len(data)) for key, data in service.blobs.items()])
     assert {key: array.tobytes() for key, array in found.items()} == service.blobs
 
 
@@ -68,15 +68,15 @@ def test_many_blobs(service, client):
 def test_a_blob_of_another_size_than_announced(service, client, size):
     service.blobs["b"] = bytes(5000)
     with pytest.raises(interpose.EngineError, match="announced"):
-        client.session.fetch(client.session.open(), [Blob(id="b", size=size)])
+        client.own_session.fetch(client.own_session.open(), [Blob(id="b", size=size)])
 
 
 def test_a_fetch_that_never_works_ends(service, client, monkeypatch):
     monkeypatch.setattr("interpose.transfer.BACKOFF_SECONDS", (0, 0, 0, 0))
-    session_id = client.session.open()
+    session_id = client.own_session.open()
     service.refusals["Fetch"] = [grpc.RpcError(grpc.StatusCode.UNAVAILABLE, "away")] * 50
     with pytest.raises(interpose.Unavailable):
-        client.session.fetch(session_id, [Blob(id="b", size=5)])
+        client.own_session.fetch(session_id, [Blob(id="b", size=5)])
 
 
 def test_one_blob_for_two_values_is_two_arrays(service, model):

@@ -62,7 +62,8 @@ def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
 
 async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
-    run = TraceRun(Order("s", "f", "t", trace.SerializeToString(), Target("a", "d"), 1 << 20), "key")
+    order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
+    run = TraceRun(order, "key", lambda size: None)
 
     async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
         await run.increment(increment(1, 2))  # a step ahead
@@ -91,7 +92,8 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
 async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_run, "ADOPTION_SECONDS", 0.05)
     trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
-    run = TraceRun(Order("s", "f", "t", trace.SerializeToString(), Target("a", "d"), 1 << 20), "key")
+    order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
+    run = TraceRun(order, "key", lambda size: None)
 
     async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
         yield output(1)

@@ -1,0 +1,99 @@
+"""How far a trace has come, read off its events: what it cost so far, and what a client asks about a job."""
+
+from __future__ import annotations
+
+import time
+
+from interpose.v1 import service_pb2
+from interpose.v1 import trace_pb2 as pb
+
+
+class TraceProgress:
+    """Counts what happens in one trace.
+
+    Args:
+        accepted: what the client was told when the trace was accepted.
+
+    Attributes:
+        failure: the first, of an invoke or of all of it.
+        ended_at: when the last event came, on the monotonic clock; None before.
+    """
+
+    def __init__(self, accepted: pb.Accepted) -> None:
+        self._accepted = accepted
+        self._submitted_at = time.monotonic()
+        self._started_at: float | None = None
+        self._finished: set[int] = set()
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self.failure: pb.Failure | None = None
+        self.ended_at: float | None = None
+
+    def observe(self, event: pb.Event) -> None:
+        """Take note of an event that came from the engine."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        kind = event.WhichOneof("kind")
+        if kind == "output":
+            self._prompt_tokens += len(event.output.prompt_token_ids)
+            self._generated_tokens += len(event.output.token_ids)
+            if event.output.finished:
+                self._finished.add(event.output.invoke)
+        elif kind == "failed":
+            self._finished.add(event.failed.invoke)
+            self.failure = self.failure or event.failed
+
+    def end(self, failure: pb.Failure | None) -> None:
+        """No more events will come.
+
+        Args:
+            failure: why the trace as a whole failed, if it did.
+        """
+        self.ended_at = time.monotonic()
+        self.failure = failure or self.failure
+
+    def usage(self) -> pb.Usage:
+        """Return what the trace cost; its saved bytes are the caller's to add."""
+        now = time.monotonic()
+        started_at = self._started_at or now
+        return pb.Usage(
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            seconds_queued=started_at - self._submitted_at,
+            seconds_running=now - started_at,
+        )
+
+    def status(self, stored_bytes: int, expires_at: float | None) -> service_pb2.JobStatus:
+        """Return what a client asks about.
+
+        Args:
+            stored_bytes: what the trace keeps.
+            expires_at: when its values go, on the monotonic clock; None while it runs.
+        """
+        now = time.monotonic()
+        status = service_pb2.JobStatus(
+            session_id=self._accepted.session_id,
+            trace_id=self._accepted.trace_id,
+            model=self._accepted.model,
+            state=self._state(),
+            invokes=self._accepted.invokes,
+            finished_invokes=len(self._finished),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            stored_bytes=stored_bytes,
+            seconds_since_submitted=now - self._submitted_at,
+            seconds_since_started=0.0 if self._started_at is None else now - self._started_at,
+            seconds_since_ended=0.0 if self.ended_at is None else now - self.ended_at,
+            seconds_left=0.0 if expires_at is None else max(0.0, expires_at - now),
+        )
+        if self.failure is not None:
+            status.failure.CopyFrom(self.failure)
+        return status
+
+    def _state(self) -> service_pb2.JobState:
+        if self.ended_at is None:
+            return service_pb2.JOB_STATE_QUEUED if self._started_at is None else service_pb2.JOB_STATE_RUNNING
+        if self.failure is None:
+            return service_pb2.JOB_STATE_DONE
+        cancelled = self.failure.code == pb.ERROR_CODE_CANCELLED
+        return service_pb2.JOB_STATE_CANCELLED if cancelled else service_pb2.JOB_STATE_FAILED

@@ -1,0 +1,36 @@
+"""The bytes of an array in chunks, as the network takes them, without a contiguous copy of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from serve_app.admission import refuse
+
+
+def windows(value: np.ndarray, offset: int, length: int, step: int) -> Iterator[tuple[int, bytes]]:
+    """Iterate over a part of an array's bytes, in the order of its elements.
+
+    Args:
+        value: any shape and strides.
+        offset: where the part begins.
+        length: of the part, 0 for all that is left.
+        step: bytes in one chunk.
+
+    Yields:
+        Each chunk with its offset.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, the array has no such part.
+    """
+    stop = offset + length if length else value.nbytes
+    if stop > value.nbytes or offset > stop:
+        raise refuse(f"bytes {offset} to {stop} of a value that has {value.nbytes}")
+    size = value.itemsize
+    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
+    for start in range(offset, stop, step):
+        end = min(start + step, stop)
+        first = start // size
+        elements = np.ascontiguousarray(flat[first : -(-end // size)]).view(np.uint8)
+        yield start, elements[start - first * size : end - first * size].tobytes()
