@@ -65,6 +65,12 @@ class Call:
 def why_not_applied(node: Node) -> str:
     """Say why a module cannot be applied to values and what to write instead; "" if it can."""
     module, path = node.module, node.path or "the model"
+    if node.title:
+        return (
+            ""
+            if node.applies is not None
+            else f"{path} is a name for values, not a module; apply a module of the model"
+        )
     if module is None:
         return f"{path} is where sampled tokens are read, not a module" if node.path == SAMPLES else ""
     if isinstance(module, _CONTAINERS):

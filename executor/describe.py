@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from vllm.sampling_params import SamplingParams
 
 from executor.apply import why_not_applied
 from executor.options import step_tokens
-from executor.tree import ModuleTree
+from executor.tree import ModuleTree, Node
+from executor.views.view import Unreachable
 from interpose.arrays import dtype_of
 from interpose.v1 import model_pb2 as pb
 
@@ -81,7 +83,21 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
                 not_applied=why_not_applied(node),
             )
         )
+    for node in tree.pseudo.values():
+        description.canonical.extend(_canonical(node))
     return description
+
+
+def _canonical(node: Node) -> Iterator[pb.CanonicalNode]:
+    """Describe a canonical node and those below it, parents first; nothing for a location that is no such node."""
+    if node.title:
+        values = [
+            pb.CanonicalValue(name=name, shape=view.shape, refusal=view.why if isinstance(view, Unreachable) else "")
+            for name, view in node.views.items()
+        ]
+        yield pb.CanonicalNode(path=node.path, title=node.title, values=values, not_applied=why_not_applied(node))
+        for child in node.children.values():
+            yield from _canonical(child)
 
 
 def _parameters(module: torch.nn.Module) -> list[pb.Parameter]:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from executor.control import Refusal, Stop
-from executor.tree import PSEUDO, ModuleTree, Node
+from executor.tree import ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
     from executor.mediator import Mediator
+    from executor.views.view import View
 
 
 def current() -> Mediator:
@@ -57,15 +58,19 @@ class Envoy:
 
     def __repr__(self) -> str:
         module = self._node.module
-        return f"<{self._node.path or 'model'}: {type(module).__name__ if module is not None else 'location'}>"
+        kind = type(module).__name__ if module is not None else self._node.title or "location"
+        return f"<{self._node.path or 'model'}: {kind}>"
 
-    def __getattr__(self, name: str) -> Envoy:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         node = self._node
+        view = node.views.get(name)
+        if view is not None:
+            return current().read_view(view)
         child = node.children.get(name)
-        if child is None and node is self._tree.root and name in PSEUDO:
-            child = self._tree.pseudo[name]
+        if child is None and node is self._tree.root:
+            child = self._tree.pseudo.get(name)
         if child is None:
             raise self._tree.unknown(node, name)
         return Envoy(self._tree, child)
@@ -94,10 +99,13 @@ class Envoy:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors."""
-        return current().apply(self._node, args, kwargs)
+        return current().apply(self._node.applies or self._node, args, kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "output":
+        view = self._view(name)
+        if view is not None:
+            current().write_view(view, value)
+        elif name == "output":
             current().write(self._node, "output", value)
         elif name == "input":
             current().write_input(self._node, value)
@@ -112,15 +120,26 @@ class Envoy:
 
     @property
     def output(self) -> Any:
-        return current().read(self._node, "output")
+        view = self._view("output")
+        return current().read(self._node, "output") if view is None else current().read_view(view)
 
     @property
     def inputs(self) -> Any:
-        return current().read(self._node, "input")
+        view = self._view("inputs")
+        return current().read(self._node, "input") if view is None else current().read_view(view)
 
     @property
     def input(self) -> Any:
-        return current().read_input(self._node)
+        view = self._view("input")
+        return current().read_input(self._node) if view is None else current().read_view(view)
+
+    def _view(self, name: str) -> View | None:
+        """Return the canonical value of a name, or None on a module, whose values are raw."""
+        node = self._node
+        view = node.views.get(name)
+        if view is None and node.title:
+            raise self._tree.unknown(node, name)
+        return view
 
     def next(self) -> Envoy:
         """Move on to this module's next step."""

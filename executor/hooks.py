@@ -33,7 +33,7 @@ class Hooks:
         return len(self._hooked) + len(self._guards)
 
     def add(self, path: str, kind: str) -> None:
-        """Have a module's input or output visited when the model is there. Idempotent."""
+        """Have a module's input, output or a value computed of both visited when the model is there. Idempotent."""
         key = (path, kind)
         if key in self._hooked:
             return
@@ -46,10 +46,19 @@ class Hooks:
                 lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
                 with_kwargs=True,
             )
+        elif kind in node.computed:
+            self._hooked[key] = module.register_forward_hook(
+                lambda _, args, kwargs, output: self._show(node, kind, ((args, kwargs), output)), with_kwargs=True
+            )
         else:
             self._hooked[key] = module.register_forward_hook(
                 lambda _, args, output: None if self._muted else self._visit(node, kind, output)
             )
+
+    def _show(self, node: Node, kind: str, value: Any) -> None:
+        """Have a computed value visited, which the model never holds: it goes on as if nobody had looked."""
+        if not self._muted:
+            self._visit(node, kind, value)
 
     def clear(self) -> None:
         """Take them all away."""

@@ -25,7 +25,7 @@ from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
 from executor.ranks import Ranks, divergence, fingerprint
 from executor.scope import TraceScope
-from executor.served import Rows, Served
+from executor.served import Fixed, Rows, Served
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
 from executor.work import Batch, Span, Work
 from interpose.result import Result
@@ -366,7 +366,7 @@ class Interleaver:
         if at is None:
             return
         try:
-            served = Served(str(at), value, rows, lambda path: node.layouts.of(kind, path))
+            served = self._served(mediator, node, kind, value, rows, str(at))
         except Exception as error:
             refusal = error
             if not isinstance(error, Refusal):
@@ -386,9 +386,9 @@ class Interleaver:
             if mediator.failure is None:
                 value = served.settle(value)
         except Exception as error:
-            refused = Refusal(
-                pb.ERROR_CODE_INVALID_ARGUMENT, f"what was assigned at {at} does not fit: {error}", location=str(at)
-            )
+            message = f"what was assigned at {at} does not fit: {error}"
+            refused = Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(at))
+            refused = error if isinstance(error, Refusal) else refused
             if mediator.live:
                 self._turn(mediator, lambda: mediator.throw(refused))
             else:
@@ -397,6 +397,13 @@ class Interleaver:
             mediator.left()
         mediator.writes += served.written
         return value
+
+    def _served(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, location: str) -> Served:
+        if kind == Kind.PATTERN:
+            given, returned = value
+            index = self._batch.spans[mediator.request_id].index
+            return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
+        return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
     def _turn_order(self, mediator: Mediator) -> tuple[int, int]:
         return self._scopes[mediator.trace_id].arrival, mediator.invoke

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -25,6 +25,7 @@ from executor.random_state import RandomState
 from executor.saves import SaveRegistry
 from executor.served import Served, check
 from executor.tree import ModuleTree, Node
+from executor.views.view import Unreachable, View
 from interpose.saving import saving_with
 from interpose.v1 import trace_pb2 as pb
 
@@ -44,20 +45,27 @@ class Kind(enum.StrEnum):
 
     INPUT = "input"
     OUTPUT = "output"
+    PATTERN = "pattern"
     STEP = "step"
     RESULT = "result"
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the generation: a module's input or output in one step, the beginning of a step, or the result."""
+    """A place in the generation: a module's input or output in one step, the beginning of a step, or the result.
+
+    Attributes:
+        shown: the canonical name it was asked for by, if it was.
+    """
 
     path: str
     kind: str
     step: int
+    shown: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.path}.{self.kind}" + (f" (step {self.step})" if self.step else "")
+        name = self.shown or f"{self.path}.{self.kind}"
+        return name + (f" (step {self.step})" if self.step else "")
 
 
 class _Block(greenlet):
@@ -231,6 +239,19 @@ class Mediator:
         """Return the value at a module's input or output, waiting for it if need be."""
         return self._at(node, kind).value
 
+    def read_view(self, view: View) -> Any:
+        """Return a canonical value, waiting for its raw location if need be."""
+        return view.read(self._at_view(view))
+
+    def write_view(self, view: View, value: Any) -> None:
+        """Replace a canonical value."""
+        view.write(self._at_view(view), value)
+
+    def _at_view(self, view: View) -> Served:
+        if isinstance(view, Unreachable):
+            raise view.refusal()
+        return self._at(view.node, view.kind, view.owner, view.name)
+
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
         args, kwargs = self._at(node, Kind.INPUT).value
@@ -296,9 +317,19 @@ class Mediator:
         """Wait for the end of the generation and return its result."""
         return self._result if self._finished else self._park(Location("", Kind.RESULT, 0))
 
-    def _at(self, node: Node, kind: str) -> Served:
-        location = Location(node.path, kind, self.pointer + self._offsets.get(node.path, 0))
+    def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:
+        """Return what is served at a location, waiting for it if need be.
+
+        Args:
+            node: the module.
+            kind: which of its locations.
+            owner: the path that `next()` counts for, if another than the module's.
+            shown: what errors call the location, if otherwise than by its raw name.
+        """
+        step = self.pointer + self._offsets.get(node.path if owner is None else owner, 0)
+        location = Location(node.path, kind, step, shown)
         if self.served is not None and self.served_at == location:
+            self.served.put_back()
             return self.served
         place = self._tree.order_of(node.path, kind)
         if self._finished:

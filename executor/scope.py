@@ -82,7 +82,7 @@ class _TraceResolver(Resolver):
         self._get_blob = get_blob
 
     def module(self, path: str) -> object:
-        node = self._tree.nodes.get(path) or self._tree.pseudo.get(path)
+        node = self._tree.find(path)
         if node is None:
             raise WireError(f"the served model has no module {path!r}")
         return Envoy(self._tree, node)

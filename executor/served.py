@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from executor.control import Refusal
-from executor.shards import Layout
+from executor.shards import WHOLE, Layout
 from interpose.v1 import trace_pb2 as pb
 
 Path = tuple[object, ...]
@@ -73,6 +73,32 @@ class Opaque:
 
 
 @dataclass
+class Derived:
+    """A value computed from a location's tensors, and the way back into them.
+
+    Attributes:
+        value: what the block sees.
+        version: its version counter when it agreed with the sources.
+        sources: the tensors that it was computed from, with their version counters then.
+        compute: computes it from the sources.
+        put: given the value before and now, changes the sources.
+    """
+
+    value: torch.Tensor
+    version: int
+    sources: list[tuple[torch.Tensor, int]]
+    compute: Callable[[], torch.Tensor]
+    put: Callable[[torch.Tensor, torch.Tensor], None]
+
+    def stale(self, sources: list[torch.Tensor]) -> bool:
+        """Whether the sources are other tensors now, or were changed."""
+        return any(
+            now is not then or now._version != version
+            for now, (then, version) in zip(sources, self.sources, strict=True)
+        )
+
+
+@dataclass
 class Leaf:
     """One tensor of a served value: the engine's tensor, its rows, and the block's private copy."""
 
@@ -102,6 +128,7 @@ class Served:
         self._rows = rows
         self._layout_of = layout_of
         self._leaves: list[Leaf] = []
+        self._derived: list[tuple[object, Derived]] = []
         self._original = value
         self.value = self._expose(value, ())
 
@@ -132,7 +159,53 @@ class Served:
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` shares memory with one of the block's private copies."""
         storage = tensor.untyped_storage().data_ptr()
-        return any(leaf.private.untyped_storage().data_ptr() == storage for leaf in self._leaves)
+        mine = [leaf.private for leaf in self._leaves] + [derived.value for _, derived in self._derived]
+        return any(one.untyped_storage().data_ptr() == storage for one in mine)
+
+    def derive(
+        self,
+        key: object,
+        sources: list[torch.Tensor],
+        compute: Callable[[], torch.Tensor],
+        put: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """Return a value that is computed from tensors of this location: the same object until one of them changes.
+
+        Args:
+            key: names the value.
+            sources: what it is computed from.
+            compute: computes it.
+            put: given the value as it was and as the block left it, writes the change into the sources.
+        """
+        held = next((derived for one, derived in reversed(self._derived) if one is key), None)
+        if held is None or held.stale(sources):
+            with torch.inference_mode(False), torch.no_grad():
+                value = compute()
+            held = Derived(value, value._version, [(one, one._version) for one in sources], compute, put)
+            self._derived.append((key, held))
+        return held.value
+
+    def put_back(self) -> None:
+        """Bring changes of derived values into the tensors that they were computed from.
+
+        Raises:
+            Refusal: the block changed both a derived value and what it was computed from.
+        """
+        for _, held in self._derived:
+            if held.value._version == held.version:
+                continue
+            sources = [one for one, _ in held.sources]
+            if held.stale(sources):
+                raise Refusal(
+                    pb.ERROR_CODE_INVALID_ARGUMENT,
+                    f"the residual stream at {self.location} and the tensors that it is the sum of were both changed; "
+                    "change one of them",
+                    location=self.location,
+                )
+            with torch.inference_mode(False), torch.no_grad():
+                held.put(held.compute(), held.value)
+            held.version = held.value._version
+            held.sources = [(one, one._version) for one in sources]
 
     def assign(self, value: Any) -> None:
         """Replace the whole value by `value`, checked against what the model expects there.
@@ -153,6 +226,7 @@ class Served:
         Args:
             current: what the model would go on with: the value that was served, or what others made of it since.
         """
+        self.put_back()
         return self._settle(self._original, current, self.value)
 
     def _settle(self, original: Any, current: Any, now: Any) -> Any:
@@ -187,6 +261,36 @@ class Served:
         self._rows.of(replaced).copy_(leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
         self.written = True
         return replaced
+
+
+class Fixed(Served):
+    """A value that was computed for the block and that the model never holds: it can be read only.
+
+    Args:
+        location: its name.
+        value: the value, the block's own.
+    """
+
+    def __init__(self, location: str, value: torch.Tensor) -> None:
+        super().__init__(location, value, Rows(0, value.shape[0], value.shape[0], value.shape[0]), lambda path: WHOLE)
+        [leaf] = self._leaves
+        self._leaf = leaf
+
+    def assign(self, value: Any) -> NoReturn:
+        raise self._refusal()
+
+    def settle(self, current: Any) -> Any:
+        if self._leaf.private._version != self._leaf.version:
+            raise self._refusal()
+        return current
+
+    def _refusal(self) -> Refusal:
+        return Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"{self.location} is computed for the block and the model never holds it, so a change would reach nothing; change "
+            "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z), or clone it to work on it",
+            location=self.location,
+        )
 
 
 def check(old: Any, new: Any, where: str) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -146,6 +147,23 @@ def _column_parts(layer: ColumnParallelLinear) -> list[tuple[int, int]]:
     return [(layer.output_size_per_partition, 1)]
 
 
+def _kernel_parts(
+    kernel: Attention, projection: QKVParallelLinear
+) -> dict[tuple[str, tuple[object, ...]], tuple[int, int]] | None:
+    """Return how the queries, keys, values and outputs of an attention kernel are cut, if as the projection's are."""
+    if (kernel.num_heads, kernel.num_kv_heads) != (projection.num_heads, projection.num_kv_heads):
+        return None
+    copies = projection.num_kv_head_replicas
+    queries = kernel.num_heads * kernel.head_size
+    keys, values = kernel.num_kv_heads * kernel.head_size, kernel.num_kv_heads * kernel.head_size_v
+    return {
+        ("input", (0, 0)): (queries, 1),
+        ("input", (0, 1)): (keys, copies),
+        ("input", (0, 2)): (values, copies),
+        ("output", ()): (kernel.num_heads * kernel.head_size_v, 1),
+    }
+
+
 class Layouts:
     """The layouts of one module's tensors, by location kind.
 
@@ -153,6 +171,9 @@ class Layouts:
         path: the module's path, for messages.
         module: the module itself.
         tp_size: the tensor-parallel size; with 1 every layout is `Whole`.
+
+    Attributes:
+        projection: of an attention kernel, the projection beside it, which says how its heads are cut.
     """
 
     def __init__(self, path: str, module: torch.nn.Module, tp_size: int) -> None:
@@ -160,6 +181,7 @@ class Layouts:
         self.module = module
         self.sharded = tp_size > 1
         self._made: dict[tuple[str, tuple[object, ...]], Layout] = {}
+        self.projection: QKVParallelLinear | None = None
 
     def of(self, kind: str, path: tuple[object, ...]) -> Layout:
         """Return the layout of one tensor.
@@ -185,4 +207,8 @@ class Layouts:
                 return Columns([(module.input_size_per_partition, 1)])
             if kind == "output" and not module.reduce_results and path in ((), (0,)):
                 return Partial()
+        elif isinstance(module, Attention) and self.projection is not None:
+            heads = _kernel_parts(module, self.projection)
+            if heads is not None and (kind, path) in heads:
+                return Columns([heads[kind, path]])
         return Replicated(f"{self.path}.{kind}" + "".join(f"[{key!r}]" for key in path))

@@ -10,12 +10,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from vllm.model_executor.layers.linear import QKVParallelLinear
 
 from executor.control import Refusal
 from executor.shards import Layouts
 from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from executor.served import Rows
+    from executor.views.view import View
 
 LOGITS = "logits"
 SAMPLES = "samples"
@@ -23,14 +29,42 @@ PSEUDO = (LOGITS, SAMPLES)
 _AFTER_FORWARD = 1 << 30
 
 
+class Computed(Protocol):
+    """A value that the model never holds, computed for one request when its block asks for it."""
+
+    def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:
+        """Return the whole value; called on every tensor-parallel rank.
+
+        Args:
+            given: the module's `(args, kwargs)`.
+            returned: what it returned.
+            rows: the request's rows.
+            index: the request's place in the batch.
+
+        Raises:
+            Refusal: it cannot be computed truthfully; the same on every rank.
+        """
+
+
 @dataclass
 class Node:
-    """One module: its path, its torch module, and its children by name."""
+    """One module: its path, its torch module, and its children by name.
+
+    Attributes:
+        computed: values that are computed from what the module is given and what it returns, by the kind of location.
+        views: of a canonical node, the values that it has, by name.
+        applies: of a canonical node, what is applied when a block calls it.
+        title: of a canonical node, what it is called where a module has its class.
+    """
 
     path: str
     module: torch.nn.Module | None
     layouts: Layouts
     children: dict[str, Node] = field(default_factory=dict)
+    computed: dict[str, Computed] = field(default_factory=dict)
+    views: dict[str, View] = field(default_factory=dict)
+    applies: Node | None = None
+    title: str = ""
 
 
 class ModuleTree:
@@ -51,6 +85,11 @@ class ModuleTree:
             if path:
                 parent, _, name = path.rpartition(".")
                 self.nodes[parent].children[name] = node
+        for node in self.nodes.values():
+            modules = [child.module for child in node.children.values()]
+            projection = next((module for module in modules if isinstance(module, QKVParallelLinear)), None)
+            for child in node.children.values():
+                child.layouts.projection = projection
         self.root = self.nodes[""]
         self.pseudo = {name: Node(name, None, Layouts(name, torch.nn.Identity(), 1)) for name in PSEUDO}
         self._order: dict[tuple[str, str], int] = {
@@ -82,7 +121,25 @@ class ModuleTree:
             if event in self._order:
                 self._repeated.add(event[0])
             else:
-                self._order[event] = i
+                self._order[event] = 2 * i  # leaves a place before each for a location that is no module's own
+
+    def find(self, path: str) -> Node | None:
+        """Return the node at a path: a module, a location that is none, or a canonical node."""
+        found = self.nodes.get(path) or self.pseudo.get(path)
+        if found is None:
+            head, *rest = path.split(".")
+            found = self.pseudo.get(head)
+            for name in rest:
+                found = found.children.get(name) if found is not None else None
+        return found
+
+    def place_before(self, path: str, kind: str, new: str) -> None:
+        """Give a module a further kind of location, just before one that it has."""
+        self._order[(path, new)] = self._order[(path, kind)] - 1
+
+    def runs(self, path: str, kind: str = "output") -> bool:
+        """Whether a forward reaches a location, once."""
+        return (path, kind) in self._order and path not in self._repeated
 
     def execution_order(self) -> list[str]:
         """Module paths in the order the forward pass runs them."""
@@ -136,15 +193,16 @@ class ModuleTree:
 
     def unknown(self, node: Node, name: str) -> Refusal:
         """The error for a child that does not exist, with its near misses."""
-        names = list(node.children) + (list(PSEUDO) if node is self.root else [])
+        names = [*node.children, *node.views, *(self.pseudo if node is self.root else ())]
         if name.lstrip("-").isdigit() and node.children and all(child.isdigit() for child in node.children):
             message = f"{node.path}[{name}] does not exist: it has {len(node.children)} items"
             near: tuple[str, ...] = ()
         else:
             near = tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.4))
-            message = f"{node.path or 'the model'} has no module {name!r}" + (
-                f"; did you mean {', '.join(near)}?" if near else ""
-            )
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            if node.title and not near:
+                hint = f"; it has {', '.join(names)}"
+            message = f"{node.path or 'the model'} has no {'value' if node.title else 'module'} {name!r}{hint}"
         return Refusal(
             pb.ERROR_CODE_UNKNOWN_LOCATION,
             message,

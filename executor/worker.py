@@ -25,6 +25,7 @@ from executor.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.ranks import Alone, TensorParallelRanks
 from executor.runner_v1 import CPURunnerV1, GPURunnerV1
 from executor.tree import ModuleTree
+from executor.views.catalogue import add_views
 from interpose.result import Result
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class InterposeWorker(_Base):
         tree = ModuleTree(runner.get_model(), tensor_parallel)
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng():
             tree.record_order(self._dummy_step)
+            add_views(tree, self.model_config.hf_text_config, self._dummy_step)
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)

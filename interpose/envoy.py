@@ -7,7 +7,7 @@ thing in its place.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.v1 import model_pb2, value_pb2
 
 MODULE_WORDS = ("output", "input", "inputs", "next", "skip", "path", "save")
+CANONICAL_WORDS = ("next", "path", "save")
 MODEL_WORDS = ("trace", "generate", "tokenizer", "config", "generation_config", "max_model_len", "edit", "scan", "name")
 PSEUDO = ("logits", "samples")
 _CUTOFF = 0.5
@@ -32,10 +33,15 @@ class Node:
     pseudo: dict[str, Node] = field(default_factory=dict)  # locations of the model that are no modules
     not_applied: str = ""  # why a block cannot apply it to values; "" if it can
     model: str = ""  # of the root: which model it is, the same for every description of it
+    canonical: bool = False  # stands beside the modules: the same names under every architecture
+    values: dict[str, str] = field(default_factory=dict)  # of a canonical node: its values' shapes
+    refused: dict[str, str] = field(default_factory=dict)  # of a canonical node: why this model does not have a value
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names on its envoy that are not modules."""
+        if self.canonical:
+            return (*CANONICAL_WORDS, *self.values)
         return MODULE_WORDS if self.path else MODULE_WORDS + MODEL_WORDS
 
     @property
@@ -51,6 +57,9 @@ class Node:
         """
         if isinstance(key, int):
             return self._item(key)
+        if key in self.refused:
+            location = f"{self.path}.{key}"
+            raise UnknownLocation(f"{location} cannot be given: {self.refused[key]}", location=location)
         found = self.children.get(key) or self.pseudo.get(key)
         if found is None:
             raise self._unknown(key)
@@ -82,9 +91,10 @@ class Node:
         known = [*self.children, *self.pseudo, *self.words]
         near = difflib.get_close_matches(name, known, n=3, cutoff=_CUTOFF)
         deeper = [node.path for node in self.walk() if node is not self and node.path.rpartition(".")[2] == name]
+        deeper += [f"{node.path}.{name}" for node in self.walk() if name in node.values]
         suggestions = [*near, *deeper[: 3 - len(near)]]
-        has = ", ".join(_ranges(list(self.children))) or "no modules of its own"
-        message = f"{self.shown} ({self.class_name}) has no module {name!r}; "
+        has = ", ".join([*self.values, *_ranges(list(self.children))]) or "no modules of its own"
+        message = f"{self.shown} ({self.class_name}) has no {'value' if self.canonical else 'module'} {name!r}; "
         message += did_you_mean(suggestions) if suggestions else f"it has {has}"
         location = f"{self.path}.{name}" if self.path else name
         return UnknownLocation(message, location=location, suggestions=suggestions)
@@ -98,7 +108,8 @@ class Node:
     def lines(self) -> list[str]:
         """Return the tree as torch prints it; runs of equal numbered children are one entry."""
         head = ", ".join(part for part in (self.detail, *self.parameters) if part)
-        entries: list[tuple[str, list[str]]] = []
+        entries = [(name, [shape]) for name, shape in self.values.items()]
+        entries += [(name, ["not in this model"]) for name in self.refused]
         for name, child in [*self.children.items(), *self.pseudo.items()]:
             entries.append((name, child.lines()))
         if not entries:
@@ -143,7 +154,21 @@ def tree_of(description: model_pb2.ModelDescription) -> Node:
         nodes[module.path] = node
         nodes.get(parent, root).children[name] = node
     root.pseudo = {name: Node(name, "Location") for name in PSEUDO if name not in root.children}
+    _add_canonical(root, description.canonical)
     return root
+
+
+def _add_canonical(root: Node, described: Iterable[model_pb2.CanonicalNode]) -> None:
+    nodes: dict[str, Node] = {}
+    for one in described:
+        node = nodes[one.path] = Node(one.path, one.title, canonical=True, not_applied=one.not_applied)
+        for value in one.values:
+            (node.refused if value.refusal else node.values)[value.name] = value.refusal or value.shape
+        parent, _, name = one.path.rpartition(".")
+        if parent in nodes:
+            nodes[parent].children[name] = node
+        elif name not in root.children:
+            root.pseudo[name] = node
 
 
 def _parameter(parameter: model_pb2.Parameter) -> str:
@@ -214,6 +239,8 @@ class Envoy:
     def __getattr__(self, name: str) -> Envoy:
         if name.startswith("_"):  # probes of notebooks and of copy, pickle …
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in self._node.values:
+            raise self._outside(name)
         return Envoy(self._node.child(name), self._tree)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -59,25 +59,45 @@ class Shape:
 def _llama(shape: Shape) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
+    return LlamaConfig(**_usual(shape), tie_word_embeddings=False)
+
+
+def _qwen3(shape: Shape) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**_usual(shape), tie_word_embeddings=True)
+
+
+def _gemma2(shape: Shape) -> Any:
+    from transformers import Gemma2Config
+
+    return Gemma2Config(**_usual(shape), **_windows(shape), query_pre_attn_scalar=2 * shape.head_size)
+
+
+def _gemma3(shape: Shape) -> Any:
+    from transformers import Gemma3TextConfig
+
+    return Gemma3TextConfig(**_usual(shape), **_windows(shape), query_pre_attn_scalar=2 * shape.head_size)
+
+
+def _olmoe(shape: Shape) -> Any:
+    from transformers import OlmoeConfig
+
+    return OlmoeConfig(**_usual(shape, _divided(shape)), num_experts=8, num_experts_per_tok=2)
+
+
+def _qwen3_moe(shape: Shape) -> Any:
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(
+        **_usual(shape), num_experts=8, num_experts_per_tok=2, moe_intermediate_size=shape.hidden, norm_topk_prob=True
     )
 
 
 def _gpt2(shape: Shape) -> Any:
     from transformers import GPT2Config
 
-    if shape.hidden != shape.heads * shape.head_size:
-        raise ValueError(
-            f"gpt2's heads are hidden / heads wide, 32 or more: not so with {shape.hidden} / {shape.heads}"
-        )
+    _divided(shape)
     return GPT2Config(
         n_layer=shape.layers,
         n_embd=shape.hidden,
@@ -87,22 +107,70 @@ def _gpt2(shape: Shape) -> Any:
     )
 
 
-def _qwen3(shape: Shape) -> Any:
-    from transformers import Qwen3Config
+def _gptj(shape: Shape) -> Any:
+    from transformers import GPTJConfig
 
-    return Qwen3Config(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
+    return GPTJConfig(
+        n_layer=shape.layers,
+        n_embd=shape.hidden,
+        n_head=shape.heads,
+        n_positions=shape.context,
+        n_inner=2 * shape.hidden,
+        rotary_dim=_divided(shape) // 2,
     )
 
 
-ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {"llama": _llama, "gpt2": _gpt2, "qwen3": _qwen3}
+def _opt(shape: Shape) -> Any:
+    from transformers import OPTConfig
+
+    _divided(shape)
+    return OPTConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        word_embed_proj_dim=shape.hidden,
+        ffn_dim=2 * shape.hidden,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=shape.context,
+    )
+
+
+def _usual(shape: Shape, head_size: int = 0) -> dict[str, Any]:
+    """Return the sizes by the names that llama's descendants share."""
+    return {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": head_size or shape.head_size,
+        "max_position_embeddings": shape.context,
+    }
+
+
+def _windows(shape: Shape) -> dict[str, Any]:
+    """Return gemma's alternation of layers that see a short window with layers that see everything."""
+    kinds = ["sliding_attention", "full_attention"]
+    return {"layer_types": [kinds[i % 2] for i in range(shape.layers)], "sliding_window": 8}
+
+
+def _divided(shape: Shape) -> int:
+    """Return the head size of an architecture that divides its width among its heads."""
+    if shape.hidden != shape.heads * shape.head_size:
+        raise ValueError(f"the heads are hidden / heads wide, 32 or more: not so with {shape.hidden} / {shape.heads}")
+    return shape.head_size
+
+
+ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+    "gptj": _gptj,
+    "llama": _llama,
+    "olmoe": _olmoe,
+    "opt": _opt,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}
 
 
 def write_demo_model(path: Path, arch: str = "llama", shape: Shape = Shape(), seed: int = 0) -> Path:
@@ -191,11 +259,10 @@ def _model(config: Any, seed: int, rare: list[int]) -> Any:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=random)
-            if parameter.ndim == 1:  # the weights of norms are around one, biases around zero
-                middle = 0.0 if name.endswith("bias") else 1.0
-                parameter.copy_(middle + 0.1 * noise)
+            if parameter.ndim == 1:  # norms and biases are around what the architecture starts them with
+                parameter.copy_(parameter.mean() + 0.1 * noise)
             else:
                 # Logits of standard deviation two: a clear winner and a long tail.
                 gain = 2.0 if parameter is head else 1.0

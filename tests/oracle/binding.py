@@ -39,16 +39,25 @@ class Bindings:
         self.visit = visit
         self.locations: list[Location] = []
         self._handles: list[RemovableHandle] = []
+        self._patched: list[tuple[Any, str, Any]] = []
 
     def remove(self) -> None:
         """Take every hook off again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for owner, name, original in reversed(self._patched):
+            setattr(owner, name, original)
+        self._patched.clear()
 
     def add(self, path: str, kind: Kind, sharding: Sharding) -> None:
         """Say that a hook serves a location."""
         self.locations.append(Location(path, kind, sharding))
+
+    def patch(self, owner: Any, name: str, new: Any) -> None:
+        """Replace a function that is no module, until `remove`."""
+        self._patched.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
 
     def before(self, module: nn.Module, hook: Any) -> None:
         """Register `hook(module, args)` ahead of a module's forward."""

@@ -22,6 +22,7 @@ Sharding = Literal[
     "heads",
     "embedding",
     "logits",
+    "view",
 ]
 
 

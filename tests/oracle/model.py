@@ -9,21 +9,24 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tests.oracle import gpt2, llama
+from tests.oracle import gpt2, llama, views
 from tests.oracle.binding import Bindings, Visit
 from tests.oracle.location import Edit, Kind, Location, Reference, copy_of, layout_of, write_into
 
-BINDERS: dict[str, Callable[[Any, Bindings], None]] = {"gpt2": gpt2.bind, "llama": llama.bind, "qwen3": llama.bind}
+Binder = Callable[[Any, Bindings], None]
+BINDERS: dict[str, Binder] = {"gpt2": gpt2.bind, "llama": llama.bind, "qwen3": llama.bind}
 
 
 class Oracle:
     """A checkpoint in transformers, float32, with eager attention.
 
     Args:
-        checkpoint: the directory of a gpt2, llama or qwen3 model.
+        checkpoint: the model's directory.
+        canonical: report values under their canonical names ("blocks.1.attn.z") instead of vLLM's modules.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, canonical: bool = False) -> None:
+        self._canonical = canonical
         self.config = AutoConfig.from_pretrained(checkpoint)
         self.model = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, attn_implementation="eager"
@@ -50,7 +53,7 @@ class Oracle:
         """
         reference = Reference()
         visit = _Recorder(reference, edits)
-        bindings = _bind(self.model, visit)
+        bindings = _bind(self.model, visit, self._canonical)
         try:
             cache = DynamicCache(config=self.config)
             ids = list(prompt_ids)
@@ -68,16 +71,19 @@ class Oracle:
         return reference
 
 
-def locations(checkpoint: Path) -> list[Location]:
-    """Return every location of a checkpoint that can be compared and edited, in the order of execution."""
+def locations(checkpoint: Path, canonical: bool = False) -> list[Location]:
+    """Return every location of a checkpoint that can be compared, in the order of execution; see `Oracle`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
-    return _bind(model, lambda path, kind, value: value).locations
+    bindings = _bind(model, lambda path, kind, value: value, canonical)
+    bindings.remove()
+    return bindings.locations
 
 
-def _bind(model: Any, visit: Visit) -> Bindings:
+def _bind(model: Any, visit: Visit, canonical: bool) -> Bindings:
     bindings = Bindings(visit)
-    BINDERS[model.config.model_type](model, bindings)
+    binder = views.bind if canonical else BINDERS[model.config.model_type]
+    binder(model, bindings)
     # The head is applied to the last row alone, after the module tree: its value is served by the generation loop.
     bindings.add("logits", "output", "logits")
     return bindings

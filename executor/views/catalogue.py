@@ -1,0 +1,305 @@
+"""The canonical tree of a served model: `model.blocks[i]`, `model.embed`, `model.final_norm`, `model.unembed`.
+
+Everything is found by the engine's layer classes, by the model's configuration and by recorded dummy forwards, never by an
+architecture's or a module's name. What cannot be established becomes a value that refuses, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from executor.served import Path
+from executor.shards import Layouts
+from executor.tree import LOGITS, ModuleTree, Node
+from executor.views.experts import Chosen
+from executor.views.heads import Heads, find_heads
+from executor.views.mlp import MLP, find_mlp
+from executor.views.pattern import PATTERN, AttentionPattern, Pattern
+from executor.views.probe import Recording, multiple, record, same
+from executor.views.stream import Place, StreamFinder
+from executor.views.view import Part, Stream, Unreachable
+
+ROOTS = ("blocks", "embed", "final_norm", "unembed")
+
+
+def add_views(tree: ModuleTree, config: Any, run: Callable[[], object]) -> None:
+    """Find a model's canonical values and hang them into its tree, beside the raw modules.
+
+    A model whose own root has a module of one of these names keeps it, and gets no canonical tree.
+
+    Args:
+        tree: the modules, with their order recorded.
+        config: the model's configuration, of its text part.
+        run: runs a dummy forward.
+    """
+    if any(name in tree.root.children for name in ROOTS):
+        return
+    recording = record(tree.paths, run)
+    layers = _layers(tree, recording)
+    if not layers:
+        return
+    finder = StreamFinder(recording, config.hidden_size)
+    builder = _Builder(tree, recording, finder, config.hidden_size)
+    blocks = _node("blocks", "Blocks")
+    for i, (layer, kernels) in enumerate(layers):
+        blocks.children[str(i)] = builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
+    builder.check_middles(run)
+    tree.pseudo["blocks"] = blocks
+    tree.pseudo["embed"] = builder.embed(layers[0][0])
+    tree.pseudo["final_norm"] = builder.final_norm(layers[-1][0])
+    tree.pseudo["unembed"] = builder.unembed()
+
+
+def _node(path: str, title: str) -> Node:
+    return Node(path, None, Layouts(path, nn.Identity(), 1), title=title)
+
+
+def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]]]:
+    """Return the decoder layers in order, each with the attention kernels in it.
+
+    They are the items of the outermost module list whose items hold attention layers that the forward runs.
+    """
+    lists: dict[str, dict[str, list[str]]] = {}
+    for path, node in tree.nodes.items():
+        if not isinstance(node.module, AttentionLayerBase) or recording.at(path, "output") is None:
+            continue
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            above = ".".join(parts[:end])
+            if isinstance(tree.nodes[above].module, nn.ModuleList):
+                lists.setdefault(above, {}).setdefault(f"{above}.{parts[end]}", []).append(path)
+                break
+    if not lists:
+        return []
+    found = max(lists, key=lambda above: len(lists[above]))
+    items = [node.path for node in tree.nodes[found].children.values() if recording.at(node.path, "output")]
+    return [(item, lists[found].get(item, [])) for item in items]
+
+
+class _Builder:
+    """Makes canonical nodes from what is found."""
+
+    def __init__(self, tree: ModuleTree, recording: Recording, finder: StreamFinder, width: int) -> None:
+        self._tree = tree
+        self._recording = recording
+        self._finder = finder
+        self._width = width
+        self._middles: list[tuple[Node, Place, list[str], Place]] = []
+
+    def block(self, path: str, name: str, layer: str, kernels: list[str]) -> Node:
+        """Return the node of one layer."""
+        node = _node(path, "Block")
+        pre, post = (self._finder.boundary(layer, kind) for kind in ("input", "output"))
+        children = [child.path for child in self._tree.nodes[layer].children.values()]
+        self._stream(node, name, "resid_pre", pre)
+        heads = None
+        if len(kernels) == 1:
+            heads = find_heads(self._tree, self._recording, self._tree.nodes[kernels[0]], layer)
+            part = next((child for child in children if (kernels[0] + ".").startswith(child + ".")), layer)
+            middle = self._finder.middle(layer, children, part, post)
+            if not middle.why:
+                self._middles.append((node, middle, children, post))
+        else:
+            middle = Place(why=f"the layer has {len(kernels)} attention kernels")
+        self._stream(node, name, "resid_mid", middle)
+        self._stream(node, name, "resid_post", post)
+        node.children["attn"] = self._attention(f"{path}.attn", f"{name}.attn", heads)
+        mlp = find_mlp(self._tree, self._recording, layer, heads.path if heads is not None else layer)
+        node.children["mlp"] = self._mlp(f"{path}.mlp", f"{name}.mlp", mlp)
+        return node
+
+    def _stream(self, node: Node, name: str, attribute: str, place: Place) -> None:
+        name = f"{name}.{attribute}"
+        if place.why:
+            node.views[attribute] = Unreachable(name, node.path, node, "output", "", why=place.why)
+            return
+        raw = self._tree.nodes[place.path]
+        node.views[attribute] = Stream(name, node.path, raw, place.kind, f"[tokens, {self._width}]", at=place.at)
+
+    def check_middles(self, run: Callable[[], object]) -> None:
+        """Change the stream in the middle of every layer in a second dummy forward; refuse those where it has no effect.
+
+        The residual connection must go on with the changed value, not with one that it holds elsewhere.
+        """
+        places = {place.path: place for _, place, _, _ in self._middles}
+
+        def change(path: str, inputs: Any) -> None:
+            place = places.get(path)
+            for at in place.at if place is not None else ():
+                tensor = inputs
+                for key in at:
+                    tensor = tensor[key]
+                tensor += torch.linspace(-1, 1, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
+
+        changed = record(self._tree.paths, run, change)
+        finder = StreamFinder(changed, self._width)
+        for node, place, children, post in self._middles:
+            if not finder.completes(place, children, post, changed):
+                name = node.views["resid_mid"].name
+                why = f"the engine holds the stream elsewhere when {place.path} begins, so a change would be lost"
+                node.views["resid_mid"] = Unreachable(name, node.path, node, "output", "", why=why)
+
+    def _attention(self, path: str, name: str, heads: Heads | None) -> Node:
+        node = _node(path, "Attention")
+        if heads is None or not isinstance(heads.kernel.module, Attention):
+            for attribute in ("q", "k", "v", "rot_q", "rot_k", "pattern", "z"):
+                self._refuse(node, name, attribute, "this layer does not have one attention kernel of the usual kind")
+            return node
+        width, value_width = heads.widths
+        if heads.projection is None:
+            for attribute in ("q", "k", "v", "rot_q", "rot_k", "pattern", "z"):
+                self._refuse(node, name, attribute, heads.why)
+            return node
+        queries, keys = heads.counts
+        start = 0
+        for attribute, count, size in (("q", queries, width), ("k", keys, width), ("v", keys, value_width)):
+            columns = (start, start + count * size)
+            start = columns[1]
+            self._part(node, name, attribute, heads.projection, "output", (0,), columns, (count, size))
+        self._part(node, name, "rot_q", heads.kernel, "input", (0, 0), None, (queries, width))
+        self._part(node, name, "rot_k", heads.kernel, "input", (0, 1), None, (keys, width))
+        shape = f"[{queries}, tokens, keys]"
+        node.views["pattern"] = Pattern(f"{name}.pattern", path, heads.kernel, PATTERN, shape)
+        heads.kernel.computed[PATTERN] = AttentionPattern(heads.kernel)
+        self._tree.place_before(heads.kernel.path, "output", PATTERN)
+        if heads.out is None:
+            self._refuse(node, name, "z", "no projection of the heads' outputs could be found")
+        else:
+            self._part(node, name, "z", heads.out, "input", (0, 0), None, (queries, value_width))
+        return node
+
+    def _mlp(self, path: str, name: str, mlp: MLP) -> Node:
+        node = _node(path, "MLP" if mlp.experts is None else "MixtureOfExperts")
+        for attribute, found, why in (("gate", mlp.gate, mlp.why_gate), ("up", mlp.up, mlp.why_up)):
+            if found is None:
+                self._refuse(node, name, attribute, why)
+            else:
+                self._part(node, name, attribute, found[0], "output", (0,), found[1], None)
+        if mlp.down is None:
+            self._refuse(node, name, "act", mlp.why_down)
+        else:
+            self._part(node, name, "act", mlp.down, "input", (0, 0), None, None)
+        if mlp.experts is not None:
+            self._experts(node, name, mlp)
+        return node
+
+    def _experts(self, node: Node, name: str, mlp: MLP) -> None:
+        if mlp.router is None:
+            for attribute in ("router_logits", "experts", "expert_weights"):
+                self._refuse(node, name, attribute, "the layer that the experts are chosen by could not be found")
+            return
+        self._part(node, name, "router_logits", mlp.router, "output", (0,), None, None)
+        runner: Any = mlp.experts.module if mlp.experts is not None else None
+        top = runner.moe_config.experts_per_token
+        for attribute, item in (("expert_weights", 0), ("experts", 1)):
+            node.views[attribute] = Chosen(
+                f"{name}.{attribute}",
+                node.path,
+                mlp.router,
+                "output",
+                f"[tokens, {top}]",
+                runner=runner,
+                item=item,
+            )
+
+    def _part(
+        self,
+        node: Node,
+        name: str,
+        attribute: str,
+        raw: Node,
+        kind: str,
+        at: Path,
+        columns: tuple[int, int] | None,
+        heads: tuple[int, int] | None,
+    ) -> None:
+        event = self._recording.at(raw.path, kind)
+        found = [path for path in (event.tensors if event is not None else ()) if kind == "output" or len(path) == 2]
+        if kind == "output" and found == [()]:
+            at = ()
+        elif at not in found and found and kind == "input":
+            at = found[0]
+        tensor = event.tensors.get(at) if event is not None else None
+        if tensor is None or tensor.dim() != 2:
+            self._refuse(node, name, attribute, f"{raw.path}.{kind} is not rows of numbers; use it as it is")
+            return
+        parts = [str(part) for part in heads] if heads is not None else [str(self._columns(raw, kind, columns))]
+        node.views[attribute] = Part(
+            f"{name}.{attribute}",
+            node.path,
+            raw,
+            kind,
+            f"[tokens, {', '.join(parts)}]",
+            at=at,
+            columns=columns,
+            heads=heads,
+        )
+
+    @staticmethod
+    def _columns(raw: Node, kind: str, columns: tuple[int, int] | None) -> int:
+        if columns is not None:
+            return columns[1] - columns[0]
+        module: Any = raw.module
+        return int(module.output_size if kind == "output" else module.input_size)
+
+    @staticmethod
+    def _refuse(node: Node, name: str, attribute: str, why: str) -> None:
+        node.views[attribute] = Unreachable(f"{name}.{attribute}", node.path, node, "output", "", why=why)
+
+    def embed(self, first: str) -> Node:
+        """Return the token embeddings, as they enter the stream: with the architecture's own scale."""
+        node = _node("embed", "Embedding")
+        begins = self._finder.boundary(first, "input")
+        stream = begins.value(self._recording)
+        for path, raw in self._tree.nodes.items():
+            made = self._recording.at(path, "output")
+            if isinstance(raw.module, ParallelLMHead) or not isinstance(raw.module, VocabParallelEmbedding):
+                continue
+            rows = made.tensors.get(()) if made is not None else None
+            if rows is None:
+                continue
+            factor = multiple(stream, rows) if stream is not None else None
+            if factor is not None and not same(stream, rows):
+                self._stream(node, "embed", "output", begins)
+            else:
+                shape = f"[tokens, {rows.shape[-1]}]"
+                node.views["output"] = Part("embed.output", "embed", raw, "output", shape)
+            return node
+        self._refuse(node, "embed", "output", "no token embedding could be found")
+        return node
+
+    def final_norm(self, last: str) -> Node:
+        """Return the norm between the last layer and the unembedding."""
+        node = _node("final_norm", "Norm")
+        post = self._finder.boundary(last, "output")
+        stream, ended = post.value(self._recording), self._recording.at(last, "output")
+        for begun in self._recording.after(ended.index, "input") if ended is not None and stream is not None else ():
+            rows = begun.rows(self._width)
+            made = self._recording.at(begun.path, "output")
+            if not 1 <= len(rows) <= 2 or made is None or stream is None or not same(sum(rows.values()), stream):
+                continue
+            results = [at for at, tensor in made.rows(self._width).items() if not same(tensor, stream)]
+            if len(results) != 1:
+                continue
+            shape, raw = f"[tokens, {self._width}]", self._tree.nodes[begun.path]
+            node.applies = raw
+            node.views["input"] = Stream("final_norm.input", "final_norm", raw, "input", shape, at=tuple(rows))
+            node.views["output"] = Part("final_norm.output", "final_norm", raw, "output", shape, at=results[0])
+            return node
+        for attribute in ("input", "output"):
+            self._refuse(node, "final_norm", attribute, "no norm after the last layer could be found")
+        return node
+
+    def unembed(self) -> Node:
+        """Return the unembedding, whose output is the logits that the next token is chosen from."""
+        node = _node("unembed", "Unembedding")
+        node.applies = logits = self._tree.pseudo[LOGITS]
+        node.views["output"] = Part("unembed.output", "unembed", logits, "output", "[1, vocabulary]")
+        return node

@@ -1,0 +1,43 @@
+"""Which experts a mixture-of-experts layer chooses, computed from the router's logits by the layer's own router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from executor.served import Served
+from executor.views.view import View, tensor_at
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen(View):
+    """The experts of each token, or their weights; from the router's logits as they are when it is read.
+
+    Attributes:
+        runner: the module that runs the experts; it knows how they are chosen.
+        item: 0 for the weights, 1 for the experts' numbers.
+    """
+
+    runner: Any
+    item: int
+
+    def read(self, served: Served) -> torch.Tensor:
+        logits: torch.Tensor = tensor_at(served.value, (0,))
+
+        def choose() -> torch.Tensor:
+            # Routers use the hidden states for their number of rows alone.
+            rows = torch.empty(
+                logits.shape[0], self.runner.moe_config.hidden_dim, dtype=logits.dtype, device=logits.device
+            )
+            chosen = self.runner.router.select_experts(hidden_states=rows, router_logits=logits.detach().clone())
+            return chosen[self.item].clone()
+
+        return served.derive(self, [logits], choose, self._put)
+
+    def write(self, served: Served, value: object) -> NoReturn:
+        raise self.read_only("change router_logits")
+
+    def _put(self, before: torch.Tensor, now: torch.Tensor) -> NoReturn:
+        raise self.read_only("change router_logits, or clone the value before you work on it")

@@ -1,0 +1,118 @@
+"""Finds the parts of a layer's MLP: gate and up projections, the activation's result, or a router and its experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+
+from executor.tree import ModuleTree, Node
+from executor.views.probe import Recording, same
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A layer's MLP.
+
+    Attributes:
+        gate, up: a projection and the columns of its whole output; None if there is none.
+        down: the projection back to the stream.
+        router: of a mixture of experts, the layer that gives the experts' logits.
+        experts: of a mixture of experts, the module that runs them.
+        why_gate, why_up, why_down: what is said of those that are missing.
+    """
+
+    gate: tuple[Node, tuple[int, int] | None] | None = None
+    up: tuple[Node, tuple[int, int] | None] | None = None
+    down: Node | None = None
+    router: Node | None = None
+    experts: Node | None = None
+    why_gate: str = ""
+    why_up: str = ""
+    why_down: str = ""
+
+
+_FUSED = "the experts run fused in one kernel, so no expert's own activations exist; use mlp.router_logits"
+
+
+def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str) -> MLP:
+    """Return the MLP of a layer, whose attention lies at another path."""
+    nodes = [
+        node
+        for name, node in tree.nodes.items()
+        if name.startswith(layer + ".") and not (name + ".").startswith(attention + ".")
+    ]
+    experts = [node for node in nodes if isinstance(node.module, MoERunner)]
+    if experts:
+        return MLP(
+            router=_router(recording, nodes, experts[0]),
+            experts=experts[0],
+            why_gate=_FUSED,
+            why_up=_FUSED,
+            why_down=_FUSED,
+        )
+    ran = [node for node in nodes if recording.at(node.path, "output") is not None]
+    into = [
+        node
+        for node in ran
+        if isinstance(node.module, ColumnParallelLinear) and not isinstance(node.module, QKVParallelLinear)
+    ]
+    back = [node for node in ran if isinstance(node.module, RowParallelLinear)]
+    if len(into) != 1 or len(back) != 1:
+        why = f"the layer has {len(into)} projections into an MLP and {len(back)} out of one; use their own paths"
+        return MLP(why_gate=why, why_up=why, why_down=why)
+    return _dense(tree, recording, into[0], back[0])
+
+
+def _dense(tree: ModuleTree, recording: Recording, into: Node, back: Node) -> MLP:
+    module = into.module
+    assert isinstance(module, ColumnParallelLinear)
+    if not isinstance(module, MergedColumnParallelLinear):
+        return MLP(up=(into, None), down=back, why_gate="this architecture's MLP has no gate; use mlp.up and mlp.act")
+    order = _gate_first(tree, recording, into) if len(module.output_sizes) == 2 else None
+    if order is None:
+        why = f"which columns of {into.path} are the gate could not be established; use {into.path}.output[0]"
+        return MLP(down=back, why_gate=why, why_up=why)
+    first, second = module.output_sizes
+    left, right = (into, (0, first)), (into, (first, first + second))
+    return MLP(gate=left if order else right, up=right if order else left, down=back)
+
+
+def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | None:
+    """Whether the gate is the left half: the activation is proportional to the other half, and not to the gate."""
+    made = recording.at(into.path, "output")
+    merged = made.tensors.get((0,)) if made is not None else None
+    if made is None or merged is None:
+        return None
+    for begun in recording.after(made.index, "input"):
+        given, module = begun.tensors.get((0, 0)), tree.nodes[begun.path].module
+        if given is None or given.shape != merged.shape or not torch.equal(given, merged) or module is None:
+            continue
+        left, right = torch.randn_like(merged).chunk(2, dim=-1)
+        plain = module(torch.cat([left, right], dim=-1))
+        if not isinstance(plain, torch.Tensor):
+            continue
+        linear_in_right = same(module(torch.cat([left, 2 * right], dim=-1)), 2 * plain)
+        linear_in_left = same(module(torch.cat([2 * left, right], dim=-1)), 2 * plain)
+        if linear_in_left != linear_in_right:
+            return linear_in_right
+    return None
+
+
+def _router(recording: Recording, nodes: list[Node], experts: Node) -> Node | None:
+    """Return the layer whose result is what the experts are chosen by."""
+    assert isinstance(experts.module, MoERunner)
+    count = experts.module.moe_config.num_logical_experts
+    for node in nodes:
+        made = recording.at(node.path, "output")
+        logits = made.tensors.get((0,)) if made is not None else None
+        if logits is not None and logits.dim() == 2 and logits.shape[1] == count:
+            return node
+    return None

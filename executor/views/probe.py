@@ -1,0 +1,136 @@
+"""A recorded dummy forward: what went into every module and what came out, for discovery to reason about.
+
+The dummy step computes no attention (there is nothing to attend to), so the outputs of attention kernels are filled with
+noise. Everything else is the model's own arithmetic on its own weights: relations that hold between the recorded
+tensors (this is the sum of those two, that is this one's left half) hold because the model computes them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+from executor.served import Path
+
+
+@dataclass(frozen=True)
+class Event:
+    """A module begins (`value` is its `(args, kwargs)`) or ends (`value` is what it returned).
+
+    Attributes:
+        tensors: copies of the tensors in the value, as they were then, by their path of keys.
+    """
+
+    index: int
+    path: str
+    kind: str
+    value: Any
+    tensors: dict[Path, torch.Tensor]
+
+    def rows(self, width: int) -> dict[Path, torch.Tensor]:
+        """Return those tensors that are floating-point rows [tokens, width]."""
+        return {
+            path: tensor
+            for path, tensor in self.tensors.items()
+            if tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] == width
+        }
+
+
+class Recording:
+    """The events of one forward."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events = events
+        self._first = {(event.path, event.kind): event for event in reversed(events)}
+
+    def at(self, path: str, kind: str) -> Event | None:
+        """Return when a module first began ("input") or ended ("output")."""
+        return self._first.get((path, kind))
+
+    def after(self, index: int, kind: str) -> Iterator[Event]:
+        """Iterate over later events of a kind."""
+        return (event for event in self.events[index + 1 :] if event.kind == kind)
+
+
+def record(
+    paths: dict[torch.nn.Module, str],
+    run: Callable[[], object],
+    change: Callable[[str, Any], None] = lambda path, inputs: None,
+) -> Recording:
+    """Run a dummy forward and record it.
+
+    Args:
+        paths: the model's modules.
+        run: runs the forward.
+        change: called with every module's path and `(args, kwargs)` before it runs; may change the tensors in place. What
+            is recorded is what they are afterwards.
+    """
+    events: list[Event] = []
+    noise = torch.Generator().manual_seed(0)
+
+    def note(path: str, kind: str, value: Any) -> None:
+        tensors = {at: tensor.detach().clone() for at, tensor in _tensors(value, ())}
+        events.append(Event(len(events), path, kind, value, tensors))
+
+    def before(path: str, args: Any, kwargs: Any) -> None:
+        change(path, (args, kwargs))
+        note(path, "input", (args, kwargs))
+
+    def after(module: torch.nn.Module, path: str, output: Any) -> None:
+        if isinstance(module, AttentionLayerBase) and isinstance(output, torch.Tensor):
+            output.copy_(torch.randn(output.shape, generator=noise).to(output.device, output.dtype))
+        note(path, "output", output)
+
+    handles: list[Any] = []
+    try:
+        for module, path in paths.items():
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda _, args, kwargs, path=path: before(path, args, kwargs), with_kwargs=True
+                )
+            )
+            handles.append(
+                module.register_forward_hook(lambda module, _, output, path=path: after(module, path, output))
+            )
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Recording(events)
+
+
+def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            yield from _tensors(item, (*path, i))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _tensors(item, (*path, name))
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two recorded tensors agree, up to rounding in their own precision."""
+    if a.shape != b.shape or a.numel() == 0:
+        return False
+    exact = a.dtype in (torch.float32, torch.float64)
+    scale = float(b.float().abs().max())
+    tolerance = (1e-5 if exact else 3e-2) * max(scale, 1e-12)
+    return bool((a.float() - b.float()).abs().max() <= tolerance)
+
+
+def multiple(a: torch.Tensor, b: torch.Tensor) -> float | None:
+    """Return the number that makes `a` of `b`, if there is one other than zero."""
+    if a.shape != b.shape:
+        return None
+    x, y = a.double().flatten(), b.double().flatten()
+    norm = float(y @ y)
+    factor = float(x @ y) / norm if norm > 0 else 0.0
+    if not factor or not torch.isfinite(x).all():
+        return None
+    return factor if same((b.double() * factor).to(a.dtype), a) else None

@@ -1,0 +1,147 @@
+"""Finds the residual stream: where it enters a layer, where it lies between attention and MLP, and where it leaves.
+
+Engines fuse each addition to the stream with the norm that follows, so layers pass two tensors whose sum is the stream;
+others pass one. Which it is, and where the stream lies between a layer's halves, is read off a recorded forward: a pair is
+taken for a sum only if a later module is given both and computes their sum, and a place for the middle of a layer only if
+the layer's result is that value plus what a later part of the layer gives, also after the value was changed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from executor.served import Path
+from executor.views.probe import Event, Recording, multiple, same
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the stream can be had: the tensors whose sum it is, at a module's input or output; or why it cannot.
+
+    Attributes:
+        path, kind: of the module.
+        at: where the tensors are in the location's value.
+        why: the reason, if there is no place.
+    """
+
+    path: str = ""
+    kind: str = ""
+    at: tuple[Path, ...] = ()
+    why: str = ""
+
+    def value(self, recording: Recording) -> torch.Tensor | None:
+        """Return the stream at this place in a recording."""
+        event = recording.at(self.path, self.kind)
+        return None if event is None else _sum([event.tensors[path] for path in self.at if path in event.tensors])
+
+
+def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    whole: torch.Tensor | None = None
+    for tensor in tensors:
+        whole = tensor if whole is None else whole + tensor
+    return whole
+
+
+class StreamFinder:
+    """Reads the stream's places off a recording.
+
+    Args:
+        recording: a recorded forward.
+        width: of the stream.
+    """
+
+    def __init__(self, recording: Recording, width: int) -> None:
+        self._recording = recording
+        self._width = width
+
+    def boundary(self, path: str, kind: str) -> Place:
+        """Return the stream at a layer's input or output."""
+        event = self._recording.at(path, kind)
+        if event is None:
+            return Place(why="the forward pass does not call this layer")
+        rows = event.rows(self._width)
+        if len(rows) == 1:
+            return Place(path, kind, tuple(rows))
+        if len(rows) == 2 and self._added_later(event, list(rows.values())):
+            return Place(path, kind, tuple(rows))
+        return Place(
+            why=f"the layer's {kind} has {len(rows)} tensors of the model's width, and their sum is computed nowhere; "
+            f"use {path}.{kind}"
+        )
+
+    def _added_later(self, event: Event, pair: list[torch.Tensor]) -> bool:
+        """Whether a later module is given both tensors and returns their sum."""
+        for begun in self._recording.after(event.index, "input"):
+            given = list(begun.rows(self._width).values())
+            taken = len(given) == 2 and all(any(torch.equal(one, other) for other in given) for one in pair)
+            if taken and self._gives_sum(begun.path, pair):
+                return True
+        return False
+
+    def middle(self, layer: str, children: list[str], attention: str, post: Place) -> Place:
+        """Return the stream between a layer's attention and what follows it.
+
+        Args:
+            layer: the layer's path.
+            children: the paths of its parts.
+            attention: the part that holds the attention.
+            post: the stream at the layer's output.
+        """
+        recording = self._recording
+        ended = recording.at(attention, "output")
+        result = post.value(recording)
+        if ended is None or result is None:
+            return Place(why=post.why or f"the forward pass does not call {attention}")
+        for child in children:
+            place = self._candidate(recording.at(child, "input"), ended.index)
+            if place is not None and self.completes(place, children, post, recording):
+                return place
+        return Place(why=self._no_middle(layer, children, ended, result))
+
+    def _candidate(self, event: Event | None, after: int) -> Place | None:
+        if event is None or event.index < after:
+            return None
+        rows = event.rows(self._width)
+        if len(rows) == 1:
+            return Place(event.path, "input", tuple(rows))
+        if len(rows) == 2 and self._gives_sum(event.path, list(rows.values())):
+            return Place(event.path, "input", tuple(rows))
+        return None
+
+    def _gives_sum(self, path: str, pair: list[torch.Tensor]) -> bool:
+        ended = self._recording.at(path, "output")
+        return ended is not None and any(same(one, pair[0] + pair[1]) for one in ended.rows(self._width).values())
+
+    def completes(self, place: Place, children: list[str], post: Place, recording: Recording) -> bool:
+        """Whether a layer's result is the stream at a place plus (a multiple of) what a later part of it gives."""
+        begun, stream, result = recording.at(place.path, "input"), place.value(recording), post.value(recording)
+        if begun is None or stream is None or result is None:
+            return False
+        for child in children:
+            ended = recording.at(child, "output")
+            if ended is None or ended.index < begun.index:
+                continue
+            if any(multiple(result - stream, given) is not None for given in ended.rows(self._width).values()):
+                return True
+        return False
+
+    def _no_middle(self, layer: str, children: list[str], attention: Event, result: torch.Tensor) -> str:
+        """Say why a layer has no middle: in a parallel layer nothing is given the stream with the attention's result."""
+        pre = self.boundary(layer, "input").value(self._recording)
+        gives, takes = [], []
+        for child in children:
+            begun, ended = self._recording.at(child, "input"), self._recording.at(child, "output")
+            if child != attention.path and begun is not None and ended is not None:
+                takes += [*begun.rows(self._width).values(), *ended.rows(self._width).values()]
+                gives += list(ended.rows(self._width).values())
+        mine = list(attention.rows(self._width).values())
+        summed = pre is not None and any(same(result, pre + one + other) for one in mine for other in gives)
+        if pre is not None and summed and not any(same(one, pre + other) for one in takes for other in mine):
+            return (
+                "this architecture runs attention and MLP in parallel, so there is no stream between them; use resid_pre "
+                "and resid_post"
+            )
+        return "where the stream lies between this layer's attention and its MLP could not be established"

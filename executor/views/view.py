@@ -1,0 +1,145 @@
+"""A view is a canonical value as a function of one raw location, with a way back where it can be written.
+
+Reading a view waits for its raw location and computes it from what the block is served there; writing it changes what was
+served there. So views keep to the same order, steps and accounting as raw locations, and both can be used side by side:
+a part of a tensor (one head, the gate) is a window on the served tensor itself, and the sum of a fused residual pair is
+put back into the pair as soon as the block looks at the location again or moves on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+
+from executor.control import Refusal
+from executor.served import Path, Served, check
+from executor.tree import Node
+from interpose.v1 import trace_pb2 as pb
+
+
+@dataclass(frozen=True, eq=False)
+class View(ABC):
+    """One canonical value.
+
+    Attributes:
+        name: what a block calls it, e.g. "blocks[2].attn.z".
+        owner: the path of the canonical node that has it, e.g. "blocks.2.attn".
+        node: the raw module.
+        kind: which of its locations.
+        shape: as the documentation gives it, e.g. "[tokens, 4, 32]".
+    """
+
+    name: str
+    owner: str
+    node: Node
+    kind: str
+    shape: str
+
+    @abstractmethod
+    def read(self, served: Served) -> torch.Tensor:
+        """Return the value from what the block is served at the raw location."""
+
+    def write(self, served: Served, value: Any) -> None:
+        """Replace the value.
+
+        The new value goes into the served tensor in place: where the model holds that tensor under another name, as the
+        residual connection of a block holds the input of its norms, both see it.
+
+        Raises:
+            Refusal: the value does not fit.
+        """
+        current = self.read(served)
+        check(current, value, self.name)
+        if value is not current:
+            with torch.no_grad():
+                current.copy_(value.detach())
+
+    def read_only(self, instead: str) -> Refusal:
+        """The error for a write that the model could not go on with."""
+        return Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"{self.name} is computed for the block, the model never holds it, so it cannot be changed; {instead}",
+            location=self.name,
+        )
+
+
+def tensor_at(value: Any, path: Path) -> Any:
+    """Return the item of a served value at a path of keys."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Part(View):
+    """A tensor of the location, or columns of it, by heads where it has heads.
+
+    Attributes:
+        at: where the tensor is in the location's value.
+        columns: the first column and the one after the last; None for all.
+        heads: their number and width, if the columns are heads side by side.
+    """
+
+    at: Path = ()
+    columns: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+
+    def read(self, served: Served) -> torch.Tensor:
+        tensor: torch.Tensor = tensor_at(served.value, self.at)
+        if self.columns is not None:
+            tensor = tensor[..., self.columns[0] : self.columns[1]]
+        return tensor if self.heads is None else tensor.unflatten(-1, self.heads)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(View):
+    """The residual stream, which the engine holds as one tensor or as two whose sum it is.
+
+    A changed row of a pair is written as (0, value): the norm that follows adds the two, which gives the value exactly.
+    Rows that did not change stay as they are, both halves.
+
+    Attributes:
+        at: where the tensor, or the two, are in the location's value. The second may be None at run time: the first layer
+            gets the embeddings alone.
+    """
+
+    at: tuple[Path, ...] = field(default=((),))
+
+    def read(self, served: Served) -> torch.Tensor:
+        tensors = self._tensors(served)
+        if len(tensors) == 1:
+            return tensors[0]
+        return served.derive(
+            self, tensors, lambda: tensors[0] + tensors[1], lambda before, now: self._put(served, before, now)
+        )
+
+    def _tensors(self, served: Served) -> list[torch.Tensor]:
+        found = (tensor_at(served.value, path) for path in self.at)
+        return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+    def _put(self, served: Served, before: torch.Tensor, now: torch.Tensor) -> None:
+        changed = (before != now).any(-1)
+        added, residual = self._tensors(served)
+        added[changed] = 0
+        residual[changed] = now[changed]
+
+
+@dataclass(frozen=True, eq=False)
+class Unreachable(View):
+    """A value that this architecture does not have, or that cannot be given truthfully.
+
+    Attributes:
+        why: the reason, and what to use instead.
+    """
+
+    why: str = ""
+
+    def read(self, served: Served) -> NoReturn:
+        raise self.refusal()
+
+    def refusal(self) -> Refusal:
+        """The error for using it."""
+        return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, f"{self.name} cannot be given: {self.why}", location=self.name)

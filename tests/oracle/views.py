@@ -1,0 +1,267 @@
+"""The canonical values of a transformers model, under the names and in the shapes that this system gives them.
+
+transformers keeps the parts of every architecture apart, so each value is at one of its modules; `PARTS` says where. What
+attention multiplies and its probabilities are taken from transformers' own eager attention function, whose arguments and
+result they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.oracle.binding import Bindings, batch, rows
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where an architecture keeps its canonical values, by module names; those in a layer relative to the layer.
+
+    Attributes:
+        middle: the module that is first given the stream between attention and MLP; None if there is no such stream.
+        merged: the layer that gives q, k and v side by side; None if three layers do.
+        prescaled: whether queries are scaled before they come to the attention function.
+    """
+
+    layers: str = "model.layers"
+    embed: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    attention: str = "self_attn"
+    merged: str | None = None
+    out: str = "o_proj"
+    middle: str | None = "post_attention_layernorm"
+    gate: str | None = "mlp.gate_proj"
+    up: str | None = "mlp.up_proj"
+    down: str | None = "mlp.down_proj"
+    router: str | None = None
+    prescaled: bool = False
+
+
+_GPT = Parts(
+    "transformer.h",
+    "transformer.wte",
+    "transformer.ln_f",
+    "attn",
+    "c_attn",
+    "c_proj",
+    "ln_2",
+    None,
+    "mlp.c_fc",
+    "mlp.c_proj",
+)
+_GPTJ = Parts(
+    "transformer.h",
+    "transformer.wte",
+    "transformer.ln_f",
+    "attn",
+    None,
+    "out_proj",
+    None,
+    None,
+    "mlp.fc_in",
+    "mlp.fc_out",
+)
+_OPT = Parts(
+    layers="model.decoder.layers",
+    embed="model.decoder.embed_tokens",
+    norm="model.decoder.final_layer_norm",
+    out="out_proj",
+    middle="final_layer_norm",
+    gate=None,
+    up="fc1",
+    down="fc2",
+    prescaled=True,
+)
+_GEMMA = Parts(middle="pre_feedforward_layernorm")
+_EXPERTS = Parts(gate=None, up=None, down=None, router="mlp.gate")
+PARTS = {
+    "llama": Parts(),
+    "qwen3": Parts(),
+    "gpt2": _GPT,
+    "gptj": _GPTJ,
+    "opt": _OPT,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "olmoe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+}
+
+
+def bind(model: Any, to: Bindings) -> None:
+    """Bind every canonical value of a model, in the order of execution."""
+    parts = PARTS[model.config.model_type]
+    to.output(model.get_submodule(parts.embed), "embed.output", "view")
+    kernels: dict[nn.Module, _Kernel] = {}
+    for i, layer in enumerate(model.get_submodule(parts.layers)):
+        path = f"blocks.{i}"
+        _stream_in(layer, f"{path}.resid_pre", to)
+        _attention(layer, parts, model.config, f"{path}.attn", to, kernels)
+        if parts.middle is not None:
+            _in_place(layer.get_submodule(parts.middle), f"{path}.resid_mid", to)
+        _mlp(layer, parts, f"{path}.mlp", to)
+        _stream_out(layer, f"{path}.resid_post", to)
+    _patch_attention(next(iter(kernels)), kernels, to)
+    norm = model.get_submodule(parts.norm)
+    _stream_in(norm, "final_norm.input", to)
+    to.output(norm, "final_norm.output", "view")
+
+
+def _stream_in(module: nn.Module, path: str, to: Bindings) -> None:
+    to.add(path, "output", "view")
+    to.before(module, lambda _, args: (batch(to.visit(path, "output", rows(args[0]))), *args[1:]))
+
+
+def _in_place(module: nn.Module, path: str, to: Bindings) -> None:
+    """Bind the stream at a module's input; a change goes into the tensor that the residual connection adds to as well."""
+    to.add(path, "output", "view")
+
+    def before(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        stream = args[0].view(-1, args[0].shape[-1])
+        new = to.visit(path, "output", stream)
+        if new is not stream:
+            stream.copy_(new)
+
+    to.before(module, before)
+
+
+def _stream_out(layer: nn.Module, path: str, to: Bindings) -> None:
+    to.add(path, "output", "view")
+
+    def after(_: nn.Module, args: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        new = batch(to.visit(path, "output", rows(first)))
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    to.after(layer, after)
+
+
+def _attention(
+    layer: Any, parts: Parts, config: Any, path: str, to: Bindings, kernels: dict[nn.Module, _Kernel]
+) -> None:
+    attention = layer.get_submodule(parts.attention)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    for name in ("q", "k", "v"):
+        to.add(f"{path}.{name}", "output", "view")
+    if parts.merged is not None:
+
+        def split(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            pieces = [
+                to.visit(f"{path}.{name}", "output", piece.unflatten(-1, (heads, -1))).flatten(-2)
+                for name, piece in zip("qkv", rows(output).chunk(3, dim=-1), strict=True)
+            ]
+            return batch(torch.cat(pieces, dim=-1))
+
+        to.after(attention.get_submodule(parts.merged), split)
+    else:
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            to.after(attention.get_submodule(f"{name}_proj"), _by_heads(f"{path}.{name}", count, to))
+    scale = attention.scaling if parts.prescaled else 1.0
+    kernels[attention] = _Kernel(path, to, scale)
+    for name in ("rot_q", "rot_k", "pattern", "z"):
+        to.add(f"{path}.{name}", "output", "view")
+
+    def before_out(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        z = args[0].view(-1, args[0].shape[-1]).unflatten(-1, (heads, -1))
+        return (to.visit(f"{path}.z", "output", z).flatten(-2).view_as(args[0]),)
+
+    to.before(attention.get_submodule(parts.out), before_out)
+
+
+def _by_heads(path: str, count: int, to: Bindings) -> Callable[..., torch.Tensor]:
+    def after(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return batch(to.visit(path, "output", rows(output).unflatten(-1, (count, -1))).flatten(-2))
+
+    return after
+
+
+class _Kernel:
+    """What one layer's attention function is given and returns.
+
+    Args:
+        path: the canonical attention.
+        to: the bindings.
+        scale: what the queries were multiplied by already.
+    """
+
+    def __init__(self, path: str, to: Bindings, scale: float) -> None:
+        self._path, self._to, self._scale = path, to, scale
+        self._length = 0
+
+    def given(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Visit queries and this step's keys, [1, heads, tokens, width]; return the queries to go on with."""
+        tokens = query.shape[2]
+        self._length += tokens
+        queries = query[0].transpose(0, 1) / self._scale
+        query = (self._to.visit(f"{self._path}.rot_q", "output", queries) * self._scale).transpose(0, 1).unsqueeze(0)
+        keys = key[0, :, -tokens:].transpose(0, 1)
+        changed = self._to.visit(f"{self._path}.rot_k", "output", keys)
+        if changed is not keys:
+            keys.copy_(changed)  # the cache holds this tensor
+        return query
+
+    def returned(self, weights: torch.Tensor) -> None:
+        """Visit the probabilities, [1, heads, tokens, keys]; a cache for a window does not return what it left behind."""
+        missing = self._length - weights.shape[-1]
+        self._to.visit(f"{self._path}.pattern", "output", nn.functional.pad(weights[0], (missing, 0)))
+
+
+def _patch_attention(first: nn.Module, kernels: dict[nn.Module, _Kernel], to: Bindings) -> None:
+    if hasattr(first, "_attn"):
+        for attention, kernel in kernels.items():
+            original: Any = attention._attn
+
+            def method(query: Any, key: Any, *args: Any, kernel: Any = kernel, original: Any = original) -> Any:
+                output, weights = original(kernel.given(query, key), key, *args)
+                kernel.returned(weights)
+                return output, weights
+
+            to.patch(attention, "_attn", method)
+        return
+    home = sys.modules[type(first).__module__]
+    eager = home.eager_attention_forward  # type: ignore[attr-defined]
+
+    def function(module: nn.Module, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        output, weights = eager(module, kernels[module].given(query, key), key, *args, **kwargs)
+        kernels[module].returned(weights)
+        return output, weights
+
+    to.patch(home, "eager_attention_forward", function)
+
+
+def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
+    for name, where in (("gate", parts.gate), ("up", parts.up)):
+        if where is not None:
+            to.output(layer.get_submodule(where), f"{path}.{name}", "view")
+    if parts.down is not None:
+        to.add(f"{path}.act", "output", "view")
+        to.before(
+            layer.get_submodule(parts.down),
+            lambda _, args: (to.visit(f"{path}.act", "output", args[0].view(-1, args[0].shape[-1])).view_as(args[0]),),
+        )
+    if parts.router is not None:
+        for name in ("router_logits", "experts", "expert_weights"):
+            to.add(f"{path}.{name}", "output", "view")
+
+        def chosen(router: Any, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            logits = to.visit(f"{path}.router_logits", "output", output[0])
+            if logits is not output[0]:
+                output = _choose(router, logits)
+            to.visit(f"{path}.experts", "output", output[2])
+            to.visit(f"{path}.expert_weights", "output", output[1])
+            return output
+
+        to.after(layer.get_submodule(parts.router), chosen)
+
+
+def _choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What transformers' routers make of logits: the softmax's largest, renormalised if the configuration says so."""
+    weights, experts = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
+    if router.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, experts
