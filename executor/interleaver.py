@@ -24,6 +24,7 @@ from executor.increments import SaveStream
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
 from executor.ranks import Ranks, divergence, fingerprint
+from executor.rebuild import BindingFailed
 from executor.scope import TraceScope
 from executor.served import Fixed, Rows, Served
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
@@ -99,6 +100,9 @@ class Interleaver:
                 code, namespace = scope.program(invoke.program, invoke.after)
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
+        except BindingFailed as error:
+            self._reject(request_id, scope, work, error.failure)
+            return
         except (Refusal, WireError) as error:
             failure = pb.Failure(
                 code=error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT,
@@ -144,6 +148,7 @@ class Interleaver:
                 work.session,
                 self._tree,
                 lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
+                self._budget,
                 arrival=self._arrivals,
             )
             self._arrivals += 1

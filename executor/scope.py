@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from executor.budget import Budget
 from executor.control import Control, Refusal
 from executor.envoy import Envoy, Tracer, current
 from executor.random_state import RandomState
+from executor.rebuild import Rebuilder, Watch, ordinary_tensors, tracers_in
 from executor.saves import SaveRegistry
 from executor.tree import ModuleTree
 from interpose.capture import rewrite
+from interpose.saving import call_save
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Blob, Function
+from interpose.v1.value_pb2 import Blob, Class, Function, Instance, Namespace
 from interpose.wire import Decode, Decoder, Resolver, WireError
 
 _USES_RANDOM = re.compile(
@@ -56,7 +59,7 @@ def print_to_notebook(
 
 def save(value: Any) -> Any:
     """What `value.save()` is in a block."""
-    return current().save(value)
+    return call_save(value, current().save)
 
 
 def new_namespace() -> dict[str, Any]:
@@ -76,9 +79,10 @@ def guard() -> None:
 class _TraceResolver(Resolver):
     """Rebuilds a trace's modules, tracer, functions and library names inside a worker."""
 
-    def __init__(self, tree: ModuleTree, sources: Sources, get_blob: Callable[[Blob], Any]) -> None:
+    def __init__(self, tree: ModuleTree, rebuild: Rebuilder, watch: Watch, get_blob: Callable[[Blob], Any]) -> None:
         self._tree = tree
-        self._sources = sources
+        self._rebuild = rebuild
+        self._watch = watch
         self._get_blob = get_blob
 
     def module(self, path: str) -> object:
@@ -91,19 +95,22 @@ class _TraceResolver(Resolver):
         return Tracer()
 
     def function(self, function: Function, decode: Decode) -> object:
-        self._sources.add(function.source, function.filename, function.first_line)
-        namespace = new_namespace()
-        decode.into(namespace, function.reads)
-        code = rewrite.compile_function(
-            function.source,
-            function.filename,
-            function.first_line,
-            function.indent,
-            function.name,
-            tracers_in(function.reads),
-        )
-        exec(code, namespace)
-        return namespace[function.name]
+        return self._rebuild.function(function, decode)
+
+    def class_source(self, source: Class, decode: Decode) -> type:
+        return self._rebuild.class_source(source, decode)
+
+    def instance(self, instance: Instance, decode: Decode) -> object:
+        return self._rebuild.instance(instance, decode)
+
+    def attribute(self, obj: object, name: str) -> object:
+        return self._rebuild.attribute(obj, name)
+
+    def namespace(self, namespace: Namespace, decode: Decode) -> object:
+        return self._rebuild.namespace(namespace, decode)
+
+    def run_own(self, do: Callable[[], Any]) -> None:
+        self._watch.run(do)
 
     def symbol(self, module: str, name: str) -> object:
         value: Any = self.python_module(module)
@@ -124,11 +131,6 @@ class _TraceResolver(Resolver):
         return self._get_blob(Blob(id=blob_id))
 
 
-def tracers_in(bindings: Any) -> frozenset[str]:
-    """Return the names that are bound to the tracer."""
-    return frozenset(binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer")
-
-
 class TraceScope:
     """The values of one trace, once per worker.
 
@@ -138,6 +140,7 @@ class TraceScope:
         session: the session actor's name, "" for none.
         tree: the model's modules.
         get_blob: returns the bytes of an uploaded value.
+        budget: bounds what the user's classes do while they are made.
         arrival: how many traces came to this worker before; blocks of earlier traces are served first.
     """
 
@@ -148,6 +151,7 @@ class TraceScope:
         session: str,
         tree: ModuleTree,
         get_blob: Callable[[Blob], Any],
+        budget: Budget,
         arrival: int = 0,
     ) -> None:
         self.arrival = arrival
@@ -163,14 +167,17 @@ class TraceScope:
             set()
         )  # captured containers, by index, whose changes the increments of an invoke carry
         self._exports: dict[int, dict[str, Any]] = {}
-        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, self.sources, get_blob))
-        self.shared: dict[str, Any] = {}
-        for binding in trace.shared:
-            value = self._decoder.decode(binding.value)
-            self.shared[binding.name] = value
-            self.registry.mark(value, value)
-        self._shared_at_start = dict(self.shared)
         self._random: RandomState | None = None
+        watch = Watch(budget, self.sources.lines, self.random_state)
+        rebuild = Rebuilder(new_namespace, self.sources.add, watch)
+        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, rebuild, watch, get_blob))
+        self.shared: dict[str, Any] = {}
+        with ordinary_tensors():
+            for binding in trace.shared:
+                value = self._decoder.decode(binding.value)
+                self.shared[binding.name] = value
+                self.registry.mark(value, value)
+        self._shared_at_start = dict(self.shared)
 
     def program(self, program: pb.Program, after: Iterable[int]) -> tuple[CodeType, dict[str, Any]]:
         """Compile an invoke's block and bind the names it reads.
@@ -180,7 +187,7 @@ class TraceScope:
             after: the ended invokes whose names it reads.
 
         Raises:
-            Refusal: this server's Python cannot compile the source.
+            Refusal: this server's Python cannot compile the source, or code of the user's failed while it was bound.
             WireError: a value is malformed or cannot be rebuilt here.
         """
         self.sources.add(program.source, program.filename, program.first_line)
@@ -194,7 +201,8 @@ class TraceScope:
                 f"the server's Python cannot compile the block: {error.msg} ({program.filename}, line {error.lineno})",
             ) from None
         namespace = new_namespace()
-        self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])
+        with ordinary_tensors():
+            self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])
         for writer in sorted(after):
             namespace.update(self._exports.get(writer, {}))
         return code, namespace

@@ -97,6 +97,23 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and isinstance(obj, getattr(torch, "Tensor", ()))
 
 
+def is_parameter(tensor: Any) -> bool:
+    """Whether a torch tensor is a parameter of a module."""
+    torch = loaded_torch()
+    return torch is not None and isinstance(tensor, torch.nn.Parameter)
+
+
+def with_gradients(tensor: Any, parameter: bool, requires_grad: bool) -> Any:
+    """Return a new torch tensor as a parameter, or as one that gradients are computed for; numpy arrays stay as they are."""
+    if not is_tensor(tensor) or not (parameter or requires_grad):
+        return tensor
+    torch = loaded_torch()
+    try:
+        return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_()
+    except RuntimeError as error:
+        raise ArrayError(f"no gradients for a tensor of {tensor.dtype}: {error}") from error
+
+
 def tensor_bytes(tensor: Any) -> memoryview:
     """Return the elements of a torch tensor as contiguous bytes; they alias the tensor where no copy is needed."""
     torch = loaded_torch()

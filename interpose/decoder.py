@@ -12,14 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from interpose import arrays, indexing
+from interpose import arrays, calls, indexing
 from interpose.arrays import ArrayError
 from interpose.encoder import MAX_DEPTH, WireError
+from interpose.instances import hashes_by_own_code
 from interpose.result import Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
 _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
+# What a resolver may announce before it is complete.
+_RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})
 _DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
 
 
@@ -38,9 +41,33 @@ class Resolver:
         """Return the function; `decode(value)` gives one value, `decode.into(namespace, bindings)` binds its names.
 
         `into` also serves functions that reach each other: a name whose function is still being rebuilt is bound in
-        the namespace as soon as that is done.
+        the namespace as soon as that is done. `announce(object)` says that it is there, before all of it is.
         """
         raise WireError("functions are not taken here")
+
+    def class_source(self, source: value_pb2.Class, decode: Decode) -> type:
+        """Return the class that a source makes; `decode.announce` it before what leads back to it is decoded."""
+        raise WireError("classes are not taken here")
+
+    def instance(self, instance: value_pb2.Instance, decode: Decode) -> object:
+        """Return an object of a class; `decode.announce` it before its attributes, which may lead back to it."""
+        raise WireError("objects of classes are not taken here")
+
+    def attribute(self, obj: object, name: str) -> object:
+        """Return an attribute of another value."""
+        raise WireError("methods are not taken here")
+
+    def namespace(self, namespace: value_pb2.Namespace, decode: Decode) -> object:
+        """Return a module with the given attributes; `decode.announce` it before them."""
+        raise WireError("modules of the sender's own are not taken here")
+
+    def run_own(self, do: Callable[[], Any]) -> None:
+        """Run what runs code of the sender's: hashing an object of a class that came from there."""
+        do()
+
+    def captured(self, index: int) -> object:
+        """Return the receiver's own object at `index` of the table that it once sent."""
+        raise WireError("references to captured objects are not taken here")
 
     def symbol(self, module: str, name: str) -> object:
         """Return an attribute of an importable Python module by its qualified name."""
@@ -60,11 +87,13 @@ class Resolver:
 
 
 class Decode(Protocol):
-    """What a resolver uses to decode the values inside a function."""
+    """What a resolver uses to decode the values inside a function, class or object."""
 
     def __call__(self, value: Value) -> Any: ...
 
     def into(self, namespace: MutableMapping[str, Any], bindings: Iterable[value_pb2.Binding]) -> None: ...
+
+    def announce(self, obj: Any) -> None: ...
 
 
 class Decoder:
@@ -91,6 +120,9 @@ class Decoder:
         self._torch = library != "numpy"
         self._made: dict[int, Any] = {}
         self._waiting: dict[int, list[Callable[[Any], None]]] = {}  # by index: what to do when its object is made
+        self._classes: list[type] = []  # made from the sender's source
+        self._entry: int | None = None  # the table's index of the value that is decoded next, if it is an entry
+        self._making: list[int | None] = []  # of the functions, classes and objects being made, outermost first
         self._depth = 0
 
     def decode(self, value: Value) -> Any:
@@ -102,6 +134,8 @@ class Decoder:
             return self._object(value.ref) if value.WhichOneof("kind") == "ref" else self._plain(value)
         except (ArrayError, UnicodeError) as error:
             raise WireError(str(error)) from error
+        except RecursionError:
+            raise WireError("values nested too deeply") from None
         finally:
             self._depth -= 1
 
@@ -138,6 +172,25 @@ class Decoder:
         for binding in bindings:
             self._assign(binding.value, lambda obj, name=binding.name: namespace.__setitem__(name, obj))  # type: ignore[misc]
 
+    def announce(self, obj: Any) -> None:
+        """Let what leads back to the function, class or object being made find it, though it is not complete yet."""
+        index = self._making[-1] if self._making else None
+        if isinstance(obj, type):
+            self._classes.append(obj)
+        if index is not None and index not in self._made:
+            self._made[index] = obj
+            for assign in self._waiting.pop(index, ()):
+                assign(obj)
+
+    def _resolved(self, value: Value, resolve: Callable[[Any, Decode], Any]) -> Any:
+        self._making.append(self._entry)
+        self._entry = None
+        try:
+            kind = value.WhichOneof("kind") or ""
+            return resolve(getattr(value, kind), self)
+        finally:
+            self._making.pop()
+
     def _object(self, index: int) -> Any:
         if index in self._made:
             return self._made[index]
@@ -155,13 +208,15 @@ class Decoder:
             self._fill(made, value)
             return made
         self._waiting[index] = []
+        self._entry = index if kind in _RESOLVED else None
         try:
             made = self._tensor(value.tensor) if kind == "tensor" else self._plain(value)
         except BaseException:
-            del self._waiting[index]
+            self._waiting.pop(index, None)
+            self._made.pop(index, None)  # announced, but not completed
             raise
         self._made[index] = made
-        for assign in self._waiting.pop(index):
+        for assign in self._waiting.pop(index, ()):
             assign(made)
         return made
 
@@ -181,11 +236,33 @@ class Decoder:
             if len(value.dict.keys) != len(value.dict.values):
                 raise WireError("a mapping with keys and values of different number")
             for key, item in zip(value.dict.keys, value.dict.values, strict=True):
-                name = _hashable(self.decode(key))
-                made[name] = None  # keeps the order when the item comes later
-                self._assign(item, lambda obj, name=name: made.__setitem__(name, obj))  # type: ignore[misc]
+                name = self.decode(key)
+                self._hash(name, lambda name=name: made.__setitem__(name, None))  # type: ignore[misc]
+                # The order is kept when the item comes later.
+                self._assign(
+                    item,
+                    lambda obj, name=name: self._hash(name, lambda: made.__setitem__(name, obj)),  # type: ignore[misc]
+                )
         else:
-            made.update(_hashable(self.decode(item)) for item in value.set.items)
+            for item in value.set.items:
+                element = self.decode(item)
+                self._hash(element, lambda element=element: made.add(element))  # type: ignore[misc]
+
+    def _frozen_set(self, value: Value) -> frozenset:
+        items = self._tuple(value.frozen_set)
+        found: list[frozenset] = []
+        self._hash(items, lambda: found.append(frozenset(items)))
+        return found[0]
+
+    def _hash(self, obj: Any, do: Callable[[], Any]) -> None:
+        """Do what hashes an object, or the items of a tuple."""
+        try:
+            if self._classes and hashes_by_own_code(obj, self._classes):
+                self._resolver.run_own(do)
+            else:
+                do()
+        except TypeError as error:
+            raise WireError(f"a key or an element of a set that cannot be hashed: {error}") from error
 
     def _plain(self, value: Value) -> Any:
         kind = value.WhichOneof("kind")
@@ -206,7 +283,8 @@ class Decoder:
             arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)  # before anything is fetched
         data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data
         wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
-        return arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted)
+        made = arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted)
+        return arrays.with_gradients(made, tensor.parameter, tensor.requires_grad)
 
     def _inline_tensor(self, value: Value) -> Any:
         """Return an array that is no entry of the table; numpy's scalars travel as such arrays of no dimensions."""
@@ -251,6 +329,15 @@ class Decoder:
             raise WireError(f"a record of unknown type {value.record.type!r} or with unknown fields: {names}")
         return Result(**{name: self.decode(item) for name, item in zip(names, fields.values, strict=True)})
 
+    def _call(self, value: Value) -> Any:
+        call = value.call
+        args = tuple([self.decode(item) for item in call.args])
+        keywords = {binding.name: self.decode(binding.value) for binding in call.keywords}
+        try:
+            return calls.make(call.function.module, call.function.name, args, keywords)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+
     def _dtype(self, value: Value) -> Any:
         kind = arrays.torch_dtype(value.dtype) if self._torch else None
         return arrays.numpy_dtype(value.dtype) if kind is None else kind
@@ -263,21 +350,13 @@ class Decoder:
             raise WireError(f"no such device: {value.device!r}") from error
 
 
-def _hashable(obj: Any) -> Any:
-    try:
-        hash(obj)
-    except TypeError as error:
-        raise WireError(f"a key or an element of a set that cannot be hashed: {error}") from error
-    return obj
-
-
 _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "none": lambda d, v: None,
     "big_integer": Decoder._big_integer,
     "complex_number": lambda d, v: complex(v.complex_number.real, v.complex_number.imaginary),
     "tensor": Decoder._inline_tensor,
     "tuple": lambda d, v: d._tuple(v.tuple),
-    "frozen_set": lambda d, v: frozenset([_hashable(item) for item in d._tuple(v.frozen_set)]),
+    "frozen_set": Decoder._frozen_set,
     "slice": lambda d, v: slice(d.decode(v.slice.start), d.decode(v.slice.stop), d.decode(v.slice.step)),
     "ellipsis": lambda d, v: Ellipsis,
     "not_implemented": lambda d, v: NotImplemented,
@@ -290,7 +369,13 @@ _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "tracer": lambda d, v: d._resolver.tracer(),
     "python_module": lambda d, v: d._resolver.python_module(v.python_module),
     "symbol": lambda d, v: d._resolver.symbol(v.symbol.module, v.symbol.name),
-    "function": lambda d, v: d._resolver.function(v.function, d),
+    "function": lambda d, v: d._resolved(v, d._resolver.function),
+    "class_source": lambda d, v: d._resolved(v, d._resolver.class_source),
+    "instance": lambda d, v: d._resolved(v, d._resolver.instance),
+    "namespace": lambda d, v: d._resolved(v, d._resolver.namespace),
+    "attribute": lambda d, v: d._resolver.attribute(d.decode(v.attribute.object), v.attribute.name),
+    "call": Decoder._call,
+    "captured": lambda d, v: d._resolver.captured(v.captured),
     "remote": Decoder._remote,
     "pickled": lambda d, v: d._resolver.pickled(v.pickled),
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from interpose import arrays
+from interpose import arrays, calls
 from interpose.arrays import ArrayError
 from interpose.result import Result
 from interpose.v1 import value_pb2
@@ -50,6 +50,7 @@ class Encoder:
         put_blob: gets the contiguous little-endian bytes of one array and returns the blob's id.
         special: is asked first for the value of every object; None means that it has nothing to say.
         fallback: is asked last, for an object that is none of the known types.
+        gradients: whether torch tensors keep that they are parameters, and that gradients are computed for them.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Encoder:
         put_blob: Callable[[memoryview], str],
         special: Callable[[object], Value | None] = _nothing_special,
         fallback: Callable[[object], Value] | None = None,
+        gradients: bool = False,
     ) -> None:
         self.objects = value_pb2.Objects()
         self._inline_bytes = inline_bytes
         self._put_blob = put_blob
         self._special = special
         self._fallback = fallback
+        self._gradients = gradients
         # Objects by identity; the reference kept beside each index makes sure that no id is used twice.
         self._entries: dict[int, tuple[int, object]] = {}
         self._depth = 0
@@ -82,6 +85,8 @@ class Encoder:
             return special if special is not None else self._plain(obj)
         except ArrayError as error:
             raise WireError(str(error), obj) from error
+        except RecursionError:
+            raise WireError("values nested too deeply cannot travel", obj) from None
         finally:
             self._depth -= 1
 
@@ -147,6 +152,9 @@ class Encoder:
             )
         if arrays.is_tensor(obj):
             return self.refer(obj, lambda: self.array(obj))
+        made = calls.parts_of(obj)
+        if made is not None:
+            return self.refer(obj, lambda: Value(call=self._call(*made)))
         return self._torch_constant(obj)
 
     def _torch_constant(self, obj: Any) -> Value:
@@ -161,6 +169,12 @@ class Encoder:
         if self._fallback is not None:
             return self._fallback(obj)
         raise WireError(_refusal(obj), obj)
+
+    def _call(self, module: str, name: str, parts: calls.Parts) -> value_pb2.Call:
+        args, keywords = parts
+        function = value_pb2.Symbol(module=module, name=name)
+        bindings = [value_pb2.Binding(name=key, value=self.encode(item)) for key, item in keywords.items()]
+        return value_pb2.Call(function=function, args=self._items(args).items, keywords=bindings)
 
     def _items(self, items: Iterable[object]) -> value_pb2.Items:
         values = []
@@ -197,6 +211,9 @@ class Encoder:
 
     def _array(self, array: Any, data: memoryview, library: Any) -> Value:
         tensor = value_pb2.Tensor(dtype=arrays.dtype_of(array.dtype), shape=array.shape, library=library)  # type: ignore[arg-type]
+        if self._gradients and library == value_pb2.ARRAY_LIBRARY_TORCH:
+            tensor.parameter = arrays.is_parameter(array)
+            tensor.requires_grad = array.requires_grad and array.is_leaf
         if data.nbytes <= self._inline_bytes:
             tensor.data = data.tobytes()
         else:

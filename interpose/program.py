@@ -1,8 +1,7 @@
 """Captured blocks become a `Trace` message: each block's source, and everything its names hold, encoded once per trace.
 
-Functions of the user's travel as source with what they read in turn; modules and functions of installed packages by
-name; envoys and the tracer by reference. What cannot travel is refused here, with the notebook's line and what to write
-instead. Values are taken when the trace is sent, so all its invokes see one state of an object.
+What cannot travel is refused here, with the notebook's line and what to write instead. Values are taken when the trace is
+sent, so all its invokes see one state of an object.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from types import FunctionType, MethodType
 
 from interpose import capture, symbols
 from interpose.capture.rewrite import parse_block
 from interpose.check import check_locations, frame_at
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
-from interpose.remote import RemoteValue
+from interpose.shipping import Shipper
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
-from interpose.v1.value_pb2 import Binding, Function, Value
+from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire import Encoder, WireError
 
 _UNBOUND = object()
@@ -68,11 +66,13 @@ class TraceBuilder:
         self.blobs: dict[str, memoryview] = {}
         self._planned: list[_Planned] = []
         self._shared: dict[str, object] = {}
-        self._encoder = Encoder(
+        shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
+        self._encoder = shipper.encoder = Encoder(
             inline_bytes=self.limits.inline_bytes or 1 << 14,
             put_blob=self._put_blob,
-            special=self._special,
+            special=shipper.special,
             fallback=self._pickled if self.limits.pickled else None,
+            gradients=True,
         )
 
     def add_invoke(
@@ -102,8 +102,7 @@ class TraceBuilder:
         tracers = frozenset(name for name, value in reads.items() if self.is_tracer(value))
         check_locations(block.body, block.filename, reads, tracers)
         for value in list(reads.values()):
-            if isinstance(value, FunctionType):
-                self._check_function(value)
+            self._check_code(value)
         self._planned.append(_Planned(block, reads, prompt, sampling))
         return len(self._planned) - 1
 
@@ -195,81 +194,20 @@ class TraceBuilder:
         self.blobs[digest] = data
         return digest
 
-    def _special(self, obj: Any) -> Value | None:
-        """Return the value of what is known by reference or travels as source; None for plain data."""
-        if obj is None or type(obj) in _PLAIN:
-            return None
-        if isinstance(obj, Envoy):
-            if obj._tree.model != self.tree.model:
-                raise WireError(f"it is a module of another model ({obj._tree.model}); a trace runs on one", obj)
-            return Value(module=obj.path)
-        if isinstance(obj, RemoteValue):
-            return self._encoder.refer(obj, lambda: self._remote(obj))
-        if isinstance(obj, capture.CapturedContext):
-            if self.is_tracer(obj):
-                return Value(tracer=True)
-            raise WireError("the tracer of another trace: use this block's own, or read its values by name", obj)
-        if isinstance(obj, ModuleType):
-            return self._module(obj)
-        named = symbols.symbol_value(obj)
-        if named is not None:
-            return named
-        if isinstance(obj, FunctionType):
-            return self._function(obj)
-        refusal = _refusal(obj)
-        if refusal is None or self.limits.pickled:
-            return None
-        raise WireError(refusal, obj)
-
-    def _remote(self, value: RemoteValue) -> Value:
-        try:
-            return value.to_value(self.session_id)
-        except InvalidArgument as error:
-            raise WireError(error.message, value) from None
-
-    def _module(self, module: ModuleType) -> Value:
-        value = symbols.module_value(module)
-        if value is None:
-            raise WireError(
-                f"the module {module.__name__} is yours, so the server cannot import it; import the functions you need by "
-                f"name, they travel as source: from {module.__name__} import …",
-                module,
-            )
-        return value
-
-    def _function(self, function: FunctionType) -> Value:
-        source = capture.function_source(function)
-        if source is None:
-            raise WireError(
-                f"the function {function.__qualname__} has no source that can be sent; define it with def or lambda in the "
-                "notebook, or inside the block",
-                function,
-            )
-
-        def build() -> Value:
-            reads = []
-            for name, value in source.bindings.items():
-                try:
-                    reads.append(Binding(name=name, value=self._encoder.encode(value)))
-                except WireError as error:
-                    raise WireError(f"{source.name} uses {name!r}{error.where}: {error}", error.subject) from None
-            return Value(
-                function=Function(
-                    name=source.name,
-                    source=source.source,
-                    filename=source.filename,
-                    first_line=source.first_line,
-                    indent=source.indent,
-                    reads=reads,
-                )
-            )
-
-        return self._encoder.refer(function, build)
+    def _check_code(self, value: object) -> None:
+        """Check the locations that a function, a method, or the class of an object of the user's names directly."""
+        if symbols.symbol_value(value) is not None or isinstance(value, Envoy | capture.CapturedContext):
+            return
+        if isinstance(value, FunctionType):
+            self._check_function(value)
+            return
+        owner = value.__self__ if isinstance(value, MethodType) else value
+        cls = owner if isinstance(owner, type) else type(owner)
+        source = None if symbols.is_installed(cls.__module__) else capture.class_source(cls)
+        if source is not None:
+            check_locations([source.node], source.filename, {**source.needs, **source.reads}, frozenset())
 
     def _check_function(self, function: FunctionType) -> None:
-        """Check the locations that a function of the user's names directly."""
-        if symbols.symbol_value(function) is not None:
-            return
         source = capture.function_source(function)
         if source is None:
             return
@@ -287,29 +225,6 @@ class TraceBuilder:
             return self._encoder.refer(obj, lambda: Value(pickled=cloudpickle.dumps(obj)))
         except Exception as error:
             raise WireError(f"an object of type {type(obj).__name__} that cannot be pickled: {error}", obj) from error
-
-
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, slice, range})
-
-
-def _refusal(obj: object) -> str | None:
-    """Say why an object other than plain data cannot travel and what to write instead; None if the wire decides."""
-    name = getattr(obj, "__qualname__", type(obj).__qualname__)
-    if isinstance(obj, MethodType) or (callable(obj) and getattr(obj, "__self__", None) is not None):
-        return f"the method {name} is bound to an object; call it on the object inside the block, or send a function"
-    if isinstance(obj, type):
-        return f"the class {name} is defined in the notebook; define it inside the block"
-    if type(obj).__module__.startswith(("interpose.client", "interpose.session")):
-        return "a connection stays in the notebook; use only the model and the tracer in a block"
-    if hasattr(obj, "state_dict") and hasattr(obj, "forward"):
-        return f"a torch module ({name}) cannot travel; send its weights as tensors and compute with them in the block"
-    if hasattr(obj, "__next__"):
-        return f"a {name} is consumed as it is read; send a list of its items"
-    if not symbols.is_installed(type(obj).__module__):
-        return (
-            f"an object of the class {name}, which is defined in the notebook; send its parts (numbers, tensors, dicts)"
-        )
-    return None
 
 
 def _lookup(scope: capture.Scope, name: str) -> object:

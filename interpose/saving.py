@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, TypeVar
 
 from interpose.errors import InvalidArgument
@@ -28,6 +29,12 @@ def save(value: T) -> T:
     if keeper is None:
         raise InvalidArgument("interpose.save(x) keeps a value of a trace: use it inside `with model.trace(...)`")
     return keeper(value)
+
+
+def call_save(value: Any, keeper: Callable[[Any], Any]) -> Any:
+    """Do what `value.save()` says: keep the value, unless its class, written in Python, has a `save` of its own."""
+    own = isinstance(getattr(type(value), "save", None), FunctionType)
+    return value.save() if own else keeper(value)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def symbol_value(obj: Any) -> Value | None:
     if not isinstance(name, str) or "<" in name:
         return None
     for module in _candidates(obj):
-        if _find(module, name) is obj and is_installed(module):
+        if find(module, name) is obj and is_installed(module):
             return Value(symbol=Symbol(module=module, name=name))
     return None
 
@@ -64,7 +64,8 @@ def _candidates(obj: Any) -> Iterator[str]:
     yield from (name for name in own if isinstance(name, str) and name not in public)
 
 
-def _find(module: str, name: str) -> object:
+def find(module: str, name: str) -> object:
+    """Return what an imported module has under a qualified name, or None."""
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -21,7 +21,7 @@ from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outc
 from interpose.program import TraceBuilder
 from interpose.result import Result
 from interpose.running import Running
-from interpose.saving import saving_with
+from interpose.saving import call_save, saving_with
 from interpose.session import Session
 from interpose.streaming import OutputStream, StreamedTrace
 from interpose.trace_options import TraceOptions
@@ -261,7 +261,7 @@ class Tracer(_Block):
         self._running = True
         try:
             with saving_with(self._save):
-                capture.run_outer(block, scope, self._save)
+                capture.run_outer(block, scope, lambda value: call_save(value, self._save))
         except capture.CaptureError as error:
             raise _refused(error) from None
         finally:

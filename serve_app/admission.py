@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -108,7 +108,7 @@ def check_trace(
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
             raise refuse("an invoke can only wait for earlier ones", trace.id, index)
-    return _check_values(trace, tenant.trust == "full" and limits.pickled)
+    return _check_values(trace, limits, tenant.trust == "full" and limits.pickled)
 
 
 def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
@@ -182,7 +182,7 @@ def _check_sampling(
         )
 
 
-def _check_values(trace: pb.Trace, pickled: bool) -> tuple[str, ...]:
+def _check_values(trace: pb.Trace, limits: Limits, pickled: bool) -> tuple[str, ...]:
     """Count a trace's values and look for those that need trust; what they mean is checked where they are decoded.
 
     Returns:
@@ -202,14 +202,13 @@ def _check_values(trace: pb.Trace, pickled: bool) -> tuple[str, ...]:
             raise refuse(
                 f"the trace carries more than {MAX_VALUES} values: send long lists of numbers as a tensor", trace.id
             )
+        todo.extend(_parts(value))
         kind = value.WhichOneof("kind")
-        if kind in ("list", "tuple", "set", "frozen_set", "size"):
-            todo.extend(getattr(value, kind).items)
-        elif kind == "dict":
-            todo.extend(value.dict.keys)
-            todo.extend(value.dict.values)
-        elif kind == "function":
-            todo.extend(binding.value for binding in value.function.reads)
+        if kind in ("function", "class_source"):
+            size = len(getattr(value, kind).source.encode())
+            if size > limits.max_program_bytes:
+                what = f"{getattr(value, kind).name[:80]!r} has {size} bytes of source"
+                raise refuse(f"{what}; the limit is {limits.max_program_bytes}", trace.id)
         elif kind == "remote":
             check_view(value.remote.view, trace.id)
             remotes.add(value.remote.blob_id)
@@ -217,3 +216,31 @@ def _check_values(trace: pb.Trace, pickled: bool) -> tuple[str, ...]:
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace.id))
     return tuple(sorted(remotes))
+
+
+def _parts(value: value_pb2.Value) -> Iterator[value_pb2.Value]:
+    """Iterate over the values that a value is made of."""
+    kind = value.WhichOneof("kind")
+    if kind in ("list", "tuple", "set", "frozen_set", "size"):
+        yield from getattr(value, kind).items
+    elif kind in ("dict", "record"):
+        mapping = value.dict if kind == "dict" else value.record.fields
+        yield from mapping.keys
+        yield from mapping.values
+    elif kind == "slice":
+        yield from (value.slice.start, value.slice.stop, value.slice.step)
+    elif kind == "attribute":
+        yield value.attribute.object
+    elif kind == "call":
+        yield from value.call.args
+        yield from (binding.value for binding in value.call.keywords)
+    elif kind == "instance":
+        yield from (value.instance.type, value.instance.contents)
+        yield from (binding.value for binding in value.instance.attributes)
+    elif kind == "function":
+        yield from (binding.value for binding in value.function.reads)
+    elif kind == "namespace":
+        yield from (binding.value for binding in value.namespace.attributes)
+    elif kind == "class_source":
+        source = value.class_source
+        yield from (binding.value for part in (source.needs, source.reads, source.attributes) for binding in part)

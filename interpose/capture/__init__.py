@@ -6,10 +6,12 @@ too.
 
 from interpose.capture.analysis import block_reads_writes
 from interpose.capture.block import Block
+from interpose.capture.classes import ClassSource, class_source
 from interpose.capture.errors import CaptureError
 from interpose.capture.functions import FunctionSource, function_source
 from interpose.capture.outer import run_outer
-from interpose.capture.rewrite import GUARD, SAVE, compile_block, compile_function, default_name
+from interpose.capture.remake import compile_class, compile_function, default_name
+from interpose.capture.rewrite import GUARD, SAVE, compile_block
 from interpose.capture.scope import Scope
 from interpose.capture.skip import CapturedContext
 
@@ -19,10 +21,13 @@ __all__ = [
     "Block",
     "CaptureError",
     "CapturedContext",
+    "ClassSource",
     "FunctionSource",
     "Scope",
     "block_reads_writes",
+    "class_source",
     "compile_block",
+    "compile_class",
     "compile_function",
     "default_name",
     "function_source",

@@ -11,14 +11,14 @@ from typing import TypeGuard
 from interpose.capture.analysis import Function, free_names
 from interpose.capture.block import block_text
 from interpose.capture.recent import Recent
-from interpose.capture.rewrite import computed_defaults, default_name
+from interpose.capture.remake import computed_defaults, default_name
 from interpose.capture.source import Source, load
 from interpose.capture.verify import same_function
 
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function as text, as `rewrite.compile_function` takes it, and the names it takes from around it.
+    """A function as text, as `remake.compile_function` takes it, and the names it takes from around it.
 
     `reads` are the names its body may look up outside of itself, and one name for each default value that is not a
     constant. `bindings` has the values of those that are bound, from the closure, the module, and the defaults.
@@ -68,14 +68,15 @@ def function_source(fn: object) -> FunctionSource | None:
             bindings[name] = cell.cell_contents
         except ValueError:
             bindings.pop(name, None)
-    values = _defaults(fn)
+    values = defaults_of(fn)
     bindings.update({default_name(name): values[name] for name in text.defaults if name in values})
     reads = (*text.reads, *(default_name(name) for name in text.defaults))
     bindings = {name: value for name, value in bindings.items() if name in reads}
     return FunctionSource(text.source, code.co_filename, text.first_line, text.indent, fn.__name__, reads, bindings)
 
 
-def _defaults(fn: types.FunctionType) -> dict[str, object]:
+def defaults_of(fn: types.FunctionType) -> dict[str, object]:
+    """The default values of a function's parameters."""
     parameters = inspect.signature(fn, follow_wrapped=False).parameters.values()
     return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
 

@@ -1,4 +1,4 @@
-"""The text of a captured block or function becomes a code object whose line numbers are the notebook's own.
+"""The text of a captured block becomes a code object whose line numbers are the notebook's own.
 
 The same rewriting runs in the worker, for blocks that run inside the model, and in the notebook, for the outer block that
 only prepares invokes. It changes the syntax tree and nothing else: no builtin is patched, so ``x.save()`` works on a list,
@@ -16,14 +16,14 @@ import ast
 import types
 from typing import Any
 
-from interpose.capture.analysis import bound_names, is_constant, is_steps
+from interpose.capture.analysis import bound_names, is_steps
 
 SAVE = "__interpose_save__"
 GUARD = "__interpose_guard__"
 STEP = "__interpose_step__"
 
 # Annotations stay text: they often name things that only the notebook has, and nothing in a block needs their values.
-_FLAGS = __future__.annotations.compiler_flag
+FLAGS = __future__.annotations.compiler_flag
 
 
 def compile_block(
@@ -38,57 +38,7 @@ def compile_block(
     Raises SyntaxError, with the notebook's line, for a text that is not Python or uses what a block cannot hold.
     """
     tree = rewrite(parse_block(source, filename, first_line, indent), tracers)
-    return compile(tree, filename, "exec", flags=_FLAGS, dont_inherit=True)
-
-
-def compile_function(
-    source: str, filename: str, first_line: int, indent: int, name: str, tracers: frozenset[str] = frozenset()
-) -> types.CodeType:
-    """Compiles one ``def`` or lambda expression to module code which binds `name` when it is executed.
-
-    A default value that is not a constant is read from the name that `default_name` gives its parameter, because a default
-    was evaluated long ago in the notebook and its expression may mean something else by now.
-
-    Raises SyntaxError as `compile_block` does, and for a text that holds anything else than that one function.
-    """
-    statement: ast.stmt
-    if source.lstrip().startswith("lambda"):
-        # The parentheses let the expression go on over several lines, as those around the call it stood in did.
-        expression = ast.parse(f"({source}\n)", filename, "eval").body
-        _move(expression, first_line - 1, indent - 1, 0)
-        target = ast.Name(id=name, ctx=ast.Store())
-        statement = ast.copy_location(ast.Assign(targets=[target], value=expression), expression)
-        function: ast.AST = expression
-    else:
-        body = parse_block(source, filename, first_line, indent).body
-        statement = body[0]
-        function = statement
-        if len(body) != 1:
-            raise SyntaxError(f"{filename}, line {first_line}: expected one function definition")
-    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        raise SyntaxError(f"{filename}, line {first_line}: expected one function definition")
-    _read_defaults(function)
-    tree = ast.Module(body=[statement], type_ignores=[])
-    if isinstance(function, ast.Lambda):
-        return compile(rewrite(tree, tracers), filename, "exec", flags=_FLAGS, dont_inherit=True)
-    function.decorator_list = []
-    function.name = name
-    return compile(rewrite(tree, tracers), filename, "exec", flags=_FLAGS, dont_inherit=True)
-
-
-def default_name(parameter: str) -> str:
-    """The name under which the default value of a shipped function's parameter travels."""
-    return f"__interpose_default_{parameter}__"
-
-
-def computed_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
-    """The parameters whose default is an expression other than a constant, each with that expression."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs: list[tuple[ast.arg, ast.expr | None]] = []
-    if arguments.defaults:
-        pairs += zip(positional[-len(arguments.defaults) :], arguments.defaults, strict=True)
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return [(argument, value) for argument, value in pairs if value is not None and not is_constant(value)]
+    return compile(tree, filename, "exec", flags=FLAGS, dont_inherit=True)
 
 
 def parse_block(source: str, filename: str, first_line: int, indent: int) -> ast.Module:
@@ -99,10 +49,10 @@ def parse_block(source: str, filename: str, first_line: int, indent: int) -> ast
         if len(tree.body) != 1 or not isinstance(wrapper, ast.If):
             raise SyntaxError(f"{filename}, line {first_line}: the block's text does not hold together")
         tree.body = wrapper.body
-        _move(tree, first_line - 2, 0, 0)
+        move(tree, first_line - 2, 0, 0)
     else:
         tree = ast.parse(source, filename)
-        _move(tree, first_line - 1, indent, indent)
+        move(tree, first_line - 1, indent, indent)
     return tree
 
 
@@ -115,7 +65,7 @@ def rewrite(tree: ast.Module, tracers: frozenset[str] = frozenset(), *, keep_non
     return ast.fix_missing_locations(tree)
 
 
-def _move(tree: ast.AST, lines: int, first_columns: int, other_columns: int) -> None:
+def move(tree: ast.AST, lines: int, first_columns: int, other_columns: int) -> None:
     """Shifts every position by `lines`, and by a number of columns that may differ on the text's first line."""
     node: Any
     for node in ast.walk(tree):
@@ -126,16 +76,6 @@ def _move(tree: ast.AST, lines: int, first_columns: int, other_columns: int) -> 
         if end_line is not None:
             node.end_col_offset = max(0, node.end_col_offset + (first_columns if end_line == 1 else other_columns))
             node.end_lineno = max(1, end_line + lines)
-
-
-def _read_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-    """Makes the function take its computed defaults from the names they travel under."""
-    arguments = function.args
-    names: dict[int, ast.expr] = {}
-    for argument, value in computed_defaults(arguments):
-        names[id(value)] = ast.copy_location(ast.Name(id=default_name(argument.arg), ctx=ast.Load()), value)
-    arguments.defaults = [names.get(id(value), value) for value in arguments.defaults]
-    arguments.kw_defaults = [value and names.get(id(value), value) for value in arguments.kw_defaults]
 
 
 class Rewriter(ast.NodeTransformer):

@@ -75,8 +75,8 @@ def same_function(
     alone.args.kw_defaults = [
         value and ast.copy_location(ast.Constant(None), value) for value in alone.args.kw_defaults
     ]
-    if not isinstance(alone, ast.Lambda):
-        alone.decorator_list = []
+    if not isinstance(alone, ast.Lambda):  # a decorator's line is where the function's code begins
+        alone.decorator_list = [ast.copy_location(ast.Constant(None), item) for item in alone.decorator_list]
     module = _compile(
         code, [ast.copy_location(ast.Expr(value=alone), alone) if isinstance(alone, ast.Lambda) else alone]
     )

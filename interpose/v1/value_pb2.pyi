@@ -63,21 +63,25 @@ class Blob(_message.Message):
     def __init__(self, id: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "library", "data", "blob")
+    __slots__ = ("dtype", "shape", "library", "data", "blob", "requires_grad", "parameter")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     shape: _containers.RepeatedScalarFieldContainer[int]
     library: ArrayLibrary
     data: bytes
     blob: Blob
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
+    requires_grad: bool
+    parameter: bool
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., requires_grad: bool = ..., parameter: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "remote")
+    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +111,12 @@ class Value(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     NOT_IMPLEMENTED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    CLASS_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    CAPTURED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
@@ -137,8 +147,14 @@ class Value(_message.Message):
     size: Items
     not_implemented: bool
     record: Record
+    class_source: Class
+    instance: Instance
+    attribute: Attribute
+    namespace: Namespace
+    call: Call
+    captured: int
     remote: RemoteTensor
-    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ...) -> None: ...
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ...) -> None: ...
 
 class TensorView(_message.Message):
     __slots__ = ("dtype", "shape", "indices")
@@ -275,6 +291,62 @@ class Function(_message.Message):
     reads: _containers.RepeatedCompositeFieldContainer[Binding]
     indent: int
     def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., filename: _Optional[str] = ..., first_line: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., indent: _Optional[int] = ...) -> None: ...
+
+class Class(_message.Message):
+    __slots__ = ("name", "source", "filename", "first_line", "indent", "needs", "reads", "attributes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FILENAME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
+    INDENT_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    filename: str
+    first_line: int
+    indent: int
+    needs: _containers.RepeatedCompositeFieldContainer[Binding]
+    reads: _containers.RepeatedCompositeFieldContainer[Binding]
+    attributes: _containers.RepeatedCompositeFieldContainer[Binding]
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., filename: _Optional[str] = ..., first_line: _Optional[int] = ..., indent: _Optional[int] = ..., needs: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ..., attributes: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ...) -> None: ...
+
+class Instance(_message.Message):
+    __slots__ = ("type", "contents", "attributes")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    type: Value
+    contents: Value
+    attributes: _containers.RepeatedCompositeFieldContainer[Binding]
+    def __init__(self, type: _Optional[_Union[Value, _Mapping]] = ..., contents: _Optional[_Union[Value, _Mapping]] = ..., attributes: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ...) -> None: ...
+
+class Attribute(_message.Message):
+    __slots__ = ("object", "name")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    object: Value
+    name: str
+    def __init__(self, object: _Optional[_Union[Value, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ("name", "attributes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    attributes: _containers.RepeatedCompositeFieldContainer[Binding]
+    def __init__(self, name: _Optional[str] = ..., attributes: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("function", "args", "keywords")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    KEYWORDS_FIELD_NUMBER: _ClassVar[int]
+    function: Symbol
+    args: _containers.RepeatedCompositeFieldContainer[Value]
+    keywords: _containers.RepeatedCompositeFieldContainer[Binding]
+    def __init__(self, function: _Optional[_Union[Symbol, _Mapping]] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., keywords: _Optional[_Iterable[_Union[Binding, _Mapping]]] = ...) -> None: ...
 
 class Objects(_message.Message):
     __slots__ = ("values",)

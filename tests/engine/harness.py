@@ -40,6 +40,7 @@ class Ran:
     failure: pb.Failure | None = None
     updates: dict[int, Any] = field(default_factory=dict)
     increments: list[pb.Increment] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)  # as the worker sent them
     logs: str = ""
 
 
@@ -113,7 +114,9 @@ class LocalEngine:
         plain: tuple[list[int], ...] = (),
         plain_tokens: int = 4,
         stream: bool = False,
+        captured: pb.Trace | None = None,
     ) -> list[Ran]:
+        """Run traces made of blocks, or one that a notebook captured: its values are left in the events."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -149,8 +152,8 @@ class LocalEngine:
             results[request_id] = ran
 
         for blocks in traces:
-            trace = self.trace(blocks, shared or {})
-            trace.stream = stream
+            trace = captured or self.trace(blocks, shared or {})
+            trace.stream = trace.stream or stream
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
@@ -177,8 +180,9 @@ class LocalEngine:
                     continue
                 trace, index, _ = pending.pop(output.request_id)
                 result = Result(completion.text, ran.token_ids, ran.finish_reason, list(output.prompt_token_ids))
-                ran.state, events, _ = self.worker.interpose_finish(trace.id, index, vars(result))
-                self.take(ran, events)
+                ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, vars(result))
+                if captured is None:
+                    self.take(ran, ran.events)
                 ended.add((trace.id, index))
                 for entry in list(held):
                     if all((entry[0].id, other) in ended for other in entry[3].after):

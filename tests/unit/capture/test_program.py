@@ -1,4 +1,4 @@
-"""`program.py` under every interpreter of this machine that a client may run on."""
+"""`program.py` and `classes_program.py` under every interpreter of this machine that a client may run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAMS = ("program.py", "classes_program.py")
 
 
 def interpreters() -> dict[str, str]:
@@ -38,10 +38,12 @@ def _reports(python: str) -> str:
 
 
 @pytest.mark.parametrize(("version", "python"), sorted(interpreters().items()))
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("options", [(), ("-O",), ("-X", "no_debug_ranges")], ids=["plain", "optimised", "no-columns"])
-def test_captures_everywhere(version: str, python: str, options: tuple[str, ...]) -> None:
+def test_captures_everywhere(version: str, python: str, options: tuple[str, ...], program: str) -> None:
     # Under -O the asserts are gone: it shows that sources are still recognised and that nothing raises.
-    done = subprocess.run([python, *options, str(PROGRAM)], capture_output=True, text=True, timeout=120)
+    path = Path(__file__).with_name(program)
+    done = subprocess.run([python, *options, str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"Python {version}:\n{done.stdout}{done.stderr}"
     assert done.stdout.strip() == "ok"
 

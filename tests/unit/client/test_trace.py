@@ -6,8 +6,10 @@ import _thread
 import functools
 import linecache
 import signal
+import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -286,18 +288,23 @@ class TestRefusedBeforeSending:
                 h = items["lock"]
         assert 'h = items["lock"]' in str(caught.value)
 
-    def test_classes_methods_and_generators(self, model):
-        class Mine:
-            def go(self): ...
-
-        mine, method, generator = Mine(), Mine().go, (i for i in ())
-        for name in ("Mine", "mine", "method", "generator"):
+    def test_what_has_no_source_or_no_parts(self, model):
+        made = type("Made", (), {"go": lambda self: 1})
+        values = {
+            "made": made,
+            "instance": made(),
+            "generator": (i for i in ()),
+            "lock": threading.Lock(),
+            "module": sys.modules[__name__],
+            "held": types.SimpleNamespace(lock=threading.Lock()),
+        }
+        for name in values:
             source = f"with model.trace('x'):\n    h = {name}\n"
             filename = f"<cell {name}>"
             linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-            values = {"Mine": Mine, "mine": mine, "method": method, "generator": generator, "model": model}
-            with pytest.raises(interpose.InvalidArgument, match=f"'{name}' cannot be sent"):
-                exec(compile(source, filename, "exec"), values)
+            with pytest.raises(interpose.InvalidArgument, match=f"'{name}'.* cannot be sent") as caught:
+                exec(compile(source, filename, "exec"), {**values, "model": model})
+            assert f"h = {name}" in str(caught.value)
 
     def test_syntax_that_a_block_cannot_hold(self, model):
         def traced():

@@ -1,0 +1,186 @@
+"""A trace's functions, classes and objects come to life in a worker, under the bounds that its blocks run under.
+
+A class statement runs the user's code: decorators, metaclasses, `__init_subclass__`. It runs where the trace is bound,
+outside of any block, so time, memory, torch's modes and the random generators are watched and put back here as around a
+block's turn, and what it raises becomes a failure with the user's own lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+from executor.budget import Budget
+from executor.control import Refusal
+from executor.failures import describe
+from executor.random_state import RandomState
+from interpose import instances
+from interpose.capture import remake
+from interpose.instances import NotTaken
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Binding, Class, Function, Instance, Namespace
+from interpose.wire import Decode, WireError
+
+
+class BindingFailed(Refusal):
+    """The user's own code failed while a trace was bound.
+
+    Attributes:
+        failure: how, with the user's lines.
+    """
+
+    def __init__(self, failure: pb.Failure) -> None:
+        super().__init__(failure.code, failure.message)
+        self.failure = failure
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Make tensors as a block makes them: not the inference tensors of the engine's step, and without gradients."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+class Watch:
+    """Runs the user's code outside of blocks.
+
+    Args:
+        budget: the worker's bounds; all of a trace's code that runs here has one step's time together.
+        sources: the user's lines by file name.
+        random_state: gives the trace's random generators, None while its code uses none.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        sources: dict[str, dict[int, str]],
+        random_state: Callable[[], RandomState | None],
+    ) -> None:
+        self._budget = budget
+        self._sources = sources
+        self._random_state = random_state
+        self._used = 0.0
+
+    def run(self, do: Callable[[], object]) -> None:
+        """Call `do`.
+
+        Raises:
+            BindingFailed: it raised, or took too much.
+        """
+        random = self._random_state()
+        running = True
+        self._budget.begin_step()
+        if random is not None:
+            random.enter()
+        self._budget.arm(lambda: running, self._used)
+        try:
+            try:
+                with ordinary_tensors():
+                    do()
+            finally:
+                running = False
+        except BaseException as error:
+            raise BindingFailed(describe(error, self._sources, "", -1)) from None
+        finally:
+            self._used += self._budget.disarm()
+            if random is not None:
+                random.leave()
+
+
+class Rebuilder:
+    """Makes the functions, classes and objects of one trace.
+
+    Args:
+        new_namespace: makes the dict that the names of one function or class live in.
+        note: is told each text: source, file name, first line.
+        watch: runs what the user wrote.
+    """
+
+    def __init__(
+        self, new_namespace: Callable[[], dict[str, Any]], note: Callable[[str, str, int], None], watch: Watch
+    ) -> None:
+        self._new_namespace = new_namespace
+        self._note = note
+        self._watch = watch
+
+    def function(self, function: Function, decode: Decode) -> object:
+        """Return a function; it is announced before what it reads is decoded."""
+        self._note(function.source, function.filename, function.first_line)
+        namespace = self._new_namespace()
+        # A default is read while the function is made, everything else while it runs.
+        defaults = [binding for binding in function.reads if remake.is_default(binding.name)]
+        decode.into(namespace, defaults)
+        place = (function.source, function.filename, function.first_line, function.indent, function.name)
+        exec(_compiled(lambda: remake.compile_function(*place, tracers_in(function.reads)), function), namespace)
+        made = namespace[function.name]
+        decode.announce(made)
+        decode.into(namespace, [binding for binding in function.reads if not remake.is_default(binding.name)])
+        return made
+
+    def class_source(self, source: Class, decode: Decode) -> type:
+        """Return a class; it is announced before what its methods read is decoded."""
+        self._note(source.source, source.filename, source.first_line)
+        namespace = self._new_namespace()
+        decode.into(namespace, source.needs)
+        given = frozenset(binding.name for binding in source.needs)
+        place = (source.source, source.filename, source.first_line, source.indent, source.name)
+        tracers = tracers_in([*source.needs, *source.reads])
+        code = _compiled(lambda: remake.compile_class(*place, given, tracers), source)
+        self._watch.run(lambda: exec(code, namespace))
+        made = namespace[source.name]
+        if not isinstance(made, type):
+            raise WireError(f"the decorators of the class {source.name} make something else of it")
+        decode.announce(made)
+        decode.into(namespace, source.reads)
+        attributes = {binding.name: decode(binding.value) for binding in source.attributes}
+        if attributes:
+            self._watch.run(lambda: [type.__setattr__(made, name, value) for name, value in attributes.items()])
+        return made
+
+    def instance(self, instance: Instance, decode: Decode) -> object:
+        """Return an object; it is announced before its attributes are decoded."""
+        cls = decode(instance.type)
+        has_contents = instance.HasField("contents")
+        immutable = has_contents and instances.is_made_with_contents(cls)
+        contents = decode(instance.contents) if immutable else None
+        try:
+            made = instances.allocate(cls, contents)
+            decode.announce(made)
+            contents = decode(instance.contents) if has_contents and not immutable else contents
+            attributes = {binding.name: decode(binding.value) for binding in instance.attributes}
+            # A class of the user's may have code that runs when attributes are set.
+            self._watch.run(lambda: instances.restore(made, contents, attributes))
+        except NotTaken as error:
+            raise WireError(str(error)) from None
+        return made
+
+    def attribute(self, obj: object, name: str) -> object:
+        """Return an attribute: a bound method, an enumeration's member, a class in a class."""
+        found: list[object] = []
+        self._watch.run(lambda: found.append(getattr(obj, name)))
+        return found[0]
+
+    def namespace(self, namespace: Namespace, decode: Decode) -> ModuleType:
+        """Return a module that has the given attributes and nothing else."""
+        made = ModuleType(namespace.name)
+        decode.announce(made)
+        decode.into(vars(made), namespace.attributes)
+        return made
+
+
+def tracers_in(bindings: Iterable[Binding]) -> frozenset[str]:
+    """Return the names that are bound to the tracer."""
+    return frozenset(binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer")
+
+
+def _compiled(compile_it: Callable[[], CodeType], source: Function | Class) -> CodeType:
+    try:
+        return compile_it()
+    except SyntaxError as error:
+        raise WireError(
+            f"the server's Python cannot compile {source.name}: {error.msg} ({source.filename}, line {error.lineno})"
+        ) from None

@@ -1,0 +1,90 @@
+"""A notebook on an engine in this process: the client's own capture, encoding and decoding, with no server between.
+
+`LocalModel` is `interpose.model.Model` with a session that runs traces on a `LocalEngine`. Everything a block goes through
+is the real thing but for gRPC, Ray and admission.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from executor.describe import describe_model
+from interpose.model import Model
+from interpose.progress import Progress
+from interpose.session import Session
+from interpose.v1.service_pb2 import Limits
+from interpose.v1.trace_pb2 import Event, Log, Output, Trace
+from interpose.v1.value_pb2 import Blob
+from interpose.wire import Decoder
+from tests.engine.harness import Block, LocalEngine
+
+LIMITS = Limits(
+    max_message_bytes=16 << 20,
+    max_upload_bytes=1 << 30,
+    max_invokes=64,
+    chunk_bytes=1 << 20,
+    inline_bytes=16 << 10,
+    max_program_bytes=1 << 20,
+)
+
+
+class LocalSession(Session):
+    """Runs traces on an engine in this process.
+
+    Attributes:
+        traces: what was submitted, as it would have travelled.
+    """
+
+    def __init__(self, engine: LocalEngine) -> None:
+        nowhere: Any = None
+        super().__init__(nowhere, LIMITS, Progress(False))
+        self._engine = engine
+        self.traces: list[Trace] = []
+
+    def submit(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Generator[tuple[str, Event], None, None]:
+        trace = Trace.FromString(trace.SerializeToString())
+        self.traces.append(trace)
+        outbox = self._engine.worker.interpose_outbox
+        for digest, data in blobs.items():
+            assert digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
+            outbox.uploads[digest] = bytes(data)
+        decoder = Decoder(trace.scope, get_blob=lambda blob: outbox.uploads[blob.id])
+        own = {binding.name: decoder.decode(binding.value) for binding in trace.sampling}
+        blocks = [
+            Block(
+                list(invoke.prompt.token_ids.ids),
+                sampling={**own, **{binding.name: decoder.decode(binding.value) for binding in invoke.sampling}},
+                after=tuple(invoke.after),
+            )
+            for invoke in trace.invokes
+        ]
+        for index, ran in enumerate(self._engine.run_traces([blocks], captured=trace)):
+            finished = Output(invoke=index, token_ids=ran.token_ids, finished=True, finish_reason=ran.finish_reason)
+            yield "local", Event(output=finished)
+            if ran.logs:
+                yield "local", Event(log=Log(invoke=index, text=ran.logs))
+            for event in ran.events:
+                yield "local", Event.FromString(event)
+        outbox.uploads.clear()
+
+    def fetch(self, session_id: str, blobs: Sequence[Blob]) -> dict[str, np.ndarray]:
+        outbox = self._engine.worker.interpose_outbox
+        return {blob.id: np.frombuffer(bytearray(outbox.blobs.pop(blob.id)), np.uint8) for blob in blobs}
+
+
+class _Client:
+    def __init__(self, engine: LocalEngine) -> None:
+        self.awaited = False
+        self.session = self.current_session = LocalSession(engine)
+        self.limits = LIMITS
+        self.progress = Progress(False)
+
+
+def notebook(engine: LocalEngine) -> Any:
+    """Return the engine's model as a notebook has it; its traces run in this process."""
+    description = describe_model(engine.llm.llm_engine.vllm_config, engine.worker.interpose_tree)
+    return Model(_Client(engine), description)  # type: ignore[arg-type]
