@@ -11,6 +11,7 @@ import difflib
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 
+from interpose.capture import CaptureError
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.v1.trace_pb2 import Frame
@@ -61,6 +62,15 @@ def _check_applied(node: ast.AST, roots: Mapping[str, Node], filename: str) -> N
     module = _resolve(node.func, roots)
     if module is not None and module.not_applied:
         raise InvalidArgument(module.not_applied, location=module.path, frames=[frame_at(node, filename)])
+
+
+def refused(error: CaptureError) -> InvalidArgument:
+    """Return what a notebook sees of a block that cannot be captured."""
+    frame = Frame(
+        filename=error.filename, line=error.line, text=error.text or linecache.getline(error.filename, error.line)
+    )
+    message = f"{error.message}. {error.hint}" if error.hint else error.message
+    return InvalidArgument(message, frames=[frame])
 
 
 def frame_at(node: ast.AST, filename: str) -> Frame:

@@ -105,7 +105,13 @@ class Encoder:
         return list(added)[::-1]
 
     def refer(self, obj: object, build: Callable[[], Value]) -> Value:
-        """Give obj an entry in the table, then fill it with `build()`, which may reach obj again; return the ref."""
+        """Give obj an entry in the table, then fill it with `build()`, which may reach obj again; return the ref.
+
+        An object that has an entry keeps it.
+        """
+        entry = self._entries.get(id(obj))
+        if entry is not None:
+            return Value(ref=entry[0])
         index = len(self.objects.values)
         self.objects.values.add(none=True)
         self._entries[id(obj)] = (index, obj)

@@ -15,7 +15,7 @@ from types import FunctionType, MethodType
 
 from interpose import capture, symbols
 from interpose.capture.rewrite import parse_block
-from interpose.check import check_locations, frame_at
+from interpose.check import check_locations, frame_at, refused
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
 from interpose.shipping import Shipper
@@ -35,6 +35,7 @@ class _Planned:
     reads: dict[str, object]
     prompt: Prompt
     sampling: Mapping[str, object]
+    scope: capture.Scope
 
 
 @dataclass
@@ -66,7 +67,7 @@ class TraceBuilder:
         self.blobs: dict[str, memoryview] = {}
         self._planned: list[_Planned] = []
         self._shared: dict[str, object] = {}
-        shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
+        self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
         self._encoder = shipper.encoder = Encoder(
             inline_bytes=self.limits.inline_bytes or 1 << 14,
             put_blob=self._put_blob,
@@ -103,7 +104,7 @@ class TraceBuilder:
         check_locations(block.body, block.filename, reads, tracers)
         for value in list(reads.values()):
             self._check_code(value)
-        self._planned.append(_Planned(block, reads, prompt, sampling))
+        self._planned.append(_Planned(block, reads, prompt, sampling, scope))
         return len(self._planned) - 1
 
     def share(self, name: str, value: object) -> None:
@@ -125,6 +126,10 @@ class TraceBuilder:
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
+        try:
+            capture.refuse_shared(self._shipper.pieces, [(planned.block, planned.scope) for planned in self._planned])
+        except capture.CaptureError as error:
+            raise refused(error) from None
         trace.scope.CopyFrom(self._encoder.objects)
         size = trace.ByteSize()
         if self.limits.max_message_bytes and size > self.limits.max_message_bytes:
@@ -177,7 +182,7 @@ class TraceBuilder:
 
     def _encode(self, value: object, what: str, block: capture.Block | None, name: str) -> Value:
         try:
-            return self._encoder.encode(value)
+            return self._encoder.encode(value) if block is None else self._shipper.read(name, value, block.body)
         except WireError as error:
             frames = []
             if block is not None:

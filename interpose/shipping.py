@@ -6,8 +6,9 @@ and attributes. What cannot travel is refused with what to write instead.
 
 from __future__ import annotations
 
+import ast
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
 from interpose.remote import RemoteValue
 from interpose.v1.service_pb2 import Limits
-from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Value
+from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value
 from interpose.wire import Encoder, WireError
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, slice, range})
@@ -40,6 +41,8 @@ class Shipper:
         self._limits = limits
         self._is_tracer = is_tracer
         self.encoder: Encoder
+        self.pieces: list[capture.Piece] = []
+        self._modules: dict[str, set[str]] = {}  # of each of the user's modules: the attributes that were sent
 
     def special(self, obj: Any) -> Value | None:
         """Return the value of what is known by reference or travels as source; None for plain data."""
@@ -76,12 +79,60 @@ class Shipper:
         except InvalidArgument as error:
             raise WireError(error.message, value) from None
 
+    def read(self, name: str, value: object, user: Iterable[ast.AST]) -> Value:
+        """Return the value of a name that code reads; of a module of the user's own what the code uses of it.
+
+        Args:
+            user: the code's syntax.
+        """
+        if not isinstance(value, ModuleType) or symbols.module_value(value) is not None:
+            return self.encoder.encode(value)
+        chains, other = capture.attributes_used(user, name)
+        if other is not None:
+            raise WireError(
+                f"the module {value.__name__} is yours, so only what is read of it by name travels, as {name}.f does; "
+                f"line {getattr(other, 'lineno', 0)} uses the module itself",
+                value,
+            )
+        return self._own_module(value, chains)
+
+    def _own_module(self, module: ModuleType, chains: Iterable[tuple[str, ...]]) -> Value:
+        """Return a module of the user's own, which so far has the attributes that were asked for so far."""
+        value = self.encoder.refer(module, lambda: Value(namespace=Namespace(name=module.__name__)))
+        sent = self._modules.setdefault(module.__name__, set())
+        for chain in sorted(chains):
+            name = chain[0]
+            try:
+                found = getattr(module, name)
+            except AttributeError as error:
+                raise WireError(str(error), module) from None
+            own = isinstance(found, ModuleType) and symbols.module_value(found) is None
+            if own and len(chain) == 1:
+                raise WireError(
+                    f"the module {found.__name__} is yours, so only what is read of it by name travels, as "
+                    f"{module.__name__}.{name}.f does",
+                    found,
+                )
+            if name not in sent or own:
+                sent.add(name)
+                inner = self._own_module(found, [chain[1:]]) if own else self._attribute_of(module, name, found)
+                attributes = self.encoder.objects.values[value.ref].namespace.attributes
+                if all(binding.name != name for binding in attributes):
+                    attributes.append(Binding(name=name, value=inner))
+        return value
+
+    def _attribute_of(self, module: ModuleType, name: str, value: object) -> Value:
+        try:
+            return self.encoder.encode(value)
+        except WireError as error:
+            raise WireError(f"{module.__name__}.{name}{error.where}: {error}", error.subject) from None
+
     def _module(self, module: ModuleType) -> Value:
         value = symbols.module_value(module)
         if value is None:
             raise WireError(
-                f"the module {module.__name__} is yours, so the server cannot import it; import the functions you need by "
-                f"name, they travel as source: from {module.__name__} import …",
+                f"the module {module.__name__} is yours, so the server cannot import it; use it by its name, "
+                f"{module.__name__}.f(x), or import what you need: from {module.__name__} import …",
                 module,
             )
         return value
@@ -96,6 +147,9 @@ class Shipper:
             )
         self._check_size(source.source, f"the function {source.name}")
 
+        what = f"the function {source.name}"
+        self.pieces.append(capture.piece(what, source.filename, source.first_line, source.variables, source.stores))
+
         def build() -> Value:
             return Value(
                 function=Function(
@@ -104,7 +158,7 @@ class Shipper:
                     filename=source.filename,
                     first_line=source.first_line,
                     indent=source.indent,
-                    reads=self._bindings(source.bindings, f"{source.name} uses"),
+                    reads=self._bindings(source.bindings, f"{source.name} uses", source.body),
                 )
             )
 
@@ -131,6 +185,9 @@ class Shipper:
                 cls,
             )
         self._check_size(source.source, f"the class {name}")
+        self.pieces.append(
+            capture.piece(f"the class {name}", source.filename, source.first_line, source.variables, source.stores)
+        )
 
         def build() -> Value:
             return Value(
@@ -140,8 +197,8 @@ class Shipper:
                     filename=source.filename,
                     first_line=source.first_line,
                     indent=source.indent,
-                    needs=self._bindings(source.needs, f"the class {name} uses"),
-                    reads=self._bindings(source.reads, f"the class {name} uses"),
+                    needs=self._bindings(source.needs, f"the class {name} uses", source.node),
+                    reads=self._bindings(source.reads, f"the class {name} uses", source.node),
                     attributes=self._bindings(source.attributes, f"the class {name} has"),
                 )
             )
@@ -190,12 +247,18 @@ class Shipper:
 
         return self.encoder.refer(obj, build)
 
-    def _bindings(self, values: Mapping[str, object], user: str) -> list[Binding]:
-        """Encode named values; `user` says of what, for an error: "f uses"; empty for an object's attributes."""
+    def _bindings(self, values: Mapping[str, object], user: str, body: ast.AST | None = None) -> list[Binding]:
+        """Encode named values.
+
+        Args:
+            user: says of what, for an error: "f uses"; empty for an object's attributes.
+            body: the code that reads the names.
+        """
         bindings = []
         for name, value in values.items():
             try:
-                bindings.append(Binding(name=name, value=self.encoder.encode(value)))
+                found = self.encoder.encode(value) if body is None else self.read(name, value, [body])
+                bindings.append(Binding(name=name, value=found))
             except WireError as error:
                 if user:
                     raise WireError(f"{user} {_shown(name)}{error.where}: {error}", error.subject) from None

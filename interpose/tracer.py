@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
 from interpose.aio import in_thread, warn_if_on_a_loop
-from interpose.check import TRACER_WORDS, frame_at
+from interpose.check import TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
 from interpose.job import Job
@@ -25,7 +25,7 @@ from interpose.saving import call_save, saving_with
 from interpose.session import Session
 from interpose.streaming import OutputStream, StreamedTrace
 from interpose.trace_options import TraceOptions
-from interpose.v1.trace_pb2 import Frame, Prompt, Trace, Usage
+from interpose.v1.trace_pb2 import Prompt, Trace, Usage
 
 if TYPE_CHECKING:
     from interpose.model import Model
@@ -40,13 +40,13 @@ class _Block(capture.CapturedContext):
         try:
             return super().__enter__()
         except capture.CaptureError as error:
-            raise _refused(error) from None
+            raise refused(error) from None
 
     def __aenter__(self) -> Any:
         try:
             return super().__aenter__()
         except capture.CaptureError as error:
-            raise _refused(error) from None
+            raise refused(error) from None
 
 
 class Tracer(_Block):
@@ -263,7 +263,7 @@ class Tracer(_Block):
             with saving_with(self._save):
                 capture.run_outer(block, scope, lambda value: call_save(value, self._save))
         except capture.CaptureError as error:
-            raise _refused(error) from None
+            raise refused(error) from None
         finally:
             self._running = False
         for name, value in self._shared_names(block, scope).items():
@@ -343,12 +343,6 @@ class Invoker(_Block):
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"an invoke has no attribute {name!r}")
-
-
-def _refused(error: capture.CaptureError) -> InvalidArgument:
-    frame = Frame(filename=error.filename, line=error.line, text=error.text)
-    message = f"{error.message}. {error.hint}" if error.hint else error.message
-    return InvalidArgument(message, frames=[frame])
 
 
 def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:

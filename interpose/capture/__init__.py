@@ -14,6 +14,8 @@ from interpose.capture.remake import compile_class, compile_function, default_na
 from interpose.capture.rewrite import GUARD, SAVE, compile_block
 from interpose.capture.scope import Scope
 from interpose.capture.skip import CapturedContext
+from interpose.capture.uses import attributes_used
+from interpose.capture.variables import Piece, piece, refuse_shared
 
 __all__ = [
     "GUARD",
@@ -23,7 +25,9 @@ __all__ = [
     "CapturedContext",
     "ClassSource",
     "FunctionSource",
+    "Piece",
     "Scope",
+    "attributes_used",
     "block_reads_writes",
     "class_source",
     "compile_block",
@@ -31,5 +35,7 @@ __all__ = [
     "compile_function",
     "default_name",
     "function_source",
+    "piece",
+    "refuse_shared",
     "run_outer",
 ]

@@ -35,6 +35,14 @@ def free_names(node: ast.AST) -> tuple[str, ...]:
     return tuple(walk.reads)
 
 
+def outer_writes(node: ast.AST) -> tuple[str, ...]:
+    """The names outside of itself that a function assigns, which it declares ``global`` or ``nonlocal``."""
+    walk = _Walk()
+    if isinstance(node, Function):
+        walk.scope(node, frozenset())
+    return tuple(walk.writes)
+
+
 def is_constant(node: ast.expr) -> bool:
     """Whether an expression means the same wherever and whenever it is evaluated, and makes no mutable object."""
     if isinstance(node, ast.UnaryOp):

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from interpose.capture import members
-from interpose.capture.analysis import block_reads_writes, bound_names
+from interpose.capture.analysis import block_reads_writes, bound_names, outer_writes
 from interpose.capture.block import block_text
-from interpose.capture.functions import defaults_of
+from interpose.capture.functions import defaults_of, variables_of
 from interpose.capture.recent import Recent
 from interpose.capture.remake import (
     assigned_attributes,
@@ -41,7 +41,8 @@ class ClassSource:
 
     `needs` has the values of the names that the class statement reads while it runs, `reads` those that only its methods
     read. `attributes` are to be set on the class afterwards. `unbound` are names that the statement itself reads and that
-    have no value any more (a variable of a function that has returned), each with its line. `node` is the statement with
+    have no value any more (a variable of a function that has returned), each with its line. `stores` and `variables` are
+    as a function's (`functions.FunctionSource`). `node` is the statement with
     its own positions and must not be changed.
     """
 
@@ -54,6 +55,8 @@ class ClassSource:
     reads: dict[str, object] = field(repr=False)
     attributes: dict[str, object] = field(repr=False)
     unbound: dict[str, int]
+    stores: tuple[str, ...]
+    variables: dict[str, object] = field(repr=False)
     node: ast.ClassDef = field(repr=False)
 
 
@@ -86,13 +89,16 @@ def class_source(cls: type) -> ClassSource | None:
     }
     looked_up = [name for name in block_reads_writes([body])[0] if name not in evaluated]
     reads = {name: names[name] for name in looked_up if name in names and names[name] is not cls}
+    stores = tuple(name for method in place.own.values() for name in outer_writes(method))
+    own = [function for _, function in members.functions_of(cls, nested=True) if _belongs(function, cls)]
+    variables = variables_of(own, (*evaluated, *looked_up, *stores))
     builtin = vars(sys.modules["builtins"])
     unbound = {name: _line_of(body, name) for name in evaluated if name not in needs and name not in builtin}
     source, first_line, indent = block_text(place.source.lines, [node])
     attributes = _later_attributes(cls, place, given)
     filename = place.source.filename
     return ClassSource(
-        source, filename, first_line, indent, cls.__name__, needs, reads, attributes, unbound, node
+        source, filename, first_line, indent, cls.__name__, needs, reads, attributes, unbound, stores, variables, node
     )  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from interpose.capture.analysis import Function, free_names
+from interpose.capture.analysis import Function, free_names, outer_writes
 from interpose.capture.block import block_text
 from interpose.capture.recent import Recent
 from interpose.capture.remake import computed_defaults, default_name
@@ -21,7 +22,9 @@ class FunctionSource:
     """A function as text, as `remake.compile_function` takes it, and the names it takes from around it.
 
     `reads` are the names its body may look up outside of itself, and one name for each default value that is not a
-    constant. `bindings` has the values of those that are bound, from the closure, the module, and the defaults.
+    constant. `bindings` has the values of those that are bound, from the closure, the module, and the defaults. `stores`
+    are the names outside of itself that it assigns (``global``, ``nonlocal``), `variables` says which variable a name is:
+    the same object for the same variable. `body` is the syntax of what it does, to be looked at only.
     """
 
     source: str
@@ -31,6 +34,9 @@ class FunctionSource:
     name: str
     reads: tuple[str, ...]
     bindings: dict[str, object] = field(repr=False)
+    stores: tuple[str, ...] = ()
+    variables: dict[str, object] = field(default_factory=dict, repr=False)
+    body: ast.AST = field(default_factory=ast.Pass, repr=False)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,9 @@ class _Text:
     first_line: int
     indent: int
     reads: tuple[str, ...]
+    stores: tuple[str, ...]
     defaults: tuple[str, ...]  # the parameters whose default is not a constant
+    node: ast.AST
 
 
 _texts: Recent[_Text] = Recent(1024)
@@ -72,7 +80,26 @@ def function_source(fn: object) -> FunctionSource | None:
     bindings.update({default_name(name): values[name] for name in text.defaults if name in values})
     reads = (*text.reads, *(default_name(name) for name in text.defaults))
     bindings = {name: value for name, value in bindings.items() if name in reads}
-    return FunctionSource(text.source, code.co_filename, text.first_line, text.indent, fn.__name__, reads, bindings)
+    variables = variables_of([fn], (*text.reads, *text.stores))
+    return FunctionSource(
+        text.source, code.co_filename, text.first_line, text.indent, fn.__name__, reads, bindings, text.stores, variables,
+        text.node,
+    )  # fmt: skip
+
+
+def variables_of(functions: Iterable[types.FunctionType], names: Iterable[str]) -> dict[str, object]:
+    """Which variable each name is in functions that were defined in one place: a closure's cell, or a module's name."""
+    found: dict[str, object] = {}
+    for function in functions:
+        found.update({name: module_variable(function.__globals__, name) for name in names if name not in found})
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found.update({name: id(cell) for name, cell in cells if name in names})
+    return found
+
+
+def module_variable(module: dict[str, object], name: str) -> object:
+    """Which variable a name of a module is."""
+    return id(module), name
 
 
 def defaults_of(fn: types.FunctionType) -> dict[str, object]:
@@ -97,7 +124,7 @@ def _find(fn: types.FunctionType) -> _Text | None:
     node = found[0]
     cut = _cut_lambda(source, node) if isinstance(node, ast.Lambda) else _cut_def(source, node)
     defaults = tuple(argument.arg for argument, _ in computed_defaults(node.args))
-    return _Text(*cut, free_names(node), defaults)
+    return _Text(*cut, free_names(node), outer_writes(node), defaults, node)
 
 
 def _is_candidate(node: ast.AST, code: types.CodeType) -> TypeGuard[Function]:

@@ -34,7 +34,7 @@ def run_outer(block: Block, scope: Scope, save: Callable[[object], object]) -> N
     if code is None:
         code = _compile(block, caller, local)
         _compiled.put(block, code, (caller.co_name, local))
-    cells = _shared_cells(scope)
+    cells = shared_cells(scope)
     cells.update({SAVE: types.CellType(save), GUARD: types.CellType(_no_guard)})
     for name in code.co_freevars:
         if name not in cells:
@@ -91,8 +91,8 @@ def _know(code: types.CodeType, block: Block) -> None:
             _know(constant, block)
 
 
-def _shared_cells(scope: Scope) -> dict[str, types.CellType]:
-    """The cells of the caller's variables, as far as functions that the caller defined and still names hold them."""
+def shared_cells(scope: Scope) -> dict[str, types.CellType]:
+    """Returns the cells of the caller's variables, as far as functions that the caller defined and still names hold them."""
     caller = scope.frame.f_code
     cells: dict[str, types.CellType] = {}
     if not (caller.co_cellvars or caller.co_freevars):
