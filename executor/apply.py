@@ -20,7 +20,6 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.lora.layers import BaseLayerWithLoRA
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
@@ -28,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from executor.control import Refusal
 from executor.shards import Layouts
+from executor.skips import holds_attention
 from executor.tree import LOGITS, SAMPLES, ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
@@ -78,7 +78,7 @@ def why_not_applied(node: Node) -> str:
     if isinstance(module, LogitsProcessor):
         return "for logits write model.logits(h); for the unembedding without scale and soft cap, model.lm_head(h)"
     parts = list(module.modules())
-    if any(isinstance(part, AttentionLayerBase) for part in parts):
+    if holds_attention(module):
         return (
             f"{path} holds attention, which needs the batch's positions and KV cache and cannot be applied to values; apply "
             f"the parts that have none (norms, mlp, linear layers), or read and change what the model gives {path} where it "

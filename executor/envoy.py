@@ -141,6 +141,13 @@ class Envoy:
             raise self._tree.unknown(node, name)
         return view
 
+    def skip(self, value: Any) -> None:
+        """Have the module's output be `value`, of the form that the module returns, as if it did not run.
+
+        The block goes on at the module's output. A module that holds attention must be skipped in every later step too.
+        """
+        current().skip(self._node, value)
+
     def next(self) -> Envoy:
         """Move on to this module's next step."""
         current().advance(self._node)

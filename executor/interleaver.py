@@ -48,7 +48,8 @@ class Interleaver:
 
     Attributes:
         mediators: the mediators of all unfinished traced requests, by request id.
-        live: those of them that wait for something in a coming step. Empty: steps are the engine's alone.
+        live: those of them that wait for something in a coming step, or must see that there is none. Empty: steps are the
+            engine's alone.
         ended: why requests must end after this step, by request id; the runner takes it.
     """
 
@@ -198,7 +199,9 @@ class Interleaver:
                 continue
             touched.append(mediator)
             mediator.begin_step()
-            if mediator.step == 0:
+            if mediator.resting:  # it is here for what it has skipped, and will not skip again
+                self._check_skips(mediator)
+            elif mediator.step == 0:
                 if span.stop - span.start != mediator.prompt_tokens:
                     self._fail(
                         mediator,
@@ -244,9 +247,24 @@ class Interleaver:
                 self._turn(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
         self._waiting.clear()
         self._agree(missed)
+        for request_id in self._batch.spans:
+            mediator = self.live.get(request_id)
+            if mediator is not None and not mediator.resting:
+                self._check_skips(mediator)
         if self._streams:
             for request_id in self._batch.spans:
                 self._stream_step(request_id)
+
+    def _check_skips(self, mediator: Mediator) -> None:
+        """Fail a block that lets a module run whose cache lacks what it skipped."""
+        gap = mediator.skips.missed(mediator.step)
+        if gap is None:
+            return
+        if mediator.live:
+            self._turn(mediator, lambda: mediator.throw(gap))
+        if mediator.state is not State.FAILED:
+            self._fail(mediator, pb.Failure(code=gap.code, message=gap.message, location=gap.location))
+        self._enlist([mediator])
 
     def _stream_step(self, request_id: str) -> None:
         """Send what a block of a streamed trace saved in the step that has ended."""
@@ -477,14 +495,13 @@ class Interleaver:
     def _enlist(self, mediators: Iterable[Mediator]) -> None:
         for mediator in mediators:
             waiting = mediator.waiting
-            if not mediator.live:
-                self.live.pop(mediator.request_id, None)
-                if mediator.state is State.FAILED:
-                    self.ended[mediator.request_id] = "error"
-                elif mediator.state is State.STOPPED:
-                    self.ended[mediator.request_id] = "tracer_stop"
-            elif waiting is not None and waiting.kind == Kind.RESULT:
-                self.live.pop(mediator.request_id, None)
+            if mediator.state is State.FAILED:
+                self.ended[mediator.request_id] = "error"
+            elif mediator.state is State.STOPPED:
+                self.ended[mediator.request_id] = "tracer_stop"
+            if mediator.resting:
+                if not mediator.skips.owed or mediator.state not in (State.WAITING, State.DONE):
+                    self.live.pop(mediator.request_id, None)
             elif waiting is not None and waiting.kind != Kind.STEP and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
 

@@ -24,6 +24,7 @@ from executor.failures import describe
 from executor.random_state import RandomState
 from executor.saves import SaveRegistry
 from executor.served import Served, check
+from executor.skips import Skips
 from executor.tree import ModuleTree, Node
 from executor.views.view import Unreachable, View
 from interpose.saving import saving_with
@@ -105,6 +106,7 @@ class Mediator:
         served: the location the block is at, while it is there.
         waiting: what it waits for.
         call: the module that it wants applied, while it waits for that.
+        skips: the modules that it skips.
         used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
         logs: how often it printed.
@@ -142,6 +144,7 @@ class Mediator:
         self.served_at: Location | None = None
         self.waiting: Location | None = None
         self.call: Call | None = None
+        self.skips = Skips(tree)
         self.state = State.WAITING
         self.failure: pb.Failure | None = None
         self.used = 0.0
@@ -166,6 +169,11 @@ class Mediator:
     def live(self) -> bool:
         """Whether the block still waits for something."""
         return self.state is State.WAITING
+
+    @property
+    def resting(self) -> bool:
+        """Whether the block has ended or waits for the result: it asks for nothing in a coming step."""
+        return not self.live or (self.waiting is not None and self.waiting.kind == Kind.RESULT)
 
     @property
     def steps(self) -> int:
@@ -277,6 +285,12 @@ class Mediator:
             check(kwargs[name], value, f"{node.path}.input")
             kwargs[name] = value
 
+    def skip(self, node: Node, value: Any) -> None:
+        """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
+        step = self.pointer + self._offsets.get(node.path, 0)
+        self.skips.begin(node, step, -1 if step > self.step else 1 << 62 if step < self.step else self.position)
+        self._at(node, Kind.OUTPUT).assign(value)
+
     def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a module makes of the block's own values."""
         call = self._applier.prepare(node, args, kwargs)
@@ -335,6 +349,13 @@ class Mediator:
         if self._finished:
             raise self._never(location)
         if location.step < self.step or (location.step == self.step and place <= self.position):
+            skipped = self.skips.around(node.path, location.step)
+            if skipped:
+                raise Refusal(
+                    pb.ERROR_CODE_OUT_OF_ORDER,
+                    f"{location} lies in {skipped}, which the block skipped in this step: nothing is computed there",
+                    location=str(location),
+                )
             at = f" (the block is at {self.served_at})" if self.served_at else f" (the request is in step {self.step})"
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,

@@ -48,7 +48,8 @@ def fingerprint(mediator: Mediator) -> int:
     waiting = mediator.waiting
     failed = mediator.failure.exception_type if mediator.failure is not None else ""
     call = mediator.call.fingerprint() if mediator.call is not None else ""
-    return zlib.crc32(f"{mediator.state.name}|{waiting}|{waiting.kind if waiting else ''}|{call}|{failed}".encode())
+    kind, skips = (waiting.kind if waiting else ""), mediator.skips.fingerprint()
+    return zlib.crc32(f"{mediator.state.name}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
 
 
 def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:

@@ -3,12 +3,14 @@
 The value a block sees is never the engine's memory. Each tensor is narrowed to the request's rows, gathered over the
 tensor-parallel ranks, and copied into an ordinary tensor (not an inference tensor, so it has a version counter and
 autograd works on it). When the block moves on, a tensor whose version counter moved was changed in place and is written
-into the engine's rows; one that was replaced by assignment goes into a new tensor that takes the place of the old one,
-as returning a value from a torch hook does. Other requests' rows are in neither copy.
+into the engine's rows. Some writes do not move the counter (through `.data`, `.numpy()`, a storage), so a tensor whose
+counter stands still is written back if its contents differ. One that was replaced by assignment goes into a new tensor that
+takes the place of the old one, as returning a value from a torch hook does. Other requests' rows are in neither copy.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.control import Refusal
-from executor.shards import WHOLE, Layout
+from executor.shards import WHOLE, Layout, Partial
 from interpose.v1 import trace_pb2 as pb
 
 Path = tuple[object, ...]
@@ -72,6 +74,17 @@ class Opaque:
         raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"not available to a block: {self._what}")
 
 
+class Change(enum.Enum):
+    """Whether a copy was changed in place.
+
+    A device would have to be waited for to compare contents; writing them back costs less, whether they changed or not.
+    """
+
+    NONE = enum.auto()
+    POSSIBLE = enum.auto()
+    MADE = enum.auto()
+
+
 @dataclass
 class Derived:
     """A value computed from a location's tensors, and the way back into them.
@@ -90,6 +103,11 @@ class Derived:
     compute: Callable[[], torch.Tensor]
     put: Callable[[torch.Tensor, torch.Tensor], None]
 
+    def same(self) -> bool:
+        """Whether the value is still what the sources give: not every write moves the version counter."""
+        with torch.inference_mode(False), torch.no_grad():
+            return _same(self.compute(), self.value)
+
     def stale(self, sources: list[torch.Tensor]) -> bool:
         """Whether the sources are other tensors now, or were changed."""
         return any(
@@ -106,6 +124,17 @@ class Leaf:
     layout: Layout
     private: torch.Tensor
     version: int
+    before: torch.Tensor  # this rank's part of what the block was given
+    change: Change = Change.NONE
+
+    def look(self) -> None:
+        """Find out whether the block changed its copy in place."""
+        if self.private._version != self.version:
+            self.change = Change.MADE
+        elif self.private.device.type != "cpu":
+            self.change = Change.POSSIBLE
+        elif not _same(self.layout.scatter(self.private), self.before):
+            self.change = Change.MADE
 
 
 class Served:
@@ -144,16 +173,22 @@ class Served:
         return Opaque(f"a {type(value).__name__} at {self.location}")
 
     def _expose_tensor(self, value: torch.Tensor, path: Path) -> Any:
+        known = next((leaf for leaf in self._leaves if leaf.original is value), None)
+        if known is not None:
+            return known.private
         rows = self._rows
         if value.dim() == 0 or value.shape[0] not in (rows.total, rows.padded):
             shape = list(value.shape)
             return Opaque(f"a tensor of shape {shape} at {self.location} whose rows do not belong to single requests")
         layout = self._layout_of(path)
-        mine = layout.gather(rows.of(value))
+        shard = rows.of(value)
+        mine = layout.gather(shard)
         with torch.inference_mode(False), torch.no_grad():
             private = torch.empty_like(mine, memory_format=torch.contiguous_format)
             private.copy_(mine)
-        self._leaves.append(Leaf(value, layout, private, private._version))
+        # A rank's part of a sum is not a part of the value; its place is taken by what this rank would write back.
+        before = layout.scatter(private).clone() if isinstance(layout, Partial) else shard
+        self._leaves.append(Leaf(value, layout, private, private._version, before))
         return private
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -192,9 +227,9 @@ class Served:
             Refusal: the block changed both a derived value and what it was computed from.
         """
         for _, held in self._derived:
-            if held.value._version == held.version:
-                continue
             sources = [one for one, _ in held.sources]
+            if held.value._version == held.version and (held.stale(sources) or held.same()):
+                continue
             if held.stale(sources):
                 raise Refusal(
                     pb.ERROR_CODE_INVALID_ARGUMENT,
@@ -227,6 +262,8 @@ class Served:
             current: what the model would go on with: the value that was served, or what others made of it since.
         """
         self.put_back()
+        for leaf in self._leaves:  # all of them before any is written: the engine's tensors may share memory
+            leaf.look()
         return self._settle(self._original, current, self.value)
 
     def _settle(self, original: Any, current: Any, now: Any) -> Any:
@@ -249,13 +286,16 @@ class Served:
             return current
         leaf = next(leaf for leaf in self._leaves if leaf.original is original)
         if now is leaf.private:
-            if now._version != leaf.version:
+            if leaf.change is not Change.NONE:
                 mine = leaf.layout.scatter(now)
+                if mine.shape != leaf.before.shape:
+                    raise ValueError(
+                        f"its shape became {list(mine.shape)}, and the model needs {list(leaf.before.shape)}"
+                    )
                 self._rows.of(original).copy_(mine)
                 if current is not original:  # another request's replacement is what the model goes on with
                     self._rows.of(current).copy_(mine)
-                leaf.version = now._version
-                self.written = True
+                self.written = self.written or leaf.change is Change.MADE
             return current
         replaced = current.clone()
         self._rows.of(replaced).copy_(leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
@@ -280,7 +320,8 @@ class Fixed(Served):
         raise self._refusal()
 
     def settle(self, current: Any) -> Any:
-        if self._leaf.private._version != self._leaf.version:
+        self._leaf.look()
+        if self._leaf.change is Change.MADE:
             raise self._refusal()
         return current
 
@@ -291,6 +332,15 @@ class Fixed(Served):
             "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z), or clone it to work on it",
             location=self.location,
         )
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same contents, bit for bit."""
+    bits = _BITS.get(one.element_size())
+    return torch.equal(one, other) if bits is None else torch.equal(one.view(bits), other.view(bits))
 
 
 def check(old: Any, new: Any, where: str) -> None:

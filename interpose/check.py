@@ -12,7 +12,7 @@ import linecache
 from collections.abc import Iterator, Mapping, Sequence
 
 from interpose.capture import CaptureError
-from interpose.envoy import Envoy, Node
+from interpose.envoy import PSEUDO, Envoy, Node
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.v1.trace_pb2 import Frame
 
@@ -39,6 +39,7 @@ def check_locations(
     tracers = tracers - bound
     for node in _nodes(body):
         _check_applied(node, roots, filename)
+        _check_skipped(node, roots, filename)
         try:
             if isinstance(node, ast.Attribute | ast.Subscript):
                 _resolve(node, roots)
@@ -71,6 +72,18 @@ def refused(error: CaptureError) -> InvalidArgument:
     )
     message = f"{error.message}. {error.hint}" if error.hint else error.message
     return InvalidArgument(message, frames=[frame])
+
+
+def _check_skipped(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
+    """Refuse `model.logits.skip(…)`: a location that is no module does not run."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "skip"):
+        return
+    if _fails(node.func.value, roots):
+        return
+    place = _resolve(node.func.value, roots)
+    if place is not None and place.path in PSEUDO:
+        message = f"{place.path} is not a module that could be skipped; assign {place.path}.output = value"
+        raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
 
 
 def frame_at(node: ast.AST, filename: str) -> Frame:

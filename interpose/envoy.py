@@ -217,7 +217,11 @@ class Envoy:
         raise self._outside("next()")
 
     def skip(self, value: Any) -> Any:
-        """Do not run the module: its output is `value`; inside a block only."""
+        """Do not run the module: its output is `value`, of the form that the module returns; inside a block only.
+
+        For this request alone; the block goes on at the module's output. A module that holds attention has then no keys and
+        values of the step, so it must be skipped in every later step too.
+        """
         raise self._outside("skip(value)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests.engine.conftest import Bench, expression
@@ -79,6 +80,30 @@ def test_writing_through_a_saved_value_reaches_the_model(bench: Bench) -> None:
     [same] = bench.engine.run(Block(PROMPT, f"{at}.output[:] = 0\nlogits = model.logits.output.save()"))
     assert torch.equal(ran.saved["logits"], same.saved["logits"])
     assert ran.saved["h"].any()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "{at}.data[:] = 0.5",
+        "{at}.data = {at}.data * 0 + 0.5",
+        "{at}.numpy()[:] = 0.5",
+        "import numpy\nnumpy.asarray({at})[...] = 0.5",
+        "h = {at}.data\nh *= 0\nh += 0.5",
+        "{at}.detach().numpy().fill(0.5)",
+        "torch.from_dlpack({at}.data).fill_(0.5)",
+        "{at}.untyped_storage().copy_(torch.full_like({at}, 0.5).untyped_storage())",
+        "with torch.inference_mode():\n    {at}[:] = 0.5",
+    ],
+)
+def test_writes_that_torch_does_not_count_reach_the_model_too(bench: Bench, write: str) -> None:
+    path = bench.block(1) + ".mlp"
+    source = write.format(at=expression(path) + ".output") + "\nlogits = model.logits.output.save()"
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    truth = bench.oracle.run(PROMPT, 1, [Edit(path, "output", lambda value: value * 0 + 0.5)])
+    assert difference(ran.saved["logits"], truth.logits[0]) <= 1e-4
+    assert difference(truth.logits[0], bench.oracle.run(PROMPT).logits[0]) > 1e-3
 
 
 def test_an_accumulator_of_the_users_own_comes_back_as_it_ended(bench: Bench) -> None:

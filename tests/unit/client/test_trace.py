@@ -270,6 +270,15 @@ class TestRefusedBeforeSending:
         assert "y = layer(h).save()" in str(caught.value)
         assert str(caught.value).splitlines()[-1].strip() == "^" * len("layer(h)")
 
+    @pytest.mark.parametrize("name", ["logits", "samples"])
+    def test_a_location_that_cannot_be_skipped(self, model, name):
+        place = getattr(model, name)
+        with pytest.raises(interpose.InvalidArgument, match=f"assign {name}.output = value") as caught:
+            with model.trace("x"):
+                model.model.layers[1].mlp.skip(1)
+                place.skip(2)
+        assert "place.skip(2)" in str(caught.value)
+
     def test_tracer_words(self, model):
         with pytest.raises(interpose.UnknownLocation, match="did you mean result"):
             with model.trace("x") as tracer:
