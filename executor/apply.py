@@ -125,6 +125,7 @@ class Applier:
             raise _refuse(node, f"{node.path}(…) needs a tensor to be applied to")
         for value in values:
             self._check_value(node, value)
+        self._check_size(node, [value for value in values if isinstance(value, torch.Tensor)])
         floats = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         single = len(floats) == len(tensors) and all(value.dim() == 1 for value in floats)
@@ -135,7 +136,6 @@ class Applier:
             single,
         )
         check_arguments(node.module or self._head(), call.args, call.kwargs, node.path, whole=True)
-        self._check_size(call)
         return call
 
     def _check_value(self, node: Node, value: Any) -> None:
@@ -169,20 +169,19 @@ class Applier:
             copy.copy_(value)
         return copy.unsqueeze(0) if single else copy
 
-    def _check_size(self, call: Call) -> None:
+    def _check_size(self, node: Node, tensors: list[torch.Tensor]) -> None:
         """Bound what the call makes: its rows times the widest value in the module."""
-        tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
-        widest = self._widest(call.node)
         largest = max(tensors, key=lambda value: value.numel())
-        rows = largest.numel() if not largest.is_floating_point() else largest.numel() // max(1, largest.shape[-1])
-        row_bytes = widest * max(self._dtype.itemsize, 4)
+        width = largest.shape[-1] if largest.is_floating_point() and largest.dim() else 1
+        rows = largest.numel() // max(1, width)
+        row_bytes = self._widest(node) * max(self._dtype.itemsize, 4)
         if rows * row_bytes > self._memory_bytes:
             raise Refusal(
                 pb.ERROR_CODE_QUOTA_EXCEEDED,
-                f"{call.node.path}(…) on {rows} rows makes {rows * row_bytes >> 20} MiB, more than the "
+                f"{node.path}(…) on {rows} rows makes {rows * row_bytes >> 20} MiB, more than the "
                 f"{self._memory_bytes >> 20} MiB a block may use; apply it to at most {self._memory_bytes // row_bytes} rows "
                 "at a time",
-                location=call.node.path,
+                location=node.path,
             )
 
     def _widest(self, node: Node) -> int:
