@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose.envoy import Envoy, Node, tree_of
 from interpose.errors import InvalidArgument, did_you_mean
@@ -76,6 +76,13 @@ class Model(Envoy):
                 raise InvalidArgument("max_new_tokens and max_tokens are the same; give one of them")
             sampling["max_tokens"] = max_new_tokens
         return self.trace(prompt, **sampling)
+
+    def scan(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not offered: the shapes are those of a run with one token."""
+        raise InvalidArgument(
+            "there is no model.scan(): run the block on one token and keep the shapes, `with model.trace(prompt, "
+            "max_tokens=1): shape = model.logits.output.shape.save()`"
+        )
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
 from interpose.aio import in_thread, warn_if_on_a_loop
-from interpose.check import TRACER_WORDS, frame_at, refused
+from interpose.check import ABSENT, TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
 from interpose.job import Job
@@ -124,7 +124,10 @@ class Tracer(_Block):
         if not self._running:
             raise InvalidArgument("tracer.invoke(prompt) belongs inside the block of `with model.trace() as tracer:`")
         if prompt is None:
-            raise InvalidArgument("tracer.invoke() needs a prompt: tracer.invoke(prompt)")
+            raise InvalidArgument(
+                "tracer.invoke() needs a prompt: tracer.invoke(prompt). A block sees the rows of its own prompt; for those of "
+                "several, append each prompt's to a list that is saved in the outer block: rows = [].save()"
+            )
         return Invoker(self, self._model.encode_prompt(prompt), self._model.check_sampling(sampling))
 
     def stream(self) -> OutputStream:
@@ -146,6 +149,8 @@ class Tracer(_Block):
         print(*values)
 
     def __getattr__(self, name: str) -> NoReturn:
+        if name in ABSENT:
+            raise InvalidArgument(ABSENT[name])
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"a tracer has no attribute {name!r}")
@@ -340,6 +345,8 @@ class Invoker(_Block):
         self._index = self.tracer._add(block, scope, self._prompt, self._sampling)
 
     def __getattr__(self, name: str) -> NoReturn:
+        if name in ABSENT:
+            raise InvalidArgument(ABSENT[name])
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"an invoke has no attribute {name!r}")
