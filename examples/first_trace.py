@@ -1,8 +1,6 @@
 """A first trace: read a served llama's residual stream, change it on the way, and see what else the model then says.
 
-    python examples/first_trace.py --address localhost:9000 --checkpoint .demo/tiny-llama --picture lens.png
-
-The checkpoint is needed for the picture alone.
+python examples/first_trace.py --address localhost:9000 --picture lens.png
 """
 
 from __future__ import annotations
@@ -26,31 +24,34 @@ SAMPLING = {"max_tokens": 12, "temperature": 0.0}
 EDITED_LAYER = 1
 
 
-def read(model: Any) -> tuple[Any, Any, Any]:
-    """Return the residual stream after each layer, [tokens, hidden] each, the logits, [1, vocab], and the result."""
+def read(model: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the residual stream after the last layer, [tokens, hidden], the logit lens of each layer (logit_lens.py), the
+    logits, [1, vocab], and the result."""
     with model.trace(PROMPT, **SAMPLING) as tracer:
-        stream: Any = []
-        for layer in model.model.layers:
-            hidden, residual = layer.output
-            stream.append(hidden + residual)
+        lens: Any = []
+        for block in model.blocks:
+            stream = block.resid_post
+            top = model.unembed(model.final_norm(stream)).softmax(-1).max(-1)
+            lens.append((top.indices, top.values))
+        lens.save()
         stream.save()
         logits = model.logits.output.save()
         result = tracer.result.save()
-    return stream, logits, result
+    return stream, lens, logits, result
 
 
 def edit(model: Any) -> tuple[Any, Any]:
-    """The same with one layer's MLP silenced, while the prompt is read; return the residual stream and the result."""
+    """The same with one layer's MLP silenced, while the prompt is read; return the lens and the result."""
     with model.trace(PROMPT, **SAMPLING) as tracer:
-        stream: Any = []
-        for index, layer in enumerate(model.model.layers):
+        lens: Any = []
+        for index, block in enumerate(model.blocks):
             if index == EDITED_LAYER:
-                layer.mlp.output[:] = 0
-            hidden, residual = layer.output
-            stream.append(hidden + residual)
-        stream.save()
+                block.mlp.act[:] = 0
+            top = model.unembed(model.final_norm(block.resid_post)).softmax(-1).max(-1)
+            lens.append((top.indices, top.values))
+        lens.save()
         result = tracer.result.save()
-    return stream, result
+    return lens, result
 
 
 @contextmanager
@@ -71,7 +72,6 @@ def main() -> int:
     """Run both traces; return 0 if the edit changed the continuation."""
     parser = argparse.ArgumentParser(description="Read and change a served model's residual stream.")
     parser.add_argument("--address", default="localhost:9000")
-    parser.add_argument("--checkpoint", type=Path, help="the served model's directory")
     parser.add_argument("--picture", type=Path, help="where to write the logit lens, a PNG")
     args = parser.parse_args()
 
@@ -84,13 +84,13 @@ def main() -> int:
         return text
 
     with phase("trace that only reads"):
-        stream, logits, result = read(model)
-    print("residual stream:", len(stream), "layers of", tuple(stream[0].shape), stream[0].dtype)
-    print("last token after layer 0 begins:", [round(float(x), 4) for x in stream[0][-1, :5]])
+        stream, lens, logits, result = read(model)
+    print("residual stream after the last layer:", tuple(stream.shape), stream.dtype)
+    print("at the last token it begins:", [round(float(x), 4) for x in stream[-1, :5]])
     print("logits:", tuple(logits.shape), "best:", repr(decode(int(logits.argmax()))))
     print(block_of(edit), end="")
     with phase("trace that edits"):
-        edited_stream, edited = edit(model)
+        edited_lens, edited = edit(model)
 
     print(f"prompt:                     {PROMPT!r}")
     print(f"continuation:               {result.text!r}")
@@ -98,14 +98,14 @@ def main() -> int:
     changed: bool = result.token_ids != edited.token_ids
     print("the edit", "changed" if changed else "DID NOT CHANGE", "the continuation")
 
-    if args.picture and args.checkpoint:
+    if args.picture:
         with phase("picture"):
             panels = {
-                "as it is": logit_lens.look(stream, args.checkpoint),
-                f"without the MLP of layer {EDITED_LAYER}": logit_lens.look(edited_stream, args.checkpoint),
+                "as it is": logit_lens.lens_of(lens),
+                f"without the MLP of layer {EDITED_LAYER}": logit_lens.lens_of(edited_lens),
             }
             tokens = [decode(token) for token in model.tokenizer.encode(PROMPT)]
-            logit_lens.draw(panels, tokens, decode, args.picture)
+            logit_lens.draw_panels(panels, tokens, decode, args.picture)
         print("picture:", args.picture)
     client.close()
     return 0 if changed else 1

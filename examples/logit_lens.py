@@ -1,31 +1,29 @@
-"""A logit lens: what each layer would predict if it were the last one (nostalgebraist, 2020).
+"""A logit lens: what would each layer predict if it were the last one? (nostalgebraist, 2020)
 
-The served model gives the residual stream; the final norm and `lm_head` are applied here, with weights read from the
-checkpoint.
+    python examples/logit_lens.py --address localhost:9000
+
+The final norm and the unembedding are applied in the engine, to the residual stream after each layer, whole whatever the
+tensor-parallel size; only the best token of each place and its probability travel.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # draws to files; needs no screen
-
+import experiment
 import matplotlib.pyplot as plt
 import numpy as np
-from safetensors.numpy import load_file
+
+PROMPT = "The Eiffel Tower is in"
 
 CAPTION = (
-    "Rows: the residual stream after each layer, saved in the engine during prefill. Columns: the prompt. "
-    "In each cell: the likeliest next token, coloured by its probability.\n"
-    "The final norm and lm_head were applied in the client, with weights from the checkpoint. "
-    "Boxes: the edit changed the prediction."
+    "Rows: the residual stream after each layer. Columns: the prompt. In each cell: the likeliest next token, "
+    "coloured by its probability."
 )
+COMPARED = " Boxes: the edit changed the prediction."
 
 
 @dataclass(frozen=True)
@@ -36,24 +34,33 @@ class Lens:
     probabilities: np.ndarray
 
 
-def look(stream: Sequence[Any], checkpoint: Path) -> Lens:
-    """Apply a llama's final norm and head to the residual stream after each layer.
-
-    Args:
-        stream: one [tokens, hidden] tensor for each layer.
-        checkpoint: the directory with the model's weights.
-    """
-    weights = load_file(checkpoint / "model.safetensors")
-    epsilon = json.loads((checkpoint / "config.json").read_text())["rms_norm_eps"]
-    hidden = np.stack([np.asarray(layer) for layer in stream])  # [layers, tokens, hidden]
-    normed = hidden / np.sqrt((hidden**2).mean(-1, keepdims=True) + epsilon) * weights["model.norm.weight"]
-    logits = normed @ weights["lm_head.weight"].T
-    logits -= logits.max(-1, keepdims=True)
-    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    return Lens(probabilities.argmax(-1), probabilities.max(-1))
+def lens_of(best: Sequence[Any]) -> Lens:
+    """Return a lens from what a block saved: (ids, probabilities), [tokens] each, for each layer."""
+    return Lens(np.stack([np.asarray(ids) for ids, _ in best]), np.stack([np.asarray(top) for _, top in best]))
 
 
-def draw(panels: dict[str, Lens], tokens: Sequence[str], decode: Callable[[int], str], picture: Path) -> None:
+def run(model: Any) -> Lens:
+    """Look through the lens at one prompt."""
+    with model.trace(PROMPT, max_tokens=1, temperature=0.0):
+        best = [].save()
+        for block in model.blocks:
+            top = model.unembed(model.final_norm(block.resid_post)).softmax(-1).max(-1)
+            best.append((top.indices, top.values))
+    return lens_of(best)
+
+
+def draw(model: Any, found: Lens, picture: Path) -> None:
+    """Write the heat map of one prompt."""
+
+    def decode(token: int) -> str:
+        text: str = model.tokenizer.decode([token])
+        return text
+
+    tokens = [decode(token) for token in model.tokenizer.encode(PROMPT)]
+    draw_panels({PROMPT: found}, tokens, decode, picture)
+
+
+def draw_panels(panels: dict[str, Lens], tokens: Sequence[str], decode: Callable[[int], str], picture: Path) -> None:
     """Write the heat maps of all panels, one below the other, to a PNG file.
 
     Args:
@@ -72,14 +79,14 @@ def draw(panels: dict[str, Lens], tokens: Sequence[str], decode: Callable[[int],
         image = axis.imshow(lens.probabilities, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=brightest)
         axis.set_title(title, loc="left", fontsize=11)
         axis.set_yticks(range(layers), [f"layer {layer}" for layer in range(layers)])
-        axis.set_xticks(range(positions), [visible(token) for token in tokens], family="monospace")
+        axis.set_xticks(range(positions), [experiment.shown(token) for token in tokens], family="monospace")
         for layer, position in np.ndindex(layers, positions):
             dark = lens.probabilities[layer, position] < 0.7 * brightest
             changed = lens.ids[layer, position] != first.ids[layer, position]
             axis.text(
                 position,
                 layer,
-                visible(decode(int(lens.ids[layer, position]))),
+                experiment.shown(decode(int(lens.ids[layer, position]))),
                 ha="center",
                 va="center",
                 family="monospace",
@@ -89,12 +96,8 @@ def draw(panels: dict[str, Lens], tokens: Sequence[str], decode: Callable[[int],
             )
     figure.subplots_adjust(left=0.09, right=0.9, top=0.94, bottom=0.14, hspace=0.4)
     figure.colorbar(image, ax=axes[:, 0].tolist(), label="probability", fraction=0.03, pad=0.02)
-    figure.text(0.01, 0.01, CAPTION, fontsize=8, va="bottom")
-    figure.savefig(picture, dpi=130)
-    plt.close(figure)
+    experiment.save(figure, CAPTION + (COMPARED if len(panels) > 1 else ""), picture)
 
 
-def visible(token: str) -> str:
-    """Return a token with its blanks made visible, short enough for a cell, and safe from being read as mathematics."""
-    shown = token.replace(" ", "·").replace("\n", "↵").replace("$", r"\$")
-    return shown if len(shown) <= 9 else shown[:8] + "…"
+if __name__ == "__main__":
+    experiment.main(__doc__, run, draw, "logit-lens.png")

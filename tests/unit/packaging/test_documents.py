@@ -73,8 +73,18 @@ def test_extras_exist(command: str) -> None:
     assert set(re.findall(r"\[(\w+)\]", command)) <= set(declared)
 
 
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("python examples/")])
+def test_examples_know_it(command: str) -> None:
+    """What they do with it is tests/e2e/test_examples.py's, by the name of each."""
+    _, script, *arguments = shlex.split(command)
+    result = subprocess.run([sys.executable, ROOT / script, "--help"], check=True, capture_output=True, text=True)
+    assert all(option in result.stdout for option in arguments if option.startswith("--"))
+    tests = (ROOT / "tests" / "e2e" / "test_examples.py").read_text()
+    assert f"def test_{Path(script).stem}(" in tests
+
+
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
-    known = ("make ", "interpose ", "pip install ", ". .venv/bin/activate")
+    known = ("make ", "interpose ", "pip install ", "python examples/", ". .venv/bin/activate")
     assert [command for command in commands() if not command.startswith(known)] == []
 
 

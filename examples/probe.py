@@ -1,0 +1,102 @@
+"""A linear probe: is something about a token written, linearly, in the residual stream? (Alain & Bengio, 2016)
+
+    python examples/probe.py --address localhost:9000
+
+10,000 activations of one layer are collected from random prompts, many of them in each trace, and a ridge regression
+learns to tell from one activation whether its token is in the upper half of the vocabulary. Prompts that were not
+trained on say how well it did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import experiment
+import matplotlib.pyplot as plt
+import numpy as np
+
+LAYER = 2
+PROMPTS, LENGTH = 50, 200
+WORDS = 40  # that the prompts are made of; with many more than the stream is wide, no line tells them apart
+PROMPTS_AT_ONCE = 10
+TRAINING = 0.8
+RIDGE = 1.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the probe learned.
+
+    Attributes:
+        activations: [examples, hidden].
+        labels: [examples], -1 or 1.
+        scores: [examples], the probe's.
+        accuracy: on the examples that it was not trained on.
+    """
+
+    activations: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    accuracy: float
+
+
+def prompts(vocab: int) -> np.ndarray:
+    """Return random prompts, [prompts, length]; three ids at the low end are special tokens and stay out."""
+    random = np.random.default_rng(0)
+    words = random.choice(np.arange(3, vocab), WORDS, replace=False)
+    return random.choice(words, (PROMPTS, LENGTH))
+
+
+def collect(model: Any, ids: np.ndarray) -> np.ndarray:
+    """Return the residual stream after the layer for every token, [prompts, length, hidden]."""
+    collected = []
+    for start in range(0, len(ids), PROMPTS_AT_ONCE):
+        with model.trace(max_tokens=1) as tracer:
+            streams = {}.save()
+            for index, prompt in enumerate(ids[start : start + PROMPTS_AT_ONCE].tolist()):
+                with tracer.invoke(prompt):
+                    streams[index] = model.blocks[LAYER].resid_post.clone()
+        collected += [np.asarray(streams[index]) for index in sorted(streams)]
+    return np.stack(collected)
+
+
+def train(activations: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the ridge regression's weights, [hidden + 1]; the last one is the bias."""
+    inputs = np.c_[activations, np.ones(len(activations))]
+    return np.linalg.solve(inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1]), inputs.T @ labels)
+
+
+def run(model: Any) -> Probe:
+    """Collect, train, and score."""
+    vocab = model.config["vocab_size"]
+    ids = prompts(vocab)
+    activations = collect(model, ids).reshape(PROMPTS * LENGTH, -1).astype(np.float64)
+    labels = np.where(ids.reshape(-1) < vocab // 2, -1.0, 1.0)
+    cut = int(TRAINING * PROMPTS) * LENGTH
+    weights = train(activations[:cut], labels[:cut])
+    scores = np.c_[activations, np.ones(len(activations))] @ weights
+    return Probe(activations, labels, scores, float((np.sign(scores[cut:]) == labels[cut:]).mean()))
+
+
+def draw(model: Any, found: Probe, picture: Path) -> None:
+    """Write the scores of both classes as histograms."""
+    figure, axis = plt.subplots(figsize=(7, 4))
+    cut = int(TRAINING * len(found.labels))
+    for label, name in ((-1.0, "lower half"), (1.0, "upper half")):
+        axis.hist(found.scores[cut:][found.labels[cut:] == label], bins=40, alpha=0.6, label=name)
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set_xlabel("the probe's score")
+    axis.set_ylabel("tokens")
+    axis.set_title(
+        f"which half of the vocabulary: {found.accuracy:.1%} right on prompts it has not seen", loc="left", fontsize=11
+    )
+    axis.legend()
+    figure.subplots_adjust(bottom=0.22)
+    caption = f"{len(found.labels)} activations of the residual stream after layer {LAYER}."
+    experiment.save(figure, caption, picture)
+
+
+if __name__ == "__main__":
+    experiment.main(__doc__, run, draw, "probe.png")

@@ -1,0 +1,254 @@
+"""The experiments of the field, as `examples/` shows them: the same numbers as the same experiment in transformers.
+
+Here each experiment is written a second time, with plain hooks on a transformers model, by someone who has only that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import interpose
+from tests.e2e.service import RunningService
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TOLERANCE = 1e-4
+
+Hook = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+@pytest.fixture
+def example(
+    request: pytest.FixtureRequest, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, Any]:
+    """The example that a test is named after, and what it found: the whole command, with its picture."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    experiment = importlib.import_module("experiment")
+    module = importlib.import_module(request.function.__name__.removeprefix("test_"))
+    results = []
+
+    def run(model: interpose.Model) -> Any:
+        results.append(module.run(model))
+        return results[0]
+
+    picture = tmp_path / "picture.png"
+    arguments = ["--address", service.address, "--model", "llama", "--picture", str(picture)]
+    experiment.main(module.__doc__, run, module.draw, "unused.png", arguments)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+    return module, results[0]
+
+
+@pytest.fixture(scope="module")
+def llama(checkpoints: dict[str, Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoints["llama"], dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints: dict[str, Path]) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoints["llama"])
+
+
+@contextmanager
+def hooked(module: torch.nn.Module, hook: Hook, *, before: bool = False) -> Iterator[None]:
+    """Put a function of [tokens, width] on a module's output, or on its first input."""
+
+    def after_forward(_: Any, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+        changed = hook(output[0])
+        return None if changed is None else changed[None]
+
+    def before_forward(_: Any, args: Any) -> Any:
+        changed = hook(args[0][0])
+        return None if changed is None else (changed[None], *args[1:])
+
+    register: Any = module.register_forward_pre_hook if before else module.register_forward_hook
+    handle = register(before_forward if before else after_forward)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def logits(llama: Any, ids: list[int]) -> torch.Tensor:
+    """What the next token is chosen from, [vocab]."""
+    return llama(torch.tensor([ids])).logits[0, -1]
+
+
+@torch.no_grad()
+def streams(llama: Any, ids: list[int]) -> list[torch.Tensor]:
+    """The residual stream after each layer, [tokens, hidden] each; the last one is not normalised."""
+    found: list[torch.Tensor] = []
+    handles = [
+        layer.register_forward_hook(lambda _, args, output: found.append(output[0].clone()))
+        for layer in llama.model.layers
+    ]
+    llama(torch.tensor([ids]))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def test_logit_lens(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    lens, found = example
+    ids = tokenizer.encode(lens.PROMPT)
+    with torch.no_grad():
+        for layer, stream in enumerate(streams(llama, ids)):
+            top = llama.lm_head(llama.model.norm(stream)).softmax(-1).max(-1)
+            assert found.ids[layer].tolist() == top.indices.tolist()
+            np.testing.assert_allclose(found.probabilities[layer], top.values.numpy(), atol=TOLERANCE)
+
+
+def test_activation_patching(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    patching, found = example
+    assert found.clean == tokenizer.encode(patching.CLEAN)
+    assert sum(one != other for one, other in zip(found.clean, found.corrupted, strict=True)) == 1
+
+    clean, corrupted = logits(llama, found.clean), logits(llama, found.corrupted)
+    first, second = int(clean.argmax()), int(corrupted.argmax())
+    assert tuple(found.answers) == (first, second)
+    assert first != second
+    kept = streams(llama, found.clean)
+    lowest, span = (
+        corrupted[first] - corrupted[second],
+        clean[first] - clean[second] - corrupted[first] + corrupted[second],
+    )
+    truth = torch.zeros(len(kept), len(found.clean))
+    for layer, position in np.ndindex(*truth.shape):
+
+        def patch(stream: torch.Tensor, layer: int = layer, position: int = position) -> torch.Tensor:
+            stream[position] = kept[layer][position]
+            return stream
+
+        with hooked(llama.model.layers[layer], patch):
+            patched = logits(llama, found.corrupted)
+        truth[layer, position] = (patched[first] - patched[second] - lowest) / span
+    np.testing.assert_allclose(found.share, truth.numpy(), atol=10 * TOLERANCE)
+    assert found.share[-1, -1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_steering(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    steering, found = example
+    means = [
+        torch.stack([streams(llama, tokenizer.encode(prompt))[steering.LAYER][-1] for prompt in prompts]).mean(0)
+        for prompts in (steering.TOWARDS, steering.AWAY)
+    ]
+    direction = means[0] - means[1]
+    np.testing.assert_allclose(found.direction, direction.numpy(), atol=TOLERANCE)
+    prompt = tokenizer.encode(steering.PROMPT)
+    for row, strength in enumerate(steering.STRENGTHS):
+        with hooked(
+            llama.model.layers[steering.LAYER], lambda stream, strength=strength: stream + strength * direction
+        ):
+            first = logits(llama, prompt)
+            last = streams(llama, prompt)[-1][-1]
+            with torch.no_grad():
+                ids = llama.generate(
+                    torch.tensor([prompt]), max_new_tokens=steering.STEPS, do_sample=False, eos_token_id=None
+                )[0]
+        np.testing.assert_allclose(found.logits[row], first.numpy(), atol=10 * TOLERANCE)
+        projection = float(last @ direction / direction.norm())
+        assert found.projections[row] == pytest.approx(projection, abs=10 * TOLERANCE)
+        assert found.texts[row] == tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+    assert len(set(found.texts)) > 2
+
+
+def test_head_ablation(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    ablation, found = example
+    ids = tokenizer.encode(ablation.PROMPT)
+    whole = logits(llama, ids).log_softmax(-1)
+    assert found.answer == int(whole.argmax())
+    config = llama.config
+    assert found.change.shape == (config.num_hidden_layers, config.num_attention_heads)
+    width = config.head_dim
+    for layer, head in np.ndindex(*found.change.shape):
+
+        def ablate(z: torch.Tensor, head: int = head) -> torch.Tensor:
+            z = z.clone()
+            z[:, head * width : (head + 1) * width] = 0
+            return z
+
+        with hooked(llama.model.layers[layer].self_attn.o_proj, ablate, before=True):
+            change = logits(llama, ids).log_softmax(-1)[found.answer] - whole[found.answer]
+        assert found.change[layer, head] == pytest.approx(float(change), abs=10 * TOLERANCE)
+
+
+def test_attribution(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    attribution, found = example
+    ids = tokenizer.encode(attribution.PROMPT)
+    first, second = logits(llama, ids).topk(2).indices.tolist()
+    assert tuple(found.tokens) == (first, second)
+    terms: list[torch.Tensor] = []
+    handles = []
+    for layer in llama.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            handles.append(
+                part.register_forward_hook(
+                    lambda _, args, output: terms.append((output[0] if isinstance(output, tuple) else output)[0, -1])
+                )
+            )
+    final = logits(llama, ids)
+    for handle in handles:
+        handle.remove()
+    terms.insert(0, llama.model.embed_tokens.weight[ids[-1]].detach())
+    scale = llama.model.norm.weight.detach() / torch.stack(terms).sum(0).pow(2).mean().add(config_epsilon(llama)).sqrt()
+    direction = (llama.lm_head.weight[first] - llama.lm_head.weight[second]).detach()
+    truth = [float((term * scale) @ direction) for term in terms]
+    np.testing.assert_allclose(found.shares, truth, atol=10 * TOLERANCE)
+    assert found.difference == pytest.approx(float(final[first] - final[second]), abs=10 * TOLERANCE)
+    assert found.shares.sum() == pytest.approx(found.difference, abs=10 * TOLERANCE)
+
+
+def config_epsilon(llama: Any) -> float:
+    return float(llama.config.rms_norm_eps)
+
+
+def test_attention(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    attention, found = example
+    assert found.ids == tokenizer.encode(attention.PROMPT)
+    with torch.no_grad():
+        truth = llama(torch.tensor([found.ids]), output_attentions=True).attentions
+    np.testing.assert_allclose(found.patterns, np.stack([one[0].numpy() for one in truth]), atol=TOLERANCE)
+
+
+def test_sae(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    sae, found = example
+    assert found.ids == tokenizer.encode(sae.PROMPT)
+    encoder, encoder_bias, decoder, decoder_bias = sae.dictionary(llama.config.hidden_size)
+    stream = streams(llama, found.ids)[sae.LAYER]
+    features = torch.relu((stream - decoder_bias) @ encoder + encoder_bias)
+    np.testing.assert_allclose(found.activations, features.numpy(), atol=TOLERANCE)
+    strongest = int(features[-1].argmax())
+    assert found.strongest == strongest
+
+    def without(stream: torch.Tensor) -> torch.Tensor:
+        return stream - features[:, strongest, None] * decoder[strongest]
+
+    with hooked(llama.model.layers[sae.LAYER], without):
+        change = logits(llama, found.ids)
+    change = change - logits(llama, found.ids)
+    np.testing.assert_allclose(found.change, change.numpy(), atol=10 * TOLERANCE)
+    assert np.abs(found.change).max() > 0.01
+
+
+def test_probe(example: tuple[Any, Any], llama: Any) -> None:
+    probe, found = example
+    assert len(found.activations) == 10_000
+    ids = probe.prompts(llama.config.vocab_size)
+    truth = np.concatenate([streams(llama, prompt)[probe.LAYER].numpy() for prompt in ids.tolist()])
+    np.testing.assert_allclose(found.activations, truth, atol=TOLERANCE)
+    cut = int(probe.TRAINING * probe.PROMPTS) * probe.LENGTH
+    weights = probe.train(truth[:cut].astype(np.float64), found.labels[:cut])
+    scores = np.c_[truth, np.ones(len(truth))] @ weights
+    np.testing.assert_allclose(found.scores, scores, atol=10 * TOLERANCE)
+    assert found.accuracy > 0.65
