@@ -21,6 +21,7 @@ from executor.apply import Applier, Call
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe
+from executor.late import Late
 from executor.random_state import RandomState
 from executor.saves import SaveRegistry
 from executor.served import Served, check
@@ -145,6 +146,7 @@ class Mediator:
         self.waiting: Location | None = None
         self.call: Call | None = None
         self.skips = Skips(tree)
+        self._late = Late(self.log)
         self.state = State.WAITING
         self.failure: pb.Failure | None = None
         self.used = 0.0
@@ -208,6 +210,8 @@ class Mediator:
 
     def left(self) -> None:
         """The block moved on from the location it was served."""
+        if self.served is not None:
+            self._late.leave(self.served)
         self.served = self.served_at = None
 
     def finish(self, result: Any) -> None:
@@ -374,6 +378,7 @@ class Mediator:
 
     def _park(self, location: Location) -> Any:
         self._check_modes(f"{location} was asked for", str(location))
+        self._late.look()
         self.waiting = location
         try:
             return self._block.parent.switch(location)
@@ -393,6 +398,7 @@ class Mediator:
         try:
             with saving_with(self.save):
                 exec(self._code, self.namespace)
+            self._late.look()
             self.state = State.DONE
         except Stop:
             self.state = State.STOPPED

@@ -194,8 +194,12 @@ class Served:
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` shares memory with one of the block's private copies."""
         storage = tensor.untyped_storage().data_ptr()
-        mine = [leaf.private for leaf in self._leaves] + [derived.value for _, derived in self._derived]
+        mine = self.given()
         return any(one.untyped_storage().data_ptr() == storage for one in mine)
+
+    def given(self) -> list[torch.Tensor]:
+        """Return the tensors that the block has of this location."""
+        return [leaf.private for leaf in self._leaves] + [derived.value for _, derived in self._derived]
 
     def derive(
         self,

@@ -106,6 +106,23 @@ def test_writes_that_torch_does_not_count_reach_the_model_too(bench: Bench, writ
     assert difference(truth.logits[0], bench.oracle.run(PROMPT).logits[0]) > 1e-3
 
 
+@pytest.mark.parametrize("end", ["", "\nx = model.samples.output"])
+def test_a_write_that_comes_too_late_is_told(bench: Bench, end: str) -> None:
+    """Once, whatever the block does with its copies afterwards; its saved value stays a snapshot."""
+    at = expression(bench.block(1) + ".mlp")
+    source = (
+        f"h = {at}.output\nh *= 1\nkept = h.save()\nlogits = model.logits.output.save()\nh[:] = 0\nlogits[:] = 0{end}"
+    )
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    assert ran.logs.count("reached nothing") == 1
+    assert f"{bench.block(1)}.mlp.output was changed in place after" in ran.logs
+    truth = bench.oracle.run(PROMPT)
+    assert difference(ran.saved["kept"], truth.value(bench.block(1) + ".mlp")) <= 1e-4
+    [quiet] = bench.engine.run(Block(PROMPT, f"h = {at}.output.clone()\nx = model.logits.output\nh[:] = 0\nx[:] = 1"))
+    assert quiet.logs == ""
+
+
 def test_an_accumulator_of_the_users_own_comes_back_as_it_ended(bench: Bench) -> None:
     source = "total = torch.zeros(1).save()\nfor s in tracer.iter[:]:\n    total += s\n"
     [ran] = bench.engine.run(Block(PROMPT, source, LONG))
