@@ -18,6 +18,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from executor.failures import clip
 from executor.options import check_config, engine_options, prepare_environment
+from executor.outputs import output_event, result_of
+from executor.sampling import checked
 from executor.work import Work
 from interpose.prompts import too_long
 from interpose.result import Result
@@ -126,7 +128,8 @@ class TraceEngine:
         Raises:
             TraceFailed: nothing ran, because the trace asks for something this engine does not take.
         """
-        requests = [self._prepare(trace, index) for index in range(len(trace.invokes))]
+        # Grammars and chat templates may take a while to look at.
+        requests = await asyncio.to_thread(lambda: [self._prepare(trace, index) for index in range(len(trace.invokes))])
         events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in requests]
         failed: set[int] = set()
@@ -212,14 +215,14 @@ class TraceEngine:
             completion = output.outputs[0]
             if output.finished:
                 break
-            events.put_nowait(_output(index, output, completion, sent_text, sent_ids, ""))
+            events.put_nowait(output_event(index, output, completion, sent_text, sent_ids, ""))
             sent_text, sent_ids = len(completion.text), len(completion.token_ids)
         completion = output.outputs[0]
         reason = completion.finish_reason or "stop"
-        result = Result(completion.text, list(completion.token_ids), reason, list(output.prompt_token_ids or ()))
+        result = result_of(output, completion, reason)
         state, ended, logs = await self._finish(trace.id, index, result)
         reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
-        last = _output(index, output, completion, sent_text, sent_ids, reason)
+        last = output_event(index, output, completion, sent_text, sent_ids, reason)
         last.output.logs = logs
         left = [pb.Event.FromString(data) for data in ended]
         # An increment belongs to the last output and comes before it, everything else after.
@@ -256,7 +259,7 @@ class TraceEngine:
                 raise ValueError(f"unknown sampling parameter {binding.name!r}{hint}")
             sampling[binding.name] = decoder.decode(binding.value)
         sampling.setdefault("max_tokens", 1)
-        return _checked(sampling)
+        return checked(sampling, self.llm.vllm_config, self.llm.get_tokenizer())
 
     def _prompt(self, prompt: pb.Prompt, sampling: Mapping[str, Any]) -> dict[str, Any]:
         tokenizer = self.llm.get_tokenizer()
@@ -286,32 +289,8 @@ class TraceEngine:
         return {"prompt_token_ids": ids}
 
 
-def _checked(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Let vLLM judge the parameters before anything runs."""
-    try:
-        SamplingParams(**sampling)
-    except (ValueError, TypeError):
-        raise
-    except Exception as error:
-        raise ValueError(str(error)) from None
-    return sampling
-
-
 def _no_blob(blob: value_pb2.Blob) -> Any:
     raise WireError("a sampling parameter cannot be that large")
-
-
-def _output(index: int, output: Any, completion: Any, sent_text: int, sent_ids: int, reason: str) -> pb.Event:
-    event = pb.Output(
-        invoke=index,
-        text=completion.text[sent_text:],
-        token_ids=list(completion.token_ids)[sent_ids:],
-        finished=bool(reason),
-        finish_reason=reason,
-    )
-    if sent_ids == 0:
-        event.prompt_token_ids.extend(output.prompt_token_ids or ())
-    return pb.Event(output=event)
 
 
 def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:

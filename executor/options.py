@@ -113,6 +113,10 @@ def check_config(config: Any) -> None:
             "a prompt's rows are spread over ranks",
         ),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size > 1, "a sequence is spread over ranks"),
+        "enable_lora": (
+            config.lora_config is not None,
+            "adapters' layers do not say how their rows lie over the ranks",
+        ),
         "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
     }

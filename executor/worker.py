@@ -80,7 +80,7 @@ class InterposeWorker(_Base):
 
     def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> tuple[str, list[bytes], int]:
         """End an invoke's block; see `Interleaver.finish`."""
-        return self.model_runner.interleaver.finish(trace_id, invoke, Result(**result))
+        return self.model_runner.interleaver.finish(trace_id, invoke, Result.from_plain(result))
 
     def interpose_drop(self, trace_id: str) -> None:
         """Give a trace up; see `Interleaver.drop`."""

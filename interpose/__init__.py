@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from interpose.job import Job, JobResult, JobStatus
     from interpose.model import Model
     from interpose.remote import RemoteValue
-    from interpose.result import Result
+    from interpose.result import Logprob, Result
     from interpose.saving import save
     from interpose.streaming import StreamOutput
     from interpose.version import VERSION as __version__
@@ -50,6 +50,7 @@ _HOMES = {
     "Job": "job",
     "JobResult": "job",
     "JobStatus": "job",
+    "Logprob": "result",
     "Model": "model",
     "RemoteValue": "remote",
     "Result": "result",
@@ -91,6 +92,7 @@ __all__ = [
     "Job",
     "JobResult",
     "JobStatus",
+    "Logprob",
     "Model",
     "NotFound",
     "OutOfOrder",

@@ -16,10 +16,11 @@ from interpose import arrays, calls, indexing
 from interpose.arrays import ArrayError
 from interpose.encoder import MAX_DEPTH, WireError
 from interpose.instances import hashes_by_own_code
-from interpose.result import Result
+from interpose.result import Logprob, Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
+_RECORDS: dict[str, type[Result] | type[Logprob]] = {"result": Result, "logprob": Logprob}
 _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
 # What a resolver may announce before it is complete.
 _RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})
@@ -325,9 +326,10 @@ class Decoder:
     def _record(self, value: Value) -> Any:
         fields = value.record.fields
         names = [key.text for key in fields.keys]
-        if value.record.type != "result" or not set(names) <= set(Result.__dataclass_fields__):
+        kind = _RECORDS.get(value.record.type)
+        if kind is None or not set(names) <= set(kind.__dataclass_fields__):
             raise WireError(f"a record of unknown type {value.record.type!r} or with unknown fields: {names}")
-        return Result(**{name: self.decode(item) for name, item in zip(names, fields.values, strict=True)})
+        return kind(**{name: self.decode(item) for name, item in zip(names, fields.values, strict=True)})
 
     def _call(self, value: Value) -> Any:
         call = value.call

@@ -23,6 +23,7 @@ class Delivery:
         places: block and scope of each invoke.
         captured: the caller's objects by their index in the trace's scope.
         session: is told what is assigned and changed, to fetch at its end what is on the server.
+        groups: the invokes of each prompt, one for each of its sequences.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Delivery:
         places: Sequence[tuple[capture.Block, capture.Scope]],
         captured: Mapping[int, object],
         session: SessionBlock | None = None,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self._block = block
         self._scope = scope
         self._places = list(places)
         self.captured = captured
         self._session = session
+        self._groups = {invoke: group for group in groups for invoke in group if len(group) > 1}
 
     def deliver(self, values: Iterable[Delivered], late: bool = False) -> None:
         """Give contents to the caller's objects and values to its names.
@@ -45,7 +48,7 @@ class Delivery:
         Args:
             late: this is long after the block: names in functions that have returned meanwhile are left out.
         """
-        for invoke, names, updates in values:
+        for invoke, names, updates in self._together(values):
             for index, contents in updates.items():
                 container = self.captured.get(index)
                 update_in_place(container, contents)
@@ -57,6 +60,23 @@ class Delivery:
             scope.assign(names)
             if self._session is not None:
                 self._session.assigned(scope, names)
+
+    def _together(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
+        """Put what the sequences of one prompt saved in the place of what the first of them that saved anything did."""
+        if not self._groups:
+            return values
+        arrived = list(values)
+        names_of = {invoke: names for invoke, names, _ in arrived}
+        seen: set[int] = set()
+        merged: list[Delivered] = []
+        for invoke, names, updates in arrived:
+            group = self._groups.get(invoke)
+            if group is not None:
+                first = group[0] not in seen
+                seen.add(group[0])
+                names = in_sequences([names_of.get(one, {}) for one in group]) if first else {}
+            merged.append((invoke, names, updates))
+        return merged
 
     def scope_of(self, invoke: int) -> capture.Scope:
         """Return the scope that an invoke's names are assigned in: the caller's, unless a function of its own added it."""
@@ -80,3 +100,12 @@ def still_there(scope: capture.Scope) -> bool:
     while frame is not None and frame is not scope.frame:
         frame = frame.f_back
     return frame is not None
+
+
+def in_sequences(saved: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return what the sequences of one prompt saved under each name: a list with one entry for each sequence.
+
+    Where a sequence saved nothing under a name, its entry is None.
+    """
+    names = dict.fromkeys(name for one in saved for name in one)
+    return {name: [one.get(name) for one in saved] for name in names}

@@ -16,7 +16,7 @@ import numpy as np
 
 from interpose import arrays, calls
 from interpose.arrays import ArrayError
-from interpose.result import Result
+from interpose.result import Logprob, Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
@@ -152,10 +152,9 @@ class Encoder:
         if isinstance(obj, np.generic):
             scalar_array = np.asarray(obj)
             return self._array(scalar_array, arrays.ndarray_bytes(scalar_array), value_pb2.ARRAY_LIBRARY_NUMPY)
-        if kind is Result:
-            return self.refer(
-                obj, lambda: Value(record=value_pb2.Record(type="result", fields=self._mapping(vars(obj))))
-            )
+        if kind is Result or kind is Logprob:
+            name = kind.__name__.lower()
+            return self.refer(obj, lambda: Value(record=value_pb2.Record(type=name, fields=self._mapping(vars(obj)))))
         if arrays.is_tensor(obj):
             return self.refer(obj, lambda: self.array(obj))
         made = calls.parts_of(obj)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose.envoy import Envoy, Node, tree_of
-from interpose.errors import InvalidArgument, did_you_mean
+from interpose.errors import InvalidArgument
 from interpose.progress import Progress
 from interpose.prompts import encode_prompt
+from interpose.sampling import check_sampling
 from interpose.session import Session
 from interpose.session_block import SessionBlock, entered
 from interpose.trace_options import TraceOptions
@@ -155,15 +155,4 @@ class Model(Envoy):
 
     def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
         """Return sampling parameters that the engine has; InvalidArgument, with near misses, for another."""
-        known = list(self._description.sampling_parameters)
-        for name in sampling:
-            if not known or name in known:
-                continue
-            if name == "max_new_tokens":
-                raise InvalidArgument(
-                    "max_new_tokens belongs to model.generate(…); here it is max_tokens", suggestions=["max_tokens"]
-                )
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = did_you_mean(near) if near else f"it has {', '.join(known)}"
-            raise InvalidArgument(f"the engine has no sampling parameter {name!r}; {hint}", suggestions=near)
-        return dict(sampling)
+        return check_sampling(sampling, self._description.sampling_parameters)

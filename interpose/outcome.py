@@ -13,10 +13,10 @@ from interpose.envoy import Envoy, Node
 from interpose.errors import EngineError
 from interpose.progress import Progress
 from interpose.remote import RemoteDecoder
-from interpose.result import Result
+from interpose.result import Logprob, Result
 from interpose.running import Running
 from interpose.session import Session
-from interpose.v1.trace_pb2 import CapturedName, Event, Failure, Output, Saves, Trace, Usage
+from interpose.v1.trace_pb2 import CapturedName, Event, Failure, Output, Saves, TokenLogprobs, Trace, Usage
 from interpose.v1.value_pb2 import Blob, Value
 from interpose.wire import Decoder, Resolver, WireError
 
@@ -105,6 +105,16 @@ def _add_output(result: Result, output: Output) -> None:
     result.token_ids.extend(output.token_ids)
     result.prompt_token_ids.extend(output.prompt_token_ids)
     result.finish_reason = output.finish_reason or result.finish_reason
+    if output.logprobs:
+        result.logprobs = result.logprobs if result.logprobs is not None else []
+        result.logprobs.extend(_logprobs(place) for place in output.logprobs)
+    if output.prompt_logprobs:
+        result.prompt_logprobs = [_logprobs(place) or None for place in output.prompt_logprobs]
+
+
+def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
+    found = zip(place.token_ids, place.logprobs, place.ranks, place.texts, strict=True)
+    return {token: Logprob(logprob, rank or None, text) for token, logprob, rank, text in found}
 
 
 class NotebookResolver(Resolver):

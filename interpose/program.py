@@ -36,6 +36,7 @@ class _Planned:
     prompt: Prompt
     sampling: Mapping[str, object]
     scope: capture.Scope
+    group: int | None  # of the sequences of one prompt; None: it has one
 
 
 @dataclass
@@ -77,9 +78,17 @@ class TraceBuilder:
         )
 
     def add_invoke(
-        self, block: capture.Block, scope: capture.Scope, prompt: Prompt, sampling: Mapping[str, object]
+        self,
+        block: capture.Block,
+        scope: capture.Scope,
+        prompt: Prompt,
+        sampling: Mapping[str, object],
+        group: int | None = None,
     ) -> int:
         """Add an invoke and check its locations; return its index.
+
+        Args:
+            group: the same for the sequences of one prompt, which do not see each other's names.
 
         Raises:
             UnknownLocation: the block names a module that does not exist.
@@ -104,7 +113,7 @@ class TraceBuilder:
         check_locations(block.body, block.filename, reads, tracers)
         for value in list(reads.values()):
             self._check_code(value)
-        self._planned.append(_Planned(block, reads, prompt, sampling, scope))
+        self._planned.append(_Planned(block, reads, prompt, sampling, scope, group))
         return len(self._planned) - 1
 
     def share(self, name: str, value: object) -> None:
@@ -160,7 +169,17 @@ class TraceBuilder:
         for name in block.reads:
             if name in self._shared:
                 continue
-            writers = {i for i, earlier in enumerate(self._planned[:index]) if name in earlier.block.writes}
+            writers = {
+                i
+                for i, earlier in enumerate(self._planned[:index])
+                if name in earlier.block.writes and (earlier.group is None or earlier.group != planned.group)
+            }
+            if any(self._planned[i].group is not None for i in writers):
+                raise InvalidArgument(
+                    f"{name!r} has a value for each of the n sequences of an earlier prompt; use it after the trace, or give "
+                    "each sequence a `with tracer.invoke(prompt):` of its own",
+                    frames=[frame_at(node, block.filename) for node in _uses(block.body, name)][:1],
+                )
             after |= writers
             if name not in planned.reads:
                 continue

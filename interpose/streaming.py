@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -11,6 +11,7 @@ from interpose.assembly import Assembly, blobs_of
 from interpose.envoy import Node
 from interpose.errors import Cancelled
 from interpose.outcome import Delivered, NotebookResolver, Outcome, take_event, values_of
+from interpose.result import Logprob
 from interpose.running import Running
 from interpose.session import Session
 from interpose.v1.trace_pb2 import Event, Increment, Output
@@ -22,22 +23,26 @@ class StreamOutput:
 
     Attributes:
         invoke: which of the trace's prompts it belongs to.
+        sequence: which of the prompt's `n` sequences.
         text: generated so far.
         token_ids: generated so far.
         new_text, new_token_ids: of these, what this output brings.
         finished: whether it is the prompt's last.
         finish_reason: "stop", "length", "tracer_stop", "error" or "abort" when it is finished, "" before.
+        logprobs: of the tokens so far, as `Result.logprobs`.
         saves: what the prompt's block has saved so far, by name. The dict is this output's own; a list or a dict in it is one
             object that grows from output to output, as it does in the block.
     """
 
     invoke: int
+    sequence: int
     text: str
     token_ids: list[int] = field(repr=False)
     new_text: str
     new_token_ids: list[int]
     finished: bool
     finish_reason: str
+    logprobs: list[dict[int, Logprob]] | None = field(repr=False)
     saves: Mapping[str, object] = field(repr=False)
 
 
@@ -50,6 +55,7 @@ class StreamedTrace:
         outcome: what the trace gives, filled in while it is read.
         captured: the caller's own objects by their index in the trace's scope.
         tree: the served module tree.
+        groups: the invokes of each prompt, one for each of its sequences.
         deliver: is called with everything that was saved when it has arrived; raises the first failure.
     """
 
@@ -60,6 +66,7 @@ class StreamedTrace:
         outcome: Outcome,
         captured: Mapping[int, object],
         tree: Node,
+        groups: Sequence[Sequence[int]],
         deliver: Callable[[list[Delivered]], None],
     ) -> None:
         self._running = running
@@ -67,6 +74,7 @@ class StreamedTrace:
         self._outcome = outcome
         self._captured = captured
         self._tree = tree
+        self._numbers = {one: (number, i) for number, group in enumerate(groups) for i, one in enumerate(group)}
         self._deliver = deliver
         self._assemblies: dict[int, Assembly] = {}
         self._over = False
@@ -140,16 +148,19 @@ class StreamedTrace:
         return self._assemblies[increment.invoke]
 
     def _output(self, output: Output) -> StreamOutput:
+        prompt, sequence = self._numbers.get(output.invoke, (output.invoke, 0))
         result = self._outcome.results[output.invoke]
         assembly = self._assemblies.get(output.invoke)
         return StreamOutput(
-            invoke=output.invoke,
+            invoke=prompt,
+            sequence=sequence,
             text=result.text,
             token_ids=list(result.token_ids),
             new_text=output.text,
             new_token_ids=list(output.token_ids),
             finished=output.finished,
             finish_reason=output.finish_reason,
+            logprobs=None if result.logprobs is None else list(result.logprobs),
             saves=dict(assembly.names) if assembly is not None else {},
         )
 

@@ -21,6 +21,7 @@ from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outc
 from interpose.program import TraceBuilder
 from interpose.result import Result
 from interpose.running import Running
+from interpose.sampling import sequences
 from interpose.saving import call_save, saving_with
 from interpose.session import Session
 from interpose.streaming import OutputStream, StreamedTrace
@@ -78,6 +79,7 @@ class Tracer(_Block):
         self._sampling = sampling
         self._builder: TraceBuilder | None = None  # while the block is gathered and the trace runs
         self._places: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
+        self._groups: list[list[int]] = []  # the invokes of each prompt, one for each of its sequences
         self._saved: list[object] = []
         self.id = ""
         self._running = False
@@ -101,13 +103,13 @@ class Tracer(_Block):
         return self._finished().usage
 
     @property
-    def result(self) -> Result:
-        """After the block, what the engine generated for a trace with one prompt."""
+    def result(self) -> Result | list[Result]:
+        """After the block, what the engine generated for a trace with one prompt; with `n`, one result for each sequence."""
         if self._prompt is None:
             raise InvalidArgument(
                 "a trace with several prompts has a result for each: `with tracer.invoke(…) as one`, one.result"
             )
-        return self._finished().results[0]
+        return self._result(0)
 
     def invoke(self, prompt: Any = None, **sampling: Any) -> Invoker:
         """Add a prompt with a block of its own: `with tracer.invoke(prompt):`.
@@ -171,10 +173,12 @@ class Tracer(_Block):
     def _prepared(self, block: capture.Block, scope: capture.Scope) -> Iterator[TraceBuilder]:
         """Gather the trace's invokes while it runs."""
         model = self._model
+        defaults = {name: value for name, value in self._sampling.items() if name != "n"}
         builder = TraceBuilder(
-            model.name, model.tree, model.limits, self._is_own, self._sampling, session_id=model.session.id
+            model.name, model.tree, model.limits, self._is_own, defaults, session_id=model.session.id
         )
         self._builder, self._places, self._outcome, self._streamed, self._job = builder, [], None, None, None
+        self._groups = []
         self.id = builder.id
         try:
             if self._prompt is not None:
@@ -225,7 +229,8 @@ class Tracer(_Block):
         trace = builder.build()
         trace.stream = self._streams
         trace.remote = self._options.fetch is False
-        return trace, Delivery(block, scope, self._places, builder.captured(), self._model.session_block)
+        captured, session = builder.captured(), self._model.session_block
+        return trace, Delivery(block, scope, self._places, captured, session, self._groups)
 
     def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
         return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
@@ -246,7 +251,10 @@ class Tracer(_Block):
         self._outcome = outcome
         delivery.deliver(values)
         if outcome.failures:
-            raise from_failure(outcome.failures[0])
+            failure = outcome.failures[0]
+            numbers = (number for number, group in enumerate(self._groups) if failure.invoke in group)
+            failure.invoke = next(numbers, failure.invoke)  # the user counts prompts, not their sequences
+            raise from_failure(failure)
 
     def _reader(self, running: Running, session: Session, trace: Trace, delivery: Delivery) -> StreamedTrace:
         """Return the reader of an accepted trace's outputs; when all are read, the caller gets what it saved."""
@@ -257,6 +265,7 @@ class Tracer(_Block):
             outcome,
             delivery.captured,
             self._model.tree,
+            self._groups,
             lambda values: self._deliver(outcome, values, delivery),
         )
 
@@ -303,9 +312,23 @@ class Tracer(_Block):
 
     def _add(self, block: capture.Block, scope: capture.Scope, prompt: Prompt, sampling: Mapping[str, object]) -> int:
         assert self._builder is not None
-        index = self._builder.add_invoke(block, scope, prompt, sampling)
-        self._places.append((block, scope))
-        return index
+        each = sequences(self._sampling, sampling)
+        if len(each) > 1 and not self._options.blocking:
+            raise InvalidArgument(
+                f"a background job takes one sequence of each prompt, not n={len(each)}: give each a "
+                "`with tracer.invoke(prompt):` of its own"
+            )
+        number = len(self._groups)
+        group = [self._builder.add_invoke(block, scope, prompt, own, number if len(each) > 1 else None) for own in each]
+        self._groups.append(group)
+        self._places += [(block, scope)] * len(group)
+        return number
+
+    def _result(self, number: int) -> Result | list[Result]:
+        """Return what the engine generated for a prompt, one result for each of its sequences if it has several."""
+        outcome = self._finished()
+        results = [outcome.results[invoke] for invoke in self._groups[number]]
+        return results if len(results) > 1 else results[0]
 
     def _is_own(self, obj: object) -> bool:
         return obj is self or (isinstance(obj, Invoker) and obj.tracer is self)
@@ -329,11 +352,11 @@ class Invoker(_Block):
         self._index: int | None = None
 
     @property
-    def result(self) -> Result:
-        """After the trace, what the engine generated for this prompt."""
+    def result(self) -> Result | list[Result]:
+        """After the trace, what the engine generated for this prompt; with `n`, one result for each sequence."""
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
-        return self.tracer._finished().results[self._index]
+        return self.tracer._result(self._index)
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
         """Add the captured block to the trace; it runs when the outer block has ended."""

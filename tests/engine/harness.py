@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class LocalEngine:
                     continue
                 trace, index, _ = pending.pop(output.request_id)
                 result = Result(completion.text, ran.token_ids, ran.finish_reason, list(output.prompt_token_ids))
-                ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, vars(result))
+                ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, asdict(result))
                 if captured is None:
                     self.take(ran, ran.events)
                 ended.add((trace.id, index))

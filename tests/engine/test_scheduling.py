@@ -257,10 +257,11 @@ def test_an_engine_told_to_forget_everything_fails_what_would_be_wrong(engine: L
     assert read.token_ids == oracle.run(ids, 10).tokens
 
 
-@pytest.mark.parametrize(("option", "value"), [("scheduling_policy", "priority"), ("long_prefill_token_threshold", 16)])
-def test_what_would_cut_or_evict_traced_requests_is_refused_at_start(
-    checkpoint: Path, option: str, value: object
-) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("scheduling_policy", "priority"), ("long_prefill_token_threshold", 16), ("enable_lora", True)],
+)
+def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, option: str, value: object) -> None:
     config = EngineArgs(model=str(checkpoint), **{option: value}).create_engine_config()
     with pytest.raises(ValueError, match=option):
         check_config(config)
