@@ -33,8 +33,8 @@ def test_sequences(model: interpose.Model) -> None:
     with model.trace(PROMPT, n=3, seed=11, temperature=1.0, max_tokens=4, ignore_eos=True) as tracer:
         tokens, logits = [].save(), [].save()
         for _step in tracer.iter[:]:
-            tokens.append(model.samples.output.item())
             logits.append(model.logits.output)
+            tokens.append(model.samples.output.item())
         done = tracer.result.save()
     assert len(tokens) == len(logits) == len(tracer.result) == 3
     assert len({tuple(one) for one in tokens}) > 1

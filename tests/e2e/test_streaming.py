@@ -94,7 +94,7 @@ def test_leaving_early_frees_the_engine(service: RunningService, model: interpos
         if len(out.saves["rows"]) == 3:
             break
     wait_for(lambda: not any(one.running for one in service.status().models), 30)
-    assert len(rows) < 400
+    assert len(out.token_ids) == 3
 
 
 def test_bytes_on_the_wire_grow_with_the_steps(service: RunningService, session: str) -> None:
