@@ -34,10 +34,10 @@ class Hooks:
 
     def add(self, path: str, kind: str) -> None:
         """Have a module's input, output or a value computed of both visited when the model is there. Idempotent."""
-        key = (path, kind)
+        node = self._tree.nodes[path]
+        key = (path, "output" if kind in node.computed else kind)
         if key in self._hooked:
             return
-        node = self._tree.nodes[path]
         module = node.module
         assert module is not None
         self._guard_parents(path)
@@ -46,19 +46,25 @@ class Hooks:
                 lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
                 with_kwargs=True,
             )
-        elif kind in node.computed:
+        elif node.computed:
             self._hooked[key] = module.register_forward_hook(
-                lambda _, args, kwargs, output: self._show(node, kind, ((args, kwargs), output)), with_kwargs=True
+                lambda _, args, kwargs, output: self._after(node, (args, kwargs), output), with_kwargs=True
             )
         else:
             self._hooked[key] = module.register_forward_hook(
                 lambda _, args, output: None if self._muted else self._visit(node, kind, output)
             )
 
-    def _show(self, node: Node, kind: str, value: Any) -> None:
-        """Have a computed value visited, which the model never holds: it goes on as if nobody had looked."""
-        if not self._muted:
-            self._visit(node, kind, value)
+    def _after(self, node: Node, given: Any, output: Any) -> Any:
+        """Visit what is computed of a module's input and output, which the model never holds, then the output.
+
+        One hook does both: a hook that is registered while a module's hooks are called waits for the module's next call.
+        """
+        if self._muted:
+            return None
+        for kind in node.computed:
+            self._visit(node, kind, (given, output))
+        return self._visit(node, "output", output)
 
     def clear(self) -> None:
         """Take them all away."""

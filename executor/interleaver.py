@@ -239,6 +239,7 @@ class Interleaver:
                 continue
             if waiting.step == mediator.step:
                 missed.append(mediator)
+                mediator.pass_step()  # a block that catches the error is not given the next step's values for this one's
                 error = Refusal(
                     pb.ERROR_CODE_UNKNOWN_LOCATION,
                     f"{waiting} was not reached in step {waiting.step}: the forward pass did not call {waiting.path}",

@@ -190,6 +190,10 @@ class Mediator:
         self.position = -1
         self.used = 0.0
 
+    def pass_step(self) -> None:
+        """The request's step is over: all of its locations have passed."""
+        self.position = 1 << 62
+
     def start(self) -> None:
         """Run the block up to the first location it asks for."""
         self._turn(self._block.switch)
@@ -221,7 +225,7 @@ class Mediator:
             result: what `tracer.result` is.
         """
         self._finished, self._result = True, result
-        self.position = 1 << 62
+        self.pass_step()
         self.used = 0.0
         waiting = self.waiting
         if waiting is None:

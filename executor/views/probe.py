@@ -7,6 +7,7 @@ tensors (this is the sum of those two, that is this one's left half) hold becaus
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,23 +115,33 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
             yield from _tensors(item, (*path, name))
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two recorded tensors agree, up to rounding in their own precision."""
+def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:
+    """Whether two recorded tensors agree in every element, up to the rounding of their precision.
+
+    Args:
+        a, b: the tensors.
+        terms: what one of them was summed from, if it was: rounding goes with the size of these.
+    """
     if a.shape != b.shape or a.numel() == 0:
         return False
-    exact = a.dtype in (torch.float32, torch.float64)
-    scale = float(b.float().abs().max())
-    tolerance = (1e-5 if exact else 3e-2) * max(scale, 1e-12)
-    return bool((a.float() - b.float()).abs().max() <= tolerance)
+    size = b.double().abs()
+    for term in terms:
+        size = size + term.double().abs()
+    rounding = 8 * max(torch.finfo(one.dtype).eps for one in (a, b))
+    return bool(((a.double() - b.double()).abs() <= rounding * size).all())
 
 
-def multiple(a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Return the number that makes `a` of `b`, if there is one other than zero."""
+def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None) -> float | None:
+    """Return the number times which `b`, added to `base` if there is one, makes `a`; None if there is none but zero."""
     if a.shape != b.shape:
         return None
-    x, y = a.double().flatten(), b.double().flatten()
-    norm = float(y @ y)
-    factor = float(x @ y) / norm if norm > 0 else 0.0
-    if not factor or not torch.isfinite(x).all():
+    x, y = (a.double() if base is None else a.double() - base.double()), b.double()
+    norm = float((y * y).sum())
+    factor = float((x * y).sum()) / norm if norm > 0 else 0.0
+    if not math.isfinite(factor) or not factor:
         return None
-    return factor if same((b.double() * factor).to(a.dtype), a) else None
+    if abs(factor - 1) < 0.01:  # what it is estimated from is rounded
+        factor = 1.0
+    made = y * factor if base is None else y * factor + base.double()
+    terms = [] if base is None else [y * factor, base]
+    return factor if same(a, made.to(a.dtype), *terms) else None

@@ -113,7 +113,9 @@ class StreamFinder:
 
     def _gives_sum(self, path: str, pair: list[torch.Tensor]) -> bool:
         ended = self._recording.at(path, "output")
-        return ended is not None and any(same(one, pair[0] + pair[1]) for one in ended.rows(self._width).values())
+        return ended is not None and any(
+            same(one, pair[0] + pair[1], *pair) for one in ended.rows(self._width).values()
+        )
 
     def completes(self, place: Place, children: list[str], post: Place, recording: Recording) -> bool:
         """Whether a layer's result is the stream at a place plus (a multiple of) what a later part of it gives."""
@@ -124,8 +126,9 @@ class StreamFinder:
             ended = recording.at(child, "output")
             if ended is None or ended.index < begun.index:
                 continue
-            if any(multiple(result - stream, given) is not None for given in ended.rows(self._width).values()):
-                return True
+            for given in ended.rows(self._width).values():
+                if multiple(result, given, stream) is not None:
+                    return True
         return False
 
     def _no_middle(self, layer: str, children: list[str], attention: Event, result: torch.Tensor) -> str:
@@ -138,8 +141,14 @@ class StreamFinder:
                 takes += [*begun.rows(self._width).values(), *ended.rows(self._width).values()]
                 gives += list(ended.rows(self._width).values())
         mine = list(attention.rows(self._width).values())
-        summed = pre is not None and any(same(result, pre + one + other) for one in mine for other in gives)
-        if pre is not None and summed and not any(same(one, pre + other) for one in takes for other in mine):
+        summed = pre is not None and any(
+            same(result, pre + one + other, pre, one, other) for one in mine for other in gives
+        )
+        if (
+            pre is not None
+            and summed
+            and not any(same(one, pre + other, pre, other) for one in takes for other in mine)
+        ):
             return (
                 "this architecture runs attention and MLP in parallel, so there is no stream between them; use resid_pre "
                 "and resid_post"

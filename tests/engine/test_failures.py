@@ -112,3 +112,21 @@ def test_dropped_traces_leave_nothing(bench: Bench) -> None:
     engine.abort_request(["dropped"])
     bench.engine.worker.interpose_drop(trace.id)
     assert bench.engine.interleaver.idle
+
+
+def test_a_block_that_catches_a_missed_location_is_not_given_the_next_step(bench: Bench) -> None:
+    """What it asks for next in the step that is over has passed; the next step's value is not taken for it."""
+    tree = bench.engine.worker.interpose_tree
+    tree._order["lm_head", "output"] = tree.order_of("logits", "output") - 1  # as if a forward had called it
+    source = (
+        "errors = [].save()\nfor ask in (lambda: model.lm_head.output, lambda: {at}.output, lambda: model.logits.output):\n"
+        "    try:\n        errors.append(ask())\n    except Exception as error:\n        errors.append(str(error))\n"
+    ).replace("{at}", bench.block(1).replace(".1", "[1]").join(["model.", ""]))
+    try:
+        [ran] = bench.engine.run(Block(PROMPT, source, {"max_tokens": 3, "ignore_eos": True}))
+    finally:
+        del tree._order["lm_head", "output"]
+    assert ran.failure is None, ran.failure
+    missed, *passed = ran.saved["errors"]
+    assert "was not reached in step 0" in missed
+    assert all("had already passed" in one for one in passed)

@@ -237,7 +237,8 @@ def _patch_attention(first: nn.Module, kernels: dict[nn.Module, _Kernel], to: Bi
 def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
     for name, where in (("gate", parts.gate), ("up", parts.up)):
         if where is not None:
-            to.output(layer.get_submodule(where), f"{path}.{name}", "view")
+            to.add(f"{path}.{name}", "output", "view")
+            to.after(layer.get_submodule(where), _flat(f"{path}.{name}", to))
     if parts.down is not None:
         to.add(f"{path}.act", "output", "view")
         to.before(
@@ -257,6 +258,15 @@ def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
             return output
 
         to.after(layer.get_submodule(parts.router), chosen)
+
+
+def _flat(path: str, to: Bindings) -> Callable[..., torch.Tensor]:
+    """Bind rows that come with a batch dimension in most architectures, and without one in opt."""
+
+    def after(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return to.visit(path, "output", output.view(-1, output.shape[-1])).view_as(output)
+
+    return after
 
 
 def _choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
