@@ -17,11 +17,13 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from actors.edit_store import EditStore
 from actors.naming import DIRECTORY, NAMESPACE, SESSION_PREFIX
 from actors.protocol import DirectoryStatus, Lease, ModelState, ReplicaReport, SessionStats, Target, TenantUsage
 from actors.replicas import ReplicaBoard
 from actors.session import Session
 from interpose.errors import ServiceFailure, failure
+from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Directory:
         self._opening = 0
         self._starting = 0
         self._board = ReplicaBoard()
+        self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._done: Counter[str] = Counter()
         self._begun = time.monotonic()
         self._heard = time.monotonic()
@@ -125,6 +128,24 @@ class Directory:
     async def model_state(self, deployment: str) -> ModelState:
         """Return how a model is, over all its replicas."""
         return self._board.state(deployment)
+
+    # Standing edits: they outlive engines, ingress replicas and sessions, and end with the service
+
+    async def store_edit(self, tenant: str, model: str, edit: pb.Edit) -> None:
+        """Keep an edit; see `EditStore.put`."""
+        self._edits.put(tenant, model, edit)
+
+    async def edits(self, tenant: str, model: str, names: list[str]) -> tuple[bytes, ...]:
+        """Return edits by name, serialized; see `EditStore.get`."""
+        return self._edits.get(tenant, model, names)
+
+    async def list_edits(self, tenant: str, model: str) -> service_pb2.ListEditsReply:
+        """Return what edits there are."""
+        return self._edits.list(tenant, model)
+
+    async def clear_edits(self, tenant: str, model: str, name: str) -> int:
+        """Drop one edit, or all for the name ""; returns how many there were."""
+        return self._edits.clear(tenant, model, name)
 
     async def status(self) -> DirectoryStatus:
         """Return everything the directory knows, with fresh numbers from the sessions."""

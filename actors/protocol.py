@@ -43,6 +43,7 @@ class Order:
         job: it runs to its end whoever follows.
         keep: somebody may come back for its values until the retention time ends.
         remotes: ids of the blobs of earlier traces of the session that it uses.
+        edits: the standing edits that it runs with, serialized `Edit`s.
     """
 
     session_id: str
@@ -55,6 +56,7 @@ class Order:
     job: bool = False
     keep: bool = False
     remotes: tuple[str, ...] = ()
+    edits: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

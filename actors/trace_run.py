@@ -158,6 +158,7 @@ class TraceRun:
         trace = pb.Trace.FromString(self.order.trace)
         trace.id = self.key
         self._streamed = trace.stream
+        trace.applied.extend(pb.Edit.FromString(data) for data in self.order.edits)
         self.shared.objects.CopyFrom(trace.scope)
         self.shared.names.extend(trace.shared)
         async with contextlib.aclosing(engine(trace)) as events:

@@ -200,6 +200,7 @@ class TraceEngine:
                 invokes=[invoke],
                 stream=trace.stream,
                 remote=trace.remote,
+                applied=trace.applied,
             ),
             index,
             len(trace.invokes),

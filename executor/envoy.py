@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from executor.control import Refusal, Stop
+from executor.control import Refusal
 from executor.tree import ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
@@ -220,7 +220,7 @@ class Tracer:
 
     def stop(self) -> NoReturn:
         """End this request now; what was saved so far comes back."""
-        raise Stop
+        current().stop()
 
     def log(self, *values: Any) -> None:
         """Write to the notebook while the trace runs, like print."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
 from executor.control import Refusal
+from executor.edits import Edits
 from executor.failures import clip
 from executor.hooks import Hooks
 from executor.increments import SaveStream
@@ -80,13 +82,14 @@ class Interleaver:
         self._requests: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._batch = Batch({}, 0, 0, 0)
         self._arrivals = 0
+        self._edits = Edits(tree, budget)
         self._waiting: dict[tuple[str, str], list[Mediator]] = {}
         self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
 
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return not (self.mediators or self._scopes or self._stillborn or self._hooks)
+        return not (self.mediators or self._scopes or self._stillborn or self._hooks or self._edits)
 
     # Admission.
 
@@ -99,6 +102,7 @@ class Interleaver:
             with torch.inference_mode(False):
                 scope = self._scope_of(work)
                 code, namespace = scope.program(invoke.program, invoke.after)
+                edits = self._edits.bind(request_id, work, scope.arrival)
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
         except BindingFailed as error:
@@ -117,8 +121,31 @@ class Interleaver:
             )
             self._reject(request_id, scope, work, failure)
             return
-        mediator = Mediator(
-            request_id=request_id,
+        mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
+        for edit in edits:
+            self._scopes[edit.key] = edit.scope
+            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace)
+            one.become_edit(edit.name, request_id, edit.rank)
+            self.mediators[edit.key] = self.live[edit.key] = one
+        self.mediators[request_id] = self.live[request_id] = mediator
+        self._programs[request_id] = list(invoke.program.writes)
+        if work.trace.stream and self._reports:
+            self._streams[request_id] = SaveStream(
+                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
+            )
+        self._requests[(scope.id, work.invoke)] = request_id
+
+    def _mediator(
+        self,
+        key: str,
+        scope: TraceScope,
+        work: Work,
+        prompt_tokens: int,
+        code: CodeType,
+        namespace: dict[str, Any],
+    ) -> Mediator:
+        return Mediator(
+            request_id=key,
             trace_id=scope.id,
             invoke=work.invoke,
             prompt_tokens=prompt_tokens,
@@ -132,13 +159,6 @@ class Interleaver:
             emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
             random_state=scope.random_state(),
         )
-        self.mediators[request_id] = self.live[request_id] = mediator
-        self._programs[request_id] = list(invoke.program.writes)
-        if work.trace.stream and self._reports:
-            self._streams[request_id] = SaveStream(
-                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
-            )
-        self._requests[(scope.id, work.invoke)] = request_id
 
     def _scope_of(self, work: Work) -> TraceScope:
         scope = self._scopes.get(work.trace.id)
@@ -158,6 +178,7 @@ class Interleaver:
 
     def _reject(self, request_id: str, scope: TraceScope | None, work: Work, failure: pb.Failure) -> None:
         failure.trace_id, failure.invoke = work.trace.id, work.invoke
+        self._edits.forget(request_id)
         self._stillborn[request_id] = (scope, work, failure)
         self._requests[(work.trace.id, work.invoke)] = request_id
         self.ended[request_id] = "error"
@@ -185,6 +206,11 @@ class Interleaver:
                     message="the engine ran out of cache and evicted the request while it ran; submit it again",
                 ),
             )
+
+    def waits(self, request_id: str) -> list[str]:
+        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`."""
+        keys = (*self._edits.keys_of(request_id), request_id)
+        return [key for key in keys if key in self.live]
 
     # A step.
 
@@ -289,17 +315,15 @@ class Interleaver:
         if stillborn is not None:
             scope, work, failure = stillborn
             return "failed", self._close(scope, work.invoke, [pb.Event(failed=failure)]), 0
-        mediator = self.mediators.pop(request_id, None)
+        mediator = self.mediators.get(request_id)
         if mediator is None:
             return "unknown", [], 0
+        self._finish_edits(mediator, result)
+        del self.mediators[request_id]
         self.live.pop(request_id, None)
         writes = self._programs.pop(request_id)
         scope = self._scopes[mediator.trace_id]
-        if mediator.live:
-            self._budget.begin_step()
-            mediator.step = max(mediator.step, len(result.token_ids) - 1)
-            self._turn(mediator, lambda: mediator.finish(result))
-        self._agree([mediator])
+        self._end(mediator, result)
         self.live.pop(request_id, None)
         self.ended.pop(request_id, None)
         events: list[pb.Event] = []
@@ -321,6 +345,32 @@ class Interleaver:
             mediator.logs,
         )
 
+    def _end(self, mediator: Mediator, result: Result) -> None:
+        """Let a block run to its end: the generation is over."""
+        if mediator.live:
+            self._budget.begin_step()
+            mediator.step = max(mediator.step, len(result.token_ids) - 1)
+            self._turn(mediator, lambda: mediator.finish(result))
+        self._agree([mediator])
+
+    def _finish_edits(self, mediator: Mediator, result: Result) -> None:
+        """End the standing edits of a request; one that fails now fails it."""
+        for edit in self._edits_of(mediator.request_id):
+            if edit.live and mediator.state in (State.STOPPED, State.FAILED):
+                edit.cancel()
+            self._end(edit, result)
+            mediator.logs += edit.logs
+        self._forget_edits(mediator.request_id)
+
+    def _edits_of(self, request_id: str) -> list[Mediator]:
+        return [self.mediators[key] for key in self._edits.keys_of(request_id) if key in self.mediators]
+
+    def _forget_edits(self, request_id: str) -> None:
+        for key in self._edits.forget(request_id):
+            self.mediators.pop(key, None)
+            self.live.pop(key, None)
+            self._scopes.pop(key, None)
+
     def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
         """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
         if scope is not None:
@@ -337,6 +387,10 @@ class Interleaver:
         """The trace was given up: end its blocks and forget it. Idempotent."""
         for request_id, mediator in list(self.mediators.items()):
             if mediator.trace_id == trace_id:
+                for edit in self._edits_of(request_id):
+                    if edit.live:
+                        edit.cancel()
+                self._forget_edits(request_id)
                 mediator.cancel()
                 self.live.pop(request_id, None)
                 self.mediators.pop(request_id)
@@ -429,8 +483,8 @@ class Interleaver:
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
-    def _turn_order(self, mediator: Mediator) -> tuple[int, int]:
-        return self._scopes[mediator.trace_id].arrival, mediator.invoke
+    def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:
+        return self._scopes[mediator.trace_id].arrival, mediator.invoke, mediator.rank
 
     def _turn(self, mediator: Mediator, run: Callable[[], None]) -> None:
         """Let a block run once, with the trace's shared names as they are now."""
@@ -490,13 +544,29 @@ class Interleaver:
     def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
         failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
         mediator.fail(failure)
+        for edit in self._edits_of(mediator.request_id):
+            if edit.live:
+                edit.cancel()
+            self.live.pop(edit.request_id, None)
         self._enlist([mediator])
         self._stream_step(mediator.request_id)
+
+    def _fail_for_edit(self, edit: Mediator) -> None:
+        """A standing edit failed, and with it the request that it ran in."""
+        mediator = self.mediators.get(edit.owner)
+        if mediator is not None and mediator.state is not State.FAILED and edit.failure is not None:
+            failure = pb.Failure()
+            failure.CopyFrom(edit.failure)
+            failure.message = clip(f"in the edit {edit.edit!r}: {failure.message}")
+            self._fail(mediator, failure)
 
     def _enlist(self, mediators: Iterable[Mediator]) -> None:
         for mediator in mediators:
             waiting = mediator.waiting
-            if mediator.state is State.FAILED:
+            if mediator.edit:
+                if mediator.state is State.FAILED:
+                    self._fail_for_edit(mediator)
+            elif mediator.state is State.FAILED:
                 self.ended[mediator.request_id] = "error"
             elif mediator.state is State.STOPPED:
                 self.ended[mediator.request_id] = "tracer_stop"

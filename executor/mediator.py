@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -111,6 +111,9 @@ class Mediator:
         used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
         logs: how often it printed.
+        edit: the name of the standing edit that it is, "" for a request's own block.
+        owner: the engine's id of the request that the edit runs in.
+        rank: its place among the blocks of one request.
     """
 
     def __init__(
@@ -147,6 +150,9 @@ class Mediator:
         self.call: Call | None = None
         self.skips = Skips(tree)
         self._late = Late(self.log)
+        self.edit = ""
+        self.owner = ""
+        self.rank = 0
         self.state = State.WAITING
         self.failure: pb.Failure | None = None
         self.used = 0.0
@@ -181,6 +187,10 @@ class Mediator:
     def steps(self) -> int:
         """Steps begun."""
         return self.step + 1
+
+    def become_edit(self, name: str, owner: str, rank: int) -> None:
+        """Be a standing edit in a request, not the request's own block."""
+        self.edit, self.owner, self.rank = name, owner, rank
 
     # The interleaver's side.
 
@@ -315,7 +325,21 @@ class Mediator:
 
     def save(self, value: Any) -> Any:
         """Keep a value past the block; return what the block goes on with."""
+        if self.edit:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
+            )
         return self.registry.save(value, self.served)
+
+    def stop(self) -> NoReturn:
+        """End the request."""
+        if self.edit:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "an edit does not end the requests that it runs in; use tracer.stop() in the block of a trace",
+            )
+        raise Stop
 
     def advance(self, node: Node) -> None:
         """Move on to a module's next step."""

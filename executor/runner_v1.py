@@ -48,7 +48,7 @@ class InterleavingRunner(_Base):
             return super().execute_model(scheduler_output, intermediate_tensors)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             interleaver.preempted(request_id)
-        self.tracing = any(request_id in interleaver.live for request_id in scheduler_output.num_scheduled_tokens)
+        self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
         if not self.tracing:
             return super().execute_model(scheduler_output, intermediate_tensors)
         self._scheduled = scheduler_output.num_scheduled_tokens
@@ -95,8 +95,8 @@ class InterleavingRunner(_Base):
         start = 0
         for index, request_id in enumerate(self.input_batch.req_ids):
             stop = start + self._scheduled[request_id]
-            if request_id in interleaver.live:
-                spans[request_id] = Span(index, start, stop)
+            for key in interleaver.waits(request_id):
+                spans[key] = Span(index, start, stop)
             start = stop
         first = next(
             tensor

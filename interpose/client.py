@@ -122,6 +122,10 @@ class Client:
         session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
         return SessionBlock(self, session)
 
+    def call(self, method: str, request: Any) -> Any:
+        """Call a method of the server that has one reply."""
+        return self._transport.unary(method, request)
+
     def status(self) -> StatusReply:
         """Return models, sessions and tenants' usage as the server reports them."""
         return self._transport.unary("Status", StatusRequest())

@@ -16,7 +16,19 @@ from interpose.v1 import model_pb2, value_pb2
 
 MODULE_WORDS = ("output", "input", "inputs", "next", "skip", "path", "save")
 CANONICAL_WORDS = ("next", "path", "save")
-MODEL_WORDS = ("trace", "generate", "tokenizer", "config", "generation_config", "max_model_len", "edit", "scan", "name")
+MODEL_WORDS = (
+    "trace",
+    "generate",
+    "tokenizer",
+    "config",
+    "generation_config",
+    "max_model_len",
+    "edit",
+    "edits",
+    "clear_edits",
+    "scan",
+    "name",
+)
 PSEUDO = ("logits", "samples")
 _CUTOFF = 0.5
 

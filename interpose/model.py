@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from interpose.edits import EditBlock, StandingEdit, check_names, clear, listed
 from interpose.envoy import Envoy, Node, tree_of
 from interpose.errors import InvalidArgument
 from interpose.progress import Progress
@@ -46,6 +47,7 @@ class Model(Envoy):
         stream: bool = False,
         blocking: bool = True,
         fetch: bool | None = None,
+        edits: Sequence[str] = (),
         **sampling: Any,
     ) -> Tracer:
         """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
@@ -57,6 +59,7 @@ class Model(Envoy):
             blocking: False: the block's end does not wait; the trace is `tracer.job` then, and goes on without this client.
             fetch: False: saved tensors stay on the server, as `RemoteValue`s. By default they are fetched at the end of the
                 block, and inside `with client.session()` at its end.
+            edits: names of standing edits (`model.edit`) that run in it before the block, in this order.
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
@@ -66,7 +69,7 @@ class Model(Envoy):
             names = ("input_ids", "attention_mask", "token_type_ids")
             prompt = {name: sampling.pop(name) for name in names if name in sampling}
         encoded = None if prompt is None else self.encode_prompt(prompt)
-        options = TraceOptions(stream=stream, blocking=blocking, fetch=fetch)
+        options = TraceOptions(stream, blocking, fetch, check_names(edits))
         return Tracer(self, encoded, self.check_sampling(sampling), options)
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
@@ -83,6 +86,31 @@ class Model(Envoy):
             "there is no model.scan(): run the block on one token and keep the shapes, `with model.trace(prompt, "
             "max_tokens=1): shape = model.logits.output.shape.save()`"
         )
+
+    def edit(self, name: str) -> EditBlock:
+        """Leave a block on the server: `with model.edit("calm"):`; it runs in requests with `edits=["calm"]`.
+
+        The block is the tenant's own and saves nothing. It sees its location once, in the first step, as a trace's does; write
+        `with model.edit("calm") as edit:` and `for step in edit.iter[:]:` for every step. An edit of the same name is replaced.
+
+        Args:
+            name: letters, digits, ".", "_" and "-".
+
+        Raises:
+            InvalidArgument: the block saves, or holds what cannot travel.
+            QuotaExceeded: the tenant has as many edits, or bytes in them, as it may.
+        """
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f'an edit has a name: model.edit("calm"), not {name!r}')
+        return EditBlock(self, name)
+
+    def edits(self) -> list[StandingEdit]:
+        """Return the tenant's standing edits of this model, oldest first; each has a name and `clear()`."""
+        return listed(self)
+
+    def clear_edits(self) -> int:
+        """Drop all of the tenant's standing edits of this model; return how many there were."""
+        return clear(self, "")
 
     @property
     def name(self) -> str:
@@ -142,6 +170,10 @@ class Model(Envoy):
     def progress(self) -> Progress:
         """Makes the client's progress bars."""
         return self._client.progress
+
+    def call(self, method: str, request: Any) -> Any:
+        """Call the server."""
+        return self._client.call(method, request)
 
     def encode_prompt(self, prompt: Any) -> Prompt:
         """Return a prompt as it travels; InvalidArgument for what is none."""

@@ -15,6 +15,7 @@ class TraceOptions:
         stream: the outputs are read from `tracer.stream()` while the trace runs.
         blocking: the end of the block waits for the trace; else the trace is a background job.
         fetch: saved tensors come along; None: unless the session is one whose values stay on the server.
+        edits: names of the standing edits that it runs with.
 
     Raises:
         InvalidArgument: an option is of the wrong type, or two of them exclude each other.
@@ -23,6 +24,7 @@ class TraceOptions:
     stream: bool = False
     blocking: bool = True
     fetch: bool | None = None
+    edits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("stream", "blocking", "fetch"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
 from interpose.aio import in_thread, warn_if_on_a_loop
+from interpose.captured import CapturedBlock
 from interpose.check import ABSENT, TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
@@ -34,23 +35,7 @@ if TYPE_CHECKING:
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range)
 
 
-class _Block(capture.CapturedContext):
-    """A captured block whose syntax errors are the library's own."""
-
-    def __enter__(self) -> Any:
-        try:
-            return super().__enter__()
-        except capture.CaptureError as error:
-            raise refused(error) from None
-
-    def __aenter__(self) -> Any:
-        try:
-            return super().__aenter__()
-        except capture.CaptureError as error:
-            raise refused(error) from None
-
-
-class Tracer(_Block):
+class Tracer(CapturedBlock):
     """One trace; made by `model.trace`.
 
     Args:
@@ -229,6 +214,7 @@ class Tracer(_Block):
         trace = builder.build()
         trace.stream = self._streams
         trace.remote = self._options.fetch is False
+        trace.edits.extend(self._options.edits)
         captured, session = builder.captured(), self._model.session_block
         return trace, Delivery(block, scope, self._places, captured, session, self._groups)
 
@@ -342,7 +328,7 @@ class Tracer(_Block):
         return outcome
 
 
-class Invoker(_Block):
+class Invoker(CapturedBlock):
     """One prompt of a trace and its block; made by `tracer.invoke`."""
 
     def __init__(self, tracer: Tracer, prompt: Prompt, sampling: Mapping[str, object]) -> None:

@@ -25,8 +25,10 @@ OLDEST_PROTOCOL = 1
 MAX_VALUES = 1_000_000
 MAX_NAMES = 10_000
 MAX_CHAT_MESSAGES = 1000
+MAX_EDITS = 16  # of one trace
 
 _TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+_EDIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 M = TypeVar("M", bound=Message)
@@ -100,6 +102,10 @@ def check_trace(
         raise refuse("the trace has no invoke: nothing would run", trace.id)
     if len(trace.invokes) > limits.max_invokes:
         raise refuse(f"the trace has {len(trace.invokes)} invokes; the limit is {limits.max_invokes}", trace.id)
+    if len(trace.edits) > MAX_EDITS or len(set(trace.edits)) < len(trace.edits):
+        raise refuse(f"a trace names up to {MAX_EDITS} edits, each once; this one names {len(trace.edits)}", trace.id)
+    if trace.applied:
+        raise refuse("a trace names edits; it does not bring their programs", trace.id)
     parameters = frozenset(description.sampling_parameters)
     _check_sampling(trace.sampling, parameters, trace.id, -1)
     for index, invoke in enumerate(trace.invokes):
@@ -108,7 +114,31 @@ def check_trace(
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
             raise refuse("an invoke can only wait for earlier ones", trace.id, index)
-    return _check_values(trace, limits, tenant.trust == "full" and limits.pickled)
+    values: list[value_pb2.Value] = [*trace.scope.values]
+    for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
+        values.extend(binding.value for binding in bindings)
+    for invoke in trace.invokes:
+        values.extend(binding.value for binding in invoke.program.reads)
+    return _check_values(values, limits, tenant.trust == "full" and limits.pickled, trace.id)
+
+
+def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
+    """Refuse an edit that could not be kept or could not run.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
+    """
+    if not _EDIT_NAME.fullmatch(edit.name):
+        raise refuse(
+            f"an edit's name has up to 100 letters, digits, '.', '_' and '-', which {edit.name[:80]!r} has not"
+        )
+    _check_program(edit.program, model.limits, "", -1)
+    values = [*edit.scope.values, *(binding.value for binding in edit.program.reads)]
+    if _check_values(values, model.limits, tenant.trust == "full" and model.limits.pickled, ""):
+        raise refuse("an edit outlives the session whose values it refers to: fetch them, and send them with it")
+    for value in values:
+        if value.tensor.WhichOneof("payload") == "blob":
+            raise refuse("an edit brings its tensors itself: uploads go with their session")
 
 
 def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
@@ -182,25 +212,21 @@ def _check_sampling(
         )
 
 
-def _check_values(trace: pb.Trace, limits: Limits, pickled: bool) -> tuple[str, ...]:
-    """Count a trace's values and look for those that need trust; what they mean is checked where they are decoded.
+def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, trace_id: str) -> tuple[str, ...]:
+    """Count values and look for those that need trust; what they mean is checked where they are decoded.
 
     Returns:
         The ids of the blobs of earlier traces that are among them.
     """
+    todo = list(todo)
     remotes: set[str] = set()
-    todo: list[value_pb2.Value] = [*trace.scope.values]
-    for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
-        todo.extend(binding.value for binding in bindings)
-    for invoke in trace.invokes:
-        todo.extend(binding.value for binding in invoke.program.reads)
     count = 0
     while todo:
         value = todo.pop()
         count += 1
         if count + len(todo) > MAX_VALUES:
             raise refuse(
-                f"the trace carries more than {MAX_VALUES} values: send long lists of numbers as a tensor", trace.id
+                f"the trace carries more than {MAX_VALUES} values: send long lists of numbers as a tensor", trace_id
             )
         todo.extend(_parts(value))
         kind = value.WhichOneof("kind")
@@ -208,13 +234,13 @@ def _check_values(trace: pb.Trace, limits: Limits, pickled: bool) -> tuple[str, 
             size = len(getattr(value, kind).source.encode())
             if size > limits.max_program_bytes:
                 what = f"{getattr(value, kind).name[:80]!r} has {size} bytes of source"
-                raise refuse(f"{what}; the limit is {limits.max_program_bytes}", trace.id)
+                raise refuse(f"{what}; the limit is {limits.max_program_bytes}", trace_id)
         elif kind == "remote":
-            check_view(value.remote.view, trace.id)
+            check_view(value.remote.view, trace_id)
             remotes.add(value.remote.blob_id)
         elif kind == "pickled" and not pickled:
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
-            raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace.id))
+            raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace_id))
     return tuple(sorted(remotes))
 
 

@@ -131,7 +131,10 @@ class IngressDeployment:
             remotes = admission.check_trace(trace, model, tenant, description)
         lease = await (self._lease(request.session_id, tenant) if request.session_id else self._open(tenant))
         await self._running(model)
-        order = order_of(trace, remotes, lease.session_id, model, self._targets[model.name], request.job)
+        edits = ()
+        if trace.edits:
+            edits = await self._directory.edits.remote(tenant.name, model.name, list(trace.edits))
+        order = order_of(trace, remotes, edits, lease.session_id, model, self._targets[model.name], request.job)
         if request.job:
             yield pb.Event.FromString(await self._ask(lease, "start", order))
             return
@@ -183,6 +186,28 @@ class IngressDeployment:
         """Cancel a trace, and forget it if that is wished."""
         lease = await self._lease(request.session_id, tenant)
         return service_pb2.CancelReply(found=await self._ask(lease, "cancel", request.trace_id, request.forget))
+
+    @unary(service_pb2.StoreEditRequest, service_pb2.StoreEditReply)
+    async def StoreEdit(self, request: service_pb2.StoreEditRequest, tenant: Tenant) -> service_pb2.StoreEditReply:
+        """Keep a standing edit."""
+        admission.check_protocol(request.protocol)
+        model = admission.model_for(self.settings, request.model)
+        await asyncio.to_thread(admission.check_edit, request.edit, model, tenant)
+        await self._directory.store_edit.remote(tenant.name, model.name, request.edit)
+        return service_pb2.StoreEditReply()
+
+    @unary(service_pb2.ListEditsRequest, service_pb2.ListEditsReply)
+    async def ListEdits(self, request: service_pb2.ListEditsRequest, tenant: Tenant) -> service_pb2.ListEditsReply:
+        """List the tenant's standing edits."""
+        model = admission.model_for(self.settings, request.model)
+        return await self._directory.list_edits.remote(tenant.name, model.name)
+
+    @unary(service_pb2.ClearEditsRequest, service_pb2.ClearEditsReply)
+    async def ClearEdits(self, request: service_pb2.ClearEditsRequest, tenant: Tenant) -> service_pb2.ClearEditsReply:
+        """Drop standing edits of the tenant's."""
+        model = admission.model_for(self.settings, request.model)
+        cleared = await self._directory.clear_edits.remote(tenant.name, model.name, request.name)
+        return service_pb2.ClearEditsReply(cleared=cleared)
 
     @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
     async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:

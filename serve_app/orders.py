@@ -14,12 +14,19 @@ _CONTAINERS = ("list", "dict", "set")
 
 
 def order_of(
-    trace: pb.Trace, remotes: tuple[str, ...], session_id: str, model: ModelSettings, target: Target, job: bool
+    trace: pb.Trace,
+    remotes: tuple[str, ...],
+    edits: tuple[bytes, ...],
+    session_id: str,
+    model: ModelSettings,
+    target: Target,
+    job: bool,
 ) -> Order:
     """Return the order to run a trace.
 
     Args:
         remotes: ids of the blobs of earlier traces that it uses.
+        edits: the standing edits that it names, serialized.
         session_id: of the lease under which it runs.
         target: where it runs.
         job: whether it goes on when its client goes.
@@ -37,6 +44,7 @@ def order_of(
         job=job,
         keep=job or trace.remote,
         remotes=remotes,
+        edits=edits,
     )
 
 

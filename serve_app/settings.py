@@ -106,6 +106,8 @@ class SessionSettings(_Part):
     max_per_tenant: int = Field(16, ge=1)
     retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
     stored_bytes: int = Field(16 * _GIB, ge=_MIB, description="uploads and results that one session keeps")
+    max_edits: int = Field(64, ge=0, description="standing edits that a tenant may have")
+    edit_bytes: int = Field(64 * _MIB, ge=0, description="of all standing edits of a tenant together")
 
 
 class GrpcSettings(_Part):

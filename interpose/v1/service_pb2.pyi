@@ -262,6 +262,62 @@ class CancelReply(_message.Message):
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
 
+class StoreEditRequest(_message.Message):
+    __slots__ = ("protocol", "model", "edit")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EDIT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    model: str
+    edit: _trace_pb2.Edit
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[str] = ..., edit: _Optional[_Union[_trace_pb2.Edit, _Mapping]] = ...) -> None: ...
+
+class StoreEditReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListEditsRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class StoredEdit(_message.Message):
+    __slots__ = ("name", "bytes", "age_seconds", "source")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    age_seconds: float
+    source: str
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., age_seconds: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+
+class ListEditsReply(_message.Message):
+    __slots__ = ("edits", "max_edits", "max_bytes")
+    EDITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EDITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    edits: _containers.RepeatedCompositeFieldContainer[StoredEdit]
+    max_edits: int
+    max_bytes: int
+    def __init__(self, edits: _Optional[_Iterable[_Union[StoredEdit, _Mapping]]] = ..., max_edits: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class ClearEditsRequest(_message.Message):
+    __slots__ = ("model", "name")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ClearEditsReply(_message.Message):
+    __slots__ = ("cleared",)
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    cleared: int
+    def __init__(self, cleared: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -76,6 +76,21 @@ class InterposeStub(object):
                 request_serializer=interpose_dot_v1_dot_service__pb2.CancelRequest.SerializeToString,
                 response_deserializer=interpose_dot_v1_dot_service__pb2.CancelReply.FromString,
                 )
+        self.StoreEdit = channel.unary_unary(
+                '/interpose.v1.Interpose/StoreEdit',
+                request_serializer=interpose_dot_v1_dot_service__pb2.StoreEditRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.StoreEditReply.FromString,
+                )
+        self.ListEdits = channel.unary_unary(
+                '/interpose.v1.Interpose/ListEdits',
+                request_serializer=interpose_dot_v1_dot_service__pb2.ListEditsRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.ListEditsReply.FromString,
+                )
+        self.ClearEdits = channel.unary_unary(
+                '/interpose.v1.Interpose/ClearEdits',
+                request_serializer=interpose_dot_v1_dot_service__pb2.ClearEditsRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.ClearEditsReply.FromString,
+                )
         self.Status = channel.unary_unary(
                 '/interpose.v1.Interpose/Status',
                 request_serializer=interpose_dot_v1_dot_service__pb2.StatusRequest.SerializeToString,
@@ -166,6 +181,25 @@ class InterposeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StoreEdit(self, request, context):
+        """Keeps a standing edit for the tenant; requests that name it run it. An edit of the same name is replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEdits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearEdits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -234,6 +268,21 @@ def add_InterposeServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=interpose_dot_v1_dot_service__pb2.CancelRequest.FromString,
                     response_serializer=interpose_dot_v1_dot_service__pb2.CancelReply.SerializeToString,
+            ),
+            'StoreEdit': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreEdit,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.StoreEditRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.StoreEditReply.SerializeToString,
+            ),
+            'ListEdits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEdits,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.ListEditsRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.ListEditsReply.SerializeToString,
+            ),
+            'ClearEdits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearEdits,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.ClearEditsRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.ClearEditsReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -451,6 +500,57 @@ class Interpose(object):
         return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/Cancel',
             interpose_dot_v1_dot_service__pb2.CancelRequest.SerializeToString,
             interpose_dot_v1_dot_service__pb2.CancelReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def StoreEdit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/StoreEdit',
+            interpose_dot_v1_dot_service__pb2.StoreEditRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.StoreEditReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListEdits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/ListEdits',
+            interpose_dot_v1_dot_service__pb2.ListEditsRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.ListEditsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ClearEdits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/ClearEdits',
+            interpose_dot_v1_dot_service__pb2.ClearEditsRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.ClearEditsReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

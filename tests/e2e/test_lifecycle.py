@@ -29,7 +29,7 @@ def second(
 ) -> Iterator[RunningService]:
     """A service of its own, beside the shared one: one worker, two tenants, given on the command line and in a file."""
     folder = tmp_path_factory.mktemp("second")
-    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
+    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20, "max_per_tenant": 3}
     settings: dict[str, object] = {"tenants": TENANTS, "sessions": sessions}
     arguments = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--max-model-len", "64"]
     running = RunningService(folder, settings, *arguments).wait()
@@ -93,6 +93,23 @@ def test_what_is_kept_is_bounded_in_time_and_size(second: RunningService) -> Non
         wait_for(gone, 60)
         with pytest.raises(interpose.NotFound, match="kept for 12 s"):
             red.job(tracer.job.id).result()
+
+
+def test_kept_sessions_do_not_give_way(second: RunningService) -> None:
+    with interpose.connect(second.address, api_key="blue-key-1", progress=False) as blue:
+        kept = [blue.session() for _ in range(3)]
+        assert len({session.id for session in kept}) == 3
+        with pytest.raises(
+            interpose.QuotaExceeded, match="blue has 3 sessions open, the most a tenant may have"
+        ) as caught:
+            assert blue.session().id
+        assert caught.value.retry_after > 0
+        kept[0].close()
+        assert blue.session(kept[1].id).saved() == {}
+        with blue.session() as another:
+            assert another.id
+        for session in kept:
+            session.close()
 
 
 def test_one_worker_reads_what_transformers_computes(second: RunningService, checkpoints: dict[str, Path]) -> None:

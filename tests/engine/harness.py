@@ -71,6 +71,7 @@ class LocalEngine:
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         self.llm = LLM(model=str(checkpoint), **trace_options(Limits, "local"), **options)
         self.count = 0
+        self.applied: list[pb.Edit] = []  # standing edits that traces run with
 
     def close(self) -> None:
         """Give the engine's memory and process groups back."""
@@ -137,6 +138,7 @@ class LocalEngine:
                     shared=trace.shared,
                     invokes=[trace.invokes[index]],
                     stream=trace.stream,
+                    applied=self.applied,
                 ),
                 index,
                 count,
@@ -194,6 +196,11 @@ class LocalEngine:
             increment = pb.Increment.FromString(data)
             by_invoke[(trace_id, increment.invoke)].increments.insert(0, increment)
         return rans
+
+    def edit(self, name: str, source: str, **captured: Any) -> pb.Edit:
+        """Make a standing edit of a block."""
+        trace = self.trace([Block([], source, captured=captured)], {})
+        return pb.Edit(name=name, scope=trace.scope, program=trace.invokes[0].program)
 
     def take(self, ran: Ran, events: list[bytes]) -> None:
         outbox = self.worker.interpose_outbox

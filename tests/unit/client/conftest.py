@@ -92,6 +92,7 @@ class Service(service_pb2_grpc.InterposeServicer):
         self.sessions: set[str] = set()
         self.fetch_breaks = 0
         self.fetched_from: list[int] = []
+        self.edits: dict[str, trace_pb2.Edit] = {}
         self.jobs: dict[str, list[trace_pb2.Event]] = {}
         self.job_failures: dict[str, trace_pb2.Failure] = {}
         self.attach_breaks: list[int] = []
@@ -249,6 +250,23 @@ class Service(service_pb2_grpc.InterposeServicer):
         if request.forget:
             self.jobs.pop(request.trace_id, None)
         return service_pb2.CancelReply(found=True)
+
+    def StoreEdit(self, request, context):
+        self._begin("StoreEdit", context)
+        self.edits[request.edit.name] = request.edit
+        return service_pb2.StoreEditReply()
+
+    def ListEdits(self, request, context):
+        reply = service_pb2.ListEditsReply(max_edits=8)
+        for name, edit in self.edits.items():
+            reply.edits.add(name=name, bytes=edit.ByteSize(), age_seconds=2.0, source=edit.program.source)
+        return reply
+
+    def ClearEdits(self, request, context):
+        gone = [name for name in self.edits if request.name in ("", name)]
+        for name in gone:
+            del self.edits[name]
+        return service_pb2.ClearEditsReply(cleared=len(gone))
 
     def Status(self, request, context):
         return service_pb2.StatusReply(sessions=len(self.sessions), server_version="9.9")

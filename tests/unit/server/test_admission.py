@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,3 +176,33 @@ def test_an_unknown_model_names_the_near_misses() -> None:
 def test_uploads(fields: dict[str, object]) -> None:
     with pytest.raises(ServiceFailure):
         admission.check_upload(service_pb2.UploadRequest(**fields), Limits())
+
+
+def test_values_of_earlier_traces_are_named_and_their_indices_checked() -> None:
+    message = trace()
+    view = value_pb2.TensorView(dtype=value_pb2.DTYPE_FLOAT32, shape=[4, 2])
+    for blob_id in ("b", "a", "b"):
+        message.scope.values.add().remote.CopyFrom(value_pb2.RemoteTensor(blob_id=blob_id, view=view))
+    assert admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION) == ("a", "b")
+    message.scope.values[0].remote.view.indices.add().items.add(at=9)
+    assert "out of bounds" in refusal(message).message
+    message.scope.values[0].remote.view.shape[0] = -1
+    assert "negative" in refusal(message).message
+
+
+def test_edits_are_named_once_each_and_brought_by_nobody() -> None:
+    admission.check_trace(trace(edits=["a", "b"]), MODEL, ANONYMOUS, DESCRIPTION)
+    assert "each once" in refusal(trace(edits=["a", "a"])).message
+    assert "up to 16" in refusal(trace(edits=[str(number) for number in range(17)])).message
+    assert "does not bring" in refusal(trace(applied=[pb.Edit(name="a")])).message
+
+
+def test_a_view_that_does_not_fit_the_bytes() -> None:
+    data = np.arange(8, dtype=np.uint8)
+    view = value_pb2.TensorView(dtype=value_pb2.DTYPE_UINT8, shape=[2, 4])
+    view.indices.add().items.add(at=1)
+    assert admission.selected(data, view).tolist() == [4, 5, 6, 7]
+    view.shape[1] = 5
+    with pytest.raises(ServiceFailure, match="8 bytes are not a uint8 array") as caught:
+        admission.selected(data, view)
+    assert caught.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
