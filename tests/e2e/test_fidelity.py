@@ -16,8 +16,8 @@ from tests.oracle import Edit, Oracle, difference, locations
 PROMPTS = [[5, 400, 17, 99, 256, 31, 8], [3, 77], [12, 250, 33, 8, 441, 90, 14, 61, 300, 2, 19], [222]]
 STEPS = 9
 TOLERANCE = 1e-4
-# Cut inside a sharded region in ways that no layer declares; refused under tensor parallelism.
-REFUSED = ("attn.attn", "mlp.act_fn")
+# Cut inside a sharded region in a way that no layer declares; refused under tensor parallelism.
+REFUSED = ("mlp.act_fn",)
 
 
 class Served:
@@ -176,11 +176,11 @@ def test_a_value_from_another_invoke_patches_this_one(served: Served) -> None:
     assert difference(logits, truth.logits[0]) <= TOLERANCE
 
 
-def test_what_is_cut_in_an_unknown_way_is_refused(served: Served) -> None:
-    attention = served.layers[0].attn if served.name == "gpt2" else served.layers[0].self_attn
+def test_what_is_cut_in_an_unknown_way_is_refused(client: interpose.Client) -> None:
+    model = client.model("llama")
     with pytest.raises(interpose.UnknownLocation, match="split over the tensor-parallel ranks"):
-        with served.model.trace(PROMPTS[0]):
-            attention.attn.output.save()
+        with model.trace(PROMPTS[0]):
+            model.model.layers[0].mlp.act_fn.output.save()
 
 
 def test_many_invokes_share_a_list_in_one_trace(served: Served) -> None:

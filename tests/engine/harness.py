@@ -108,6 +108,24 @@ class LocalEngine:
         """Run one streamed trace; each Ran has its increments, those that the worker sent and the last."""
         return self.run_traces([list(blocks)], plain=plain, stream=True)
 
+    def reschedule(self, chunked: bool, cached: bool, step_tokens: int) -> None:
+        """Give the idle engine a new scheduler, which cuts prompts and caches them or not; the workers stay."""
+        core = self.llm.llm_engine.engine_core.engine_core
+        old = core.scheduler
+        config = old.vllm_config
+        config.scheduler_config.enable_chunked_prefill = chunked
+        config.scheduler_config.max_num_batched_tokens = step_tokens
+        config.scheduler_config.max_num_scheduled_tokens = step_tokens
+        config.cache_config.enable_prefix_caching = cached
+        core.scheduler = type(old)(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=core.structured_output_manager,
+            block_size=old.block_size,
+            hash_block_size=old.block_size,
+            log_stats=False,
+        )
+
     def run_traces(
         self,
         traces: list[list[Block]],

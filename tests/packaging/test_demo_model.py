@@ -61,6 +61,8 @@ def test_prompts_lead_to_different_legible_text(checkpoint: Path) -> None:
     assert text.isprintable()
 
 
+# Of the others, tests/fidelity compares every value and token.
+@pytest.mark.parametrize("checkpoint", ["gpt2", "llama", "qwen3"], indirect=True)
 def test_the_engine_generates_what_transformers_does(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     command = [sys.executable, "-c", ENGINE, json.dumps([str(checkpoint), PROMPTS, TOKENS])]
