@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from interpose.cli.demo_model import write_demo_model
@@ -21,12 +21,13 @@ STOP_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def served(tensor_parallel_size: int, warm: int) -> Iterator[str]:
+def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | None = None) -> Iterator[str]:
     """Serve a demo llama for the time of the `with` block, which gets the address.
 
     Args:
         tensor_parallel_size: workers, each with its share of the machine's cores.
         warm: how many sessions the service keeps ready.
+        engine: further arguments of the engine, by vLLM's names.
 
     Raises:
         RuntimeError: it does not start, with what it printed.
@@ -38,7 +39,7 @@ def served(tensor_parallel_size: int, warm: int) -> Iterator[str]:
             "name": "llama",
             "model": str(checkpoint),
             "tensor_parallel_size": tensor_parallel_size,
-            "engine": {"dtype": "float32"},
+            "engine": {"dtype": "float32", **(engine or {})},
         }
         settings = {"models": [model], "sessions": {"warm": warm}, "grpc": {"port": port}}
         config = Path(folder) / "service.yaml"

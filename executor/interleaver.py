@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
@@ -30,7 +31,7 @@ from executor.rebuild import BindingFailed
 from executor.scope import TraceScope
 from executor.served import Fixed, Rows, Served
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
-from executor.work import Batch, Span, Work
+from executor.work import READ_ONLY, Batch, Span, Work
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import WireError
@@ -47,12 +48,14 @@ class Interleaver:
         limits: bounds on what is saved.
         ranks: the ranks that run the same blocks.
         reports: whether this rank sends saves.
+        precision: how the engine computes.
 
     Attributes:
         mediators: the mediators of all unfinished traced requests, by request id.
         live: those of them that wait for something in a coming step, or must see that there is none. Empty: steps are the
             engine's alone.
-        ended: why requests must end after this step, by request id; the runner takes it.
+        ended: how the blocks ended that ended in this step, by request id; the runner takes it. `READ_ONLY`: the request
+            goes on without its block; any other word: it must end too.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Interleaver:
         limits: Limits,
         ranks: Ranks,
         reports: bool,
+        precision: Precision,
     ) -> None:
         self.live: dict[str, Mediator] = {}
         self.ended: dict[str, str] = {}
@@ -74,6 +78,7 @@ class Interleaver:
         self._limits = limits
         self._ranks = ranks
         self._reports = reports
+        self._precision = precision
         self.mediators: dict[str, Mediator] = {}
         self._stillborn: dict[str, tuple[TraceScope | None, Work, pb.Failure]] = {}
         self._scopes: dict[str, TraceScope] = {}
@@ -198,7 +203,7 @@ class Interleaver:
         A block that only read and has ended loses nothing; any other fails, because what follows would be wrong.
         """
         mediator = self.mediators.get(request_id)
-        if mediator is not None and (mediator.live or mediator.writes):
+        if mediator is not None and not self._disposable(mediator):
             self._fail(
                 mediator,
                 pb.Failure(
@@ -206,6 +211,12 @@ class Interleaver:
                     message="the engine ran out of cache and evicted the request while it ran; submit it again",
                 ),
             )
+
+    def _disposable(self, mediator: Mediator) -> bool:
+        """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
+        blocks = (mediator, *self._edits_of(mediator.request_id))
+        ended = mediator.state in (State.WAITING, State.DONE) and not self.waits(mediator.request_id)
+        return ended and not any(block.changed for block in blocks)
 
     def waits(self, request_id: str) -> list[str]:
         """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`."""
@@ -308,7 +319,7 @@ class Interleaver:
 
         Returns:
             How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
-            Failed), serialized, and how many times the block printed.
+            Failed, Accounting), serialized, and how many times the block printed.
         """
         request_id = self._requests.pop((trace_id, invoke), "")
         stillborn = self._stillborn.pop(request_id, None)
@@ -323,6 +334,7 @@ class Interleaver:
         self.live.pop(request_id, None)
         writes = self._programs.pop(request_id)
         scope = self._scopes[mediator.trace_id]
+        steps = mediator.steps
         self._end(mediator, result)
         self.live.pop(request_id, None)
         self.ended.pop(request_id, None)
@@ -339,6 +351,11 @@ class Interleaver:
                 events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
         if failed is not None:
             events.append(pb.Event(failed=failed))
+        if self._reports:
+            accounting = mediator.tally.accounting(
+                invoke, steps, mediator.prompt_tokens, len(result.token_ids), self._precision
+            )
+            events.append(pb.Event(accounting=accounting))
         return (
             "failed" if failed is not None else mediator.state.name.lower(),
             self._close(scope, mediator.invoke, events),
@@ -473,7 +490,8 @@ class Interleaver:
                 self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
         finally:
             mediator.left()
-        mediator.writes += served.written
+        if served.written and at is not None:
+            mediator.tally.write(f"{at.path}.{at.kind}")
         return value
 
     def _served(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, location: str) -> Served:
@@ -573,6 +591,9 @@ class Interleaver:
             if mediator.resting:
                 if not mediator.skips.owed or mediator.state not in (State.WAITING, State.DONE):
                     self.live.pop(mediator.request_id, None)
+                owner = self.mediators.get(mediator.owner if mediator.edit else mediator.request_id)
+                if owner is not None and owner.request_id not in self.ended and self._disposable(owner):
+                    self.ended[owner.request_id] = READ_ONLY
             elif waiting is not None and waiting.kind != Kind.STEP and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from greenlet import getcurrent, greenlet
 
+from executor.accounting import Tally
 from executor.apply import Applier, Call
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
@@ -114,6 +115,7 @@ class Mediator:
         edit: the name of the standing edit that it is, "" for a request's own block.
         owner: the engine's id of the request that the edit runs in.
         rank: its place among the blocks of one request.
+        tally: where it was served and where it wrote.
     """
 
     def __init__(
@@ -156,8 +158,7 @@ class Mediator:
         self.state = State.WAITING
         self.failure: pb.Failure | None = None
         self.used = 0.0
-        self.reads = 0
-        self.writes = 0
+        self.tally = Tally()
         self._offsets: dict[str, int] = {}
         self._code = code
         self._sources = sources
@@ -182,6 +183,11 @@ class Mediator:
     def resting(self) -> bool:
         """Whether the block has ended or waits for the result: it asks for nothing in a coming step."""
         return not self.live or (self.waiting is not None and self.waiting.kind == Kind.RESULT)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the block changed anything in the model's pass, so that computing the request anew would be wrong."""
+        return bool(self.tally.writes or self.skips.fingerprint())
 
     @property
     def steps(self) -> int:
@@ -211,7 +217,7 @@ class Mediator:
     def serve(self, served: Served, at: Location, position: int) -> None:
         """Resume the block with the value at the location it waits for."""
         self.served, self.served_at, self.position = served, at, position
-        self.reads += 1
+        self.tally.serve(f"{at.path}.{at.kind}")
         self._turn(lambda: self._block.switch(served))
 
     def resume(self, value: Any) -> None:

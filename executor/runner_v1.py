@@ -136,6 +136,22 @@ def _fields(output: ModelRunnerOutput) -> dict[str, Any]:
 class CPURunnerV1(InterleavingRunner, CPUModelRunner):
     """The V1 runner on CPUs."""
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Keep the random generators of cut prompts out of the sampling that is thrown away.
+
+        vLLM samples after every chunk of a prompt, drops what was sampled before the last, and sets a request's own
+        generator back by an offset; generators on CPUs have none, so a seeded request would end the engine.
+        """
+        generators = self.input_batch.generators
+        if not generators:
+            return super().sample_tokens(grammar_output)
+        dropped = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        aside = {index: generators.pop(index) for index in dropped if index in generators}
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(aside)
+
 
 class GPURunnerV1(InterleavingRunner, GPUModelRunner):
     """The V1 runner on GPUs."""

@@ -6,6 +6,7 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 
 - a traced prompt that does not fit beside what runs gets a step of its own, at most every second step;
 - a traced request starts when the cache can hold all traced requests to their ends, and plain ones are evicted first;
+- one whose block has ended and changed nothing is a plain request from then on;
 - invokes that must be together start in one step, and sit out together;
 - a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say,
   and so does a stop string: no block sees a step whose token is not in the result.
@@ -28,7 +29,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from executor.options import step_tokens
-from executor.work import Placement
+from executor.work import READ_ONLY, Placement
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class EndedModelRunnerOutput(ModelRunnerOutput):
-    """A step's output that also names the requests whose blocks ended them, with the reason."""
+    """A step's output that also names the requests whose blocks ended in it.
+
+    Attributes:
+        ended: how, by request: `READ_ONLY` and the request goes on as a plain one, any other word and it ends too.
+    """
 
     ended: dict[str, str] = field(default_factory=dict)
 
@@ -131,9 +136,11 @@ class InterposeScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         if isinstance(model_runner_output, EndedModelRunnerOutput):
-            for request_id in model_runner_output.ended:
+            for request_id, how in model_runner_output.ended.items():
                 request = self.requests.get(request_id)
-                if request is not None:
+                if how == READ_ONLY:
+                    self._traced.pop(request_id, None)
+                elif request is not None:
                     request.max_tokens = request.num_output_tokens + 1
         return super().update_from_output(scheduler_output, model_runner_output)
 

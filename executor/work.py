@@ -7,6 +7,9 @@ from typing import Any
 
 from interpose.v1 import trace_pb2 as pb
 
+# How a block ended that needs nothing any more and changed nothing: its request may be evicted and computed anew.
+READ_ONLY = "read only"
+
 
 @dataclass(frozen=True)
 class Work:

@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits
@@ -58,6 +59,7 @@ class InterposeWorker(_Base):
             Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
             TensorParallelRanks() if tensor_parallel > 1 else Alone(),
             reports,
+            Precision.of(self.vllm_config),
         )
         return warmed_up
 

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interpose.accounting import Accounting
     from interpose.async_client import AsyncClient, connect_async
     from interpose.client import Client, connect
     from interpose.envoy import Envoy
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 # Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
 _HOMES = {
+    "Accounting": "accounting",
     "AsyncClient": "async_client",
     "Client": "client",
     "connect_async": "async_client",
@@ -79,6 +81,7 @@ _HOMES = {
 )
 
 __all__ = [
+    "Accounting",
     "AsyncClient",
     "Cancelled",
     "Client",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from interpose.accounting import Accounting
 from interpose.envoy import Envoy, Node
 from interpose.errors import EngineError
 from interpose.progress import Progress
@@ -32,6 +33,7 @@ class Outcome:
         saves: values to be decoded, in the order they arrived.
         failures: of invokes that ended by an error, in the order they arrived.
         usage: what the trace cost.
+        accounting: what each invoke did, by invoke; of one that never ran there is none.
     """
 
     session_id: str = ""
@@ -41,6 +43,7 @@ class Outcome:
     saves: list[Saves] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    accounting: dict[int, Accounting] = field(default_factory=dict)
 
 
 def follow(
@@ -96,6 +99,8 @@ def take_event(outcome: Outcome, event: Event) -> None:
     elif kind == "log":
         sys.stdout.write(event.log.text)
         sys.stdout.flush()
+    elif kind == "accounting":
+        outcome.accounting[event.accounting.invoke] = Accounting.of(event.accounting)
     elif kind == "done":
         outcome.usage = event.done.usage
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
+from interpose.accounting import Accounting
 from interpose.aio import in_thread, warn_if_on_a_loop
 from interpose.captured import CapturedBlock
 from interpose.check import ABSENT, TRACER_WORDS, frame_at, refused
@@ -95,6 +96,15 @@ class Tracer(CapturedBlock):
                 "a trace with several prompts has a result for each: `with tracer.invoke(…) as one`, one.result"
             )
         return self._result(0)
+
+    @property
+    def accounting(self) -> Accounting:
+        """After the block, where it was served and where it wrote, and in what precision, for a trace with one prompt."""
+        if self._prompt is None:
+            raise InvalidArgument(
+                "a trace with several prompts has an account for each: `with tracer.invoke(…) as one`, one.accounting"
+            )
+        return self._finished().accounting.get(0, Accounting())
 
     def invoke(self, prompt: Any = None, **sampling: Any) -> Invoker:
         """Add a prompt with a block of its own: `with tracer.invoke(prompt):`.
@@ -343,6 +353,13 @@ class Invoker(CapturedBlock):
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
         return self.tracer._result(self._index)
+
+    @property
+    def accounting(self) -> Accounting:
+        """After the trace, where this prompt's block was served and where it wrote, and in what precision."""
+        if self._index is None:
+            raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
+        return self.tracer._finished().accounting.get(self._index, Accounting())
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
         """Add the captured block to the trace; it runs when the outer block has ended."""

@@ -326,6 +326,38 @@ class Increment(_message.Message):
     captured: _containers.RepeatedCompositeFieldContainer[Captured]
     def __init__(self, invoke: _Optional[int] = ..., sequence: _Optional[int] = ..., steps: _Optional[int] = ..., last: bool = ..., first: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., patches: _Optional[_Iterable[_Union[Patch, _Mapping]]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., dropped: _Optional[_Iterable[str]] = ..., captured: _Optional[_Iterable[_Union[Captured, _Mapping]]] = ...) -> None: ...
 
+class LocationCount(_message.Message):
+    __slots__ = ("location", "served", "written")
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    location: str
+    served: int
+    written: int
+    def __init__(self, location: _Optional[str] = ..., served: _Optional[int] = ..., written: _Optional[int] = ...) -> None: ...
+
+class Accounting(_message.Message):
+    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul")
+    INVOKE_FIELD_NUMBER: _ClassVar[int]
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    MATMUL_FIELD_NUMBER: _ClassVar[int]
+    invoke: int
+    locations: _containers.RepeatedCompositeFieldContainer[LocationCount]
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    dtype: _value_pb2.DType
+    kv_cache_dtype: _value_pb2.DType
+    attention: str
+    matmul: str
+    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "saved_bytes", "seconds_queued", "seconds_running")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -347,7 +379,7 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment")
+    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +387,7 @@ class Event(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     INCREMENT_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     output: Output
     log: Log
@@ -362,4 +395,5 @@ class Event(_message.Message):
     failed: Failure
     done: Done
     increment: Increment
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ...) -> None: ...
+    accounting: Accounting
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ...) -> None: ...

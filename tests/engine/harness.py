@@ -42,6 +42,7 @@ class Ran:
     increments: list[pb.Increment] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)  # as the worker sent them
     logs: str = ""
+    accounting: pb.Accounting | None = None
 
 
 class _Results(Resolver):
@@ -229,6 +230,9 @@ class LocalEngine:
                 continue
             if event.WhichOneof("kind") == "increment":
                 ran.increments.append(event.increment)
+                continue
+            if event.WhichOneof("kind") == "accounting":
+                ran.accounting = event.accounting
                 continue
             decoder = Decoder(event.saves.objects, get_blob=lambda blob: outbox.blobs.pop(blob.id), resolver=_Results())
             ran.saved.update({binding.name: decoder.decode(binding.value) for binding in event.saves.names})

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 
-from executor.options import check_config
+from executor.options import STEP_TOKENS, check_config, engine_options
 from executor.scheduler import InterposeScheduler
 from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
+from serve_app.settings import ModelSettings
 from tests.engine.harness import Block, LocalEngine, Ran
 from tests.oracle import Edit, Oracle, difference
 
@@ -168,8 +170,6 @@ def test_traced_prompts_and_a_long_plain_one_take_turns(engine: LocalEngine, wat
 
 
 def _sampling(**values: Any) -> Any:
-    from vllm import SamplingParams
-
     return SamplingParams(temperature=0.0, ignore_eos=True, **values)
 
 
@@ -201,6 +201,26 @@ def test_plain_requests_are_evicted_and_traced_ones_are_not(
         check(ran, oracle, ids, 12, [ZERO])
     for ids, ran in zip(plain, rans[len(traced) :], strict=True):
         assert ran.token_ids == oracle.run(ids, 12).tokens
+
+
+def test_a_block_that_has_ended_and_changed_nothing_leaves_a_plain_request(
+    engine: LocalEngine, oracle: Oracle, watched: Watched
+) -> None:
+    ids = [prompt(58, seed) for seed in range(5)]
+    tokens = {"max_tokens": 12, "ignore_eos": True}
+    blocks = [
+        [Block(one, READ + ("result = tracer.result.token_ids.save()" if i % 2 else ""), tokens)]
+        for i, one in enumerate(ids)
+    ]
+    rans = engine.run_traces(blocks)
+    assert watched.evicted, "the cache should have been too small"
+    for i, (one, ran) in enumerate(zip(ids, rans, strict=True)):
+        assert ran.failure is None, ran.failure
+        truth = oracle.run(one, 12)
+        assert ran.token_ids == truth.tokens
+        assert difference(ran.saved["hidden"], truth.value("model.layers.2.mlp")) <= 1e-4
+        assert ran.saved.get("result", truth.tokens) == truth.tokens
+        assert len(ran.saved) == 1 + i % 2
 
 
 def _traced_numbers(engine: LocalEngine, traced: int, plain: int) -> range:
@@ -257,6 +277,16 @@ def test_an_engine_told_to_forget_everything_fails_what_would_be_wrong(engine: L
     assert read.token_ids == oracle.run(ids, 10).tokens
 
 
+def test_a_seeded_prompt_in_chunks_samples_what_it_samples_whole(engine: LocalEngine, watched: Watched) -> None:
+    seeded = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
+    ids = {"prompt_token_ids": prompt(50, 7)}
+    [alone] = engine.llm.generate([ids], seeded, use_tqdm=False)
+    before = {"prompt_token_ids": prompt(60, 8)}
+    _, beside = engine.llm.generate([before, ids], seeded, use_tqdm=False)
+    assert list(beside.outputs[0].token_ids) == list(alone.outputs[0].token_ids)
+    assert [tokens for tokens in watched.chunks().values() if len(tokens) == 7], "it should have been cut"
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("scheduling_policy", "priority"), ("long_prefill_token_threshold", 16), ("enable_lora", True)],
@@ -265,6 +295,21 @@ def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, opti
     config = EngineArgs(model=str(checkpoint), **{option: value}).create_engine_config()
     with pytest.raises(ValueError, match=option):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("async_scheduling", True, "same step"),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}, "guessed tokens"),
+    ],
+)
+def test_what_a_block_could_not_follow_is_refused_at_start(
+    checkpoint: Path, option: str, value: object, why: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{option} .*{why}"):
+        engine_options(ModelSettings(model=str(checkpoint), engine={option: value}))
+    assert engine_options(ModelSettings(model=str(checkpoint)))["max_num_batched_tokens"] == STEP_TOKENS
 
 
 def test_a_cache_for_less_than_one_whole_request_is_refused_at_start(engine: LocalEngine) -> None:

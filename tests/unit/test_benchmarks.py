@@ -8,11 +8,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.__main__ import BENCHMARKS, table
 from benchmarks.blocks import BLOCKS
 from benchmarks.rounds import Measured, alternate
 from benchmarks.service import latency
+from benchmarks.stress import KINDS, cases, same
 from benchmarks.traced_steps import CASES
 from interpose.capture.rewrite import compile_block
 
@@ -87,3 +89,22 @@ def test_every_case_has_a_block_that_compiles() -> None:
     assert used <= BLOCKS.keys()
     for name, source in BLOCKS.items():
         compile_block(source, f"<{name}>", 1, 0, frozenset({"tracer"}))
+
+
+def test_a_crowd_has_cases_of_every_kind_and_the_same_every_time() -> None:
+    known = cases(3, 2 * len(KINDS))
+    assert Counter(case.kind for case in known) == dict.fromkeys(KINDS, 2)
+    assert known == cases(3, 2 * len(KINDS))
+    assert known != cases(4, 2 * len(KINDS))
+
+
+def test_outcomes_agree_to_the_tolerance_and_in_kind() -> None:
+    values = [torch.zeros(2), 7]
+    assert same(values, [torch.full((2,), 1e-5), 7])
+    assert not same(values, [torch.full((2,), 1e-2), 7])
+    assert not same(values, [torch.zeros(3), 7])
+    assert not same(values, [torch.zeros(2), 8])
+    assert not same(values, values[:1])
+    assert not same(values, ("InterventionError", "x"))
+    assert same(("InterventionError", "x"), ("InterventionError", "x"))
+    assert not same(("InterventionError", "x"), ("InterventionError", "y"))

@@ -1,0 +1,337 @@
+"""A crowd of traces for minutes: they join, edit, stop, fail and are cancelled, and each gives what it gives alone.
+
+    python -m benchmarks.stress --seconds 300 --traces 200
+
+serves a small model whose steps are short and whose cache is small, or takes a service with `--address`. It ends with status
+1 if a trace gave anything else than alone, failed for a reason that is not its own, got stuck, or left something behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import interpose
+from benchmarks.served import served
+from interpose.errors import Cancelled, InterposeError
+
+ENGINE = {"max_model_len": 256, "max_num_batched_tokens": 128, "block_size": 32, "num_gpu_blocks_override": 40}
+CLIENTS = 8
+CASES = 40
+STUCK_SECONDS = 120.0
+IDLE_SECONDS = 60.0
+CANCEL_EVERY = 0.4  # seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trace, which is run many times.
+
+    Attributes:
+        kind: of `KINDS`.
+        prompt: its token ids.
+        sampling: the engine's parameters.
+        layer: of its block.
+        scale: what it multiplies by or adds.
+        end: the step in which it stops or raises.
+        tag: a number that no other case has.
+    """
+
+    kind: str
+    prompt: list[int]
+    sampling: dict[str, Any]
+    layer: int
+    scale: float
+    end: int
+    tag: int
+
+
+Watch = Callable[[Any], Any]  # takes a tracer before its block is captured, and returns it
+
+
+def read(model: Any, case: Case, watch: Watch) -> list[Any]:
+    layer = case.layer
+    with watch(model.trace(case.prompt, **case.sampling)) as tracer:
+        hidden = model.model.layers[layer].mlp.output.save()
+        logits = [].save()
+        for _ in tracer.iter[:]:
+            logits.append(model.logits.output.save())
+    return [hidden, *logits, *tracer.result.token_ids]
+
+
+def edit_the_prompt(model: Any, case: Case, watch: Watch) -> list[Any]:
+    layer, scale = case.layer, case.scale
+    with watch(model.trace(case.prompt, **case.sampling)) as tracer:
+        model.model.layers[layer].mlp.output[:] *= scale
+        hidden = model.model.layers[layer].mlp.output.save()
+        logits = model.logits.output.save()
+        result = tracer.result.save()
+    return [hidden, logits, *result.token_ids]
+
+
+def edit_every_step(model: Any, case: Case, watch: Watch) -> list[Any]:
+    layer, scale = case.layer, case.scale
+    with watch(model.trace(case.prompt, **case.sampling)) as tracer:
+        logits = [].save()
+        for _ in tracer.iter[:]:
+            model.model.layers[layer].mlp.output[:, ::7] += scale
+            logits.append(model.logits.output.save())
+    return [*logits, *tracer.result.token_ids]
+
+
+def stop(model: Any, case: Case, watch: Watch) -> list[Any]:
+    end = case.end
+    with watch(model.trace(case.prompt, **case.sampling)) as tracer:
+        logits = [].save()
+        for step in tracer.iter[:]:
+            logits.append(model.logits.output.save())
+            if step == end:
+                tracer.stop()
+    return [*logits, *tracer.result.token_ids]
+
+
+def fail(model: Any, case: Case, watch: Watch) -> list[Any]:
+    end, tag = case.end, case.tag
+    with watch(model.trace(case.prompt, **case.sampling)) as tracer:
+        for step in tracer.iter[:]:
+            model.logits.output
+            if step == end:
+                raise ValueError(f"the error of case {tag}")
+    return []
+
+
+def never_reach(model: Any, case: Case, watch: Watch) -> list[Any]:
+    with watch(model.trace(case.prompt, **{**case.sampling, "max_tokens": 2})) as tracer:
+        for _ in tracer.iter[5]:
+            model.logits.output
+    return []
+
+
+def two_prompts(model: Any, case: Case, watch: Watch) -> list[Any]:
+    layer, scale = case.layer, case.scale
+    with watch(model.trace(**case.sampling)) as tracer:
+        kept = {}.save()
+        with tracer.invoke(case.prompt):
+            kept["first"] = model.model.layers[layer].mlp.output.save()
+        with tracer.invoke(case.prompt[::-1]):
+            model.model.layers[layer].mlp.output[:] *= scale
+            kept["second"] = model.logits.output.save()
+    return [kept["first"], kept["second"]]
+
+
+KINDS: dict[str, Callable[[Any, Case, Watch], list[Any]]] = {
+    "read": read,
+    "edit the prompt": edit_the_prompt,
+    "edit every step": edit_every_step,
+    "stop": stop,
+    "fail": fail,
+    "never reach": never_reach,
+    "two prompts": two_prompts,
+}
+
+
+def cases(seed: int, count: int) -> list[Case]:
+    """Return `count` cases of all kinds."""
+    rng = random.Random(seed)
+    return [
+        Case(
+            kind=list(KINDS)[tag % len(KINDS)],
+            prompt=[rng.randrange(5, 400) for _ in range(rng.choice([2, 9, 33, 90, 128]))],
+            sampling={
+                "max_tokens": rng.randrange(4, 12),
+                "ignore_eos": True,
+                **({"temperature": 0.8, "seed": tag} if tag % 5 == 0 else {"temperature": 0.0}),
+                **({"min_tokens": 4} if tag % 4 == 0 else {}),
+            },
+            layer=rng.randrange(1, 4),
+            scale=round(rng.uniform(-2, 2), 3),
+            end=rng.randrange(0, 4),
+            tag=tag,
+        )
+        for tag in range(count)
+    ]
+
+
+@dataclass
+class Report:
+    """What happened: how often each kind ended how, and what was wrong."""
+
+    endings: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def traces(self) -> int:
+        """Traces that ended."""
+        return self.endings.total()
+
+
+class Crowd:
+    """Runs cases from many threads, and cancels some.
+
+    Args:
+        models: the served model, from several clients; each has a session of its own, which several threads share.
+        known: the cases, with what each gives alone.
+    """
+
+    def __init__(self, models: list[Any], known: list[tuple[Case, object]]) -> None:
+        self.report = Report()
+        self._models = models
+        self._known = known
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[Any, Any, float]] = {}  # by thread: model, tracer, since when
+        self._cancelled: set[str] = set()
+        self._until = 0.0
+
+    def run(self, seconds: float, traces: int) -> Report:
+        """Keep `traces` of them running for so many seconds, then let them end."""
+        self._until = time.monotonic() + seconds
+        workers = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(traces)]
+        canceller = threading.Thread(target=self._cancel_some, daemon=True)
+        for thread in (*workers, canceller):
+            thread.start()
+        for thread in workers:
+            thread.join(max(0.0, self._until - time.monotonic()) + STUCK_SECONDS)
+        canceller.join()
+        stuck = sum(thread.is_alive() for thread in workers)
+        if stuck:
+            self.report.wrong.append(f"{stuck} traces have not ended {STUCK_SECONDS:g} s after the last began")
+        return self.report
+
+    def _work(self, number: int) -> None:
+        rng = random.Random(number)
+        model = self._models[number % len(self._models)]
+        mine = self._known[number % len(self._known)]  # so that every case has its turn
+        while time.monotonic() < self._until:
+            case, alone = mine
+            mine = rng.choice(self._known)
+            tracers: list[Any] = []
+
+            def watch(tracer: Any, tracers: list[Any] = tracers) -> Any:
+                tracers.append(tracer)
+                with self._lock:
+                    self._running[number] = model, tracer, time.monotonic()
+                return tracer
+
+            try:
+                got: object = outcome_of(model, case, watch)
+            except Exception as error:
+                got = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self._running.pop(number, None)
+                self._note(case, alone, got, tracers[0].id if tracers else "")
+
+    def _note(self, case: Case, alone: object, got: object, trace_id: str) -> None:
+        if isinstance(got, tuple) and got[0] == Cancelled.__name__ and trace_id in self._cancelled:
+            self.report.endings["cancelled"] += 1
+        elif same(got, alone):
+            self.report.endings[case.kind] += 1
+        else:
+            self.report.endings["wrong"] += 1
+            self.report.wrong.append(f"{case} gave {_short(got)}, alone {_short(alone)}")
+
+    def _cancel_some(self) -> None:
+        rng = random.Random("cancel")
+        while time.monotonic() < self._until:
+            time.sleep(CANCEL_EVERY)
+            with self._lock:
+                running = [(model, tracer) for model, tracer, _ in self._running.values() if tracer.id]
+                if not running:
+                    continue
+                model, tracer = rng.choice(running)
+                self._cancelled.add(tracer.id)
+            model.session.cancel(model.session.open(), tracer.id)
+
+
+def outcome_of(model: Any, case: Case, watch: Watch = lambda tracer: tracer) -> object:
+    """Run a case; return its values, or the type and the reason of its failure."""
+    try:
+        return KINDS[case.kind](model, case, watch)
+    except InterposeError as error:
+        return type(error).__name__, getattr(error, "message", str(error))
+
+
+def same(mine: object, alone: object) -> bool:
+    """Whether two outcomes agree: tokens and reasons exactly, tensors to 1e-4."""
+    if isinstance(mine, torch.Tensor) and isinstance(alone, torch.Tensor):
+        return mine.shape == alone.shape and torch.allclose(mine, alone, atol=1e-4, rtol=1e-4)
+    if isinstance(mine, list) and isinstance(alone, list):
+        return len(mine) == len(alone) and all(same(one, other) for one, other in zip(mine, alone, strict=True))
+    return type(mine) is type(alone) and mine == alone
+
+
+def _short(outcome: object) -> str:
+    text = (
+        str([tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in outcome])
+        if isinstance(outcome, list)
+        else str(outcome)
+    )
+    return text[:400]
+
+
+def stress(
+    address: str, seconds: float, traces: int, clients: int = CLIENTS, count: int = CASES, name: str | None = None
+) -> Report:
+    """Run the crowd against a service; return what happened.
+
+    Args:
+        address: of the service.
+        seconds: how long new traces begin.
+        traces: how many run at a time.
+        clients: sessions that they share.
+        count: how many different cases there are.
+        name: of the served model, a demo llama; None: the only one.
+    """
+    with contextlib.ExitStack() as stack:
+        connected = [stack.enter_context(interpose.connect(address, progress=False)) for _ in range(clients)]
+        models = [client.model(name) for client in connected]
+        known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
+        report = Crowd(models, known).run(seconds, traces)
+        report.wrong.extend(left_behind(connected[0]))
+    return report
+
+
+def left_behind(client: interpose.Client) -> Iterator[str]:
+    """Yield what still runs or waits when everything should have ended."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    while busy := [model for model in client.status().models if model.running or model.waiting]:
+        if time.monotonic() > deadline:
+            yield from (f"{model.name}: {model.running} run and {model.waiting} wait" for model in busy)
+            return
+        time.sleep(0.5)
+
+
+def main() -> int:
+    """Run it as the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long new traces begin (default: 300)")
+    parser.add_argument("--traces", type=int, default=200, help="how many run at a time (default: 200)")
+    parser.add_argument("--address", help="of a service with a demo llama; without it, one is served for the time")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=2, help="of the service that is served (default: 2)"
+    )
+    args = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        address = args.address or stack.enter_context(
+            served(tensor_parallel_size=args.tensor_parallel_size, warm=CLIENTS, engine=ENGINE)
+        )
+        report = stress(address, args.seconds, args.traces)
+    for kind, count in sorted(report.endings.items()):
+        print(f"  {kind:16} {count}")
+    print(f"  {'traces':16} {report.traces}")
+    for line in report.wrong:
+        print(f"wrong: {line}")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What every invoke is told about its run: where its block was served, where it wrote, and in what precision that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from interpose.arrays import dtype_of
+from interpose.v1 import trace_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the engine computes.
+
+    Attributes:
+        dtype: of the activations.
+        kv_cache_dtype: of the keys and values it keeps; those of the first attention layer.
+        attention: names of its attention backends, in alphabetical order.
+        matmul: how float32 matrices are multiplied, by torch's name.
+    """
+
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    attention: str
+    matmul: str
+
+    @classmethod
+    def of(cls, config: Any) -> Precision:
+        """Return that of an engine whose model has been loaded.
+
+        Args:
+            config: the engine's VllmConfig; its layers register themselves there.
+        """
+        layers = [
+            layer
+            for layer in config.compilation_config.static_forward_context.values()
+            if hasattr(layer, "get_attn_backend")
+        ]
+        dtype = config.model_config.dtype
+        kept = (getattr(layer, "kv_cache_torch_dtype", None) for layer in layers)
+        return cls(
+            dtype,
+            next((one for one in kept if one is not None), dtype),
+            ", ".join(sorted({layer.get_attn_backend().get_name() for layer in layers})),
+            torch.get_float32_matmul_precision(),
+        )
+
+
+class Tally:
+    """How often one block was at each location and changed the value there."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+
+    @property
+    def writes(self) -> int:
+        """How often the block wrote anywhere."""
+        return sum(self._written.values())
+
+    def serve(self, location: str) -> None:
+        """The block is at a location."""
+        self._served[location] = self._served.get(location, 0) + 1
+
+    def write(self, location: str) -> None:
+        """What the block changed at a location is in the model."""
+        self._written[location] = self._written.get(location, 0) + 1
+
+    def accounting(
+        self, invoke: int, steps: int, prompt_tokens: int, generated_tokens: int, precision: Precision
+    ) -> pb.Accounting:
+        """Return it as it travels."""
+        message = pb.Accounting(
+            invoke=invoke,
+            steps=steps,
+            prompt_tokens=prompt_tokens,
+            generated_tokens=generated_tokens,
+            dtype=dtype_of(precision.dtype),  # type: ignore[arg-type]
+            kv_cache_dtype=dtype_of(precision.kv_cache_dtype),  # type: ignore[arg-type]
+            attention=precision.attention,
+            matmul=precision.matmul,
+        )
+        for location, served in self._served.items():
+            message.locations.add(location=location, served=served, written=self._written.get(location, 0))
+        return message

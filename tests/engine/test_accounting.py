@@ -1,0 +1,65 @@
+"""Every invoke is told where it was served, where it wrote, and in what precision."""
+
+from __future__ import annotations
+
+from interpose.accounting import Accounting
+from tests.engine.conftest import Bench, expression
+from tests.engine.harness import Block, Ran
+
+PROMPT = [5, 400, 17, 99, 256]
+
+
+def account(ran: Ran) -> Accounting:
+    assert ran.accounting is not None
+    return Accounting.of(ran.accounting)
+
+
+def test_locations_are_counted_over_the_steps(bench: Bench) -> None:
+    mlp = bench.block(1) + ".mlp"
+    at = expression(mlp)
+    source = (
+        f"for step in tracer.iter[:]:\n    x = {at}.input\n    if step:\n        {at}.output[:] = 0\n"
+        f"    else:\n        y = {at}.output + {at}.output\n    model.logits.output\n"
+    )
+    [ran] = bench.engine.run(Block(PROMPT, source, {"max_tokens": 4, "ignore_eos": True}))
+    assert ran.failure is None, ran.failure
+    seen = account(ran)
+    assert seen.served == {f"{mlp}.input": 4, f"{mlp}.output": 4, "logits.output": 4}
+    assert seen.written == {f"{mlp}.output": 3}
+    assert (seen.steps, seen.prompt_tokens, seen.generated_tokens) == (4, 5, 4)
+
+
+def test_a_block_that_ends_early_took_part_in_its_steps_only(bench: Bench) -> None:
+    [ran] = bench.engine.run(Block(PROMPT, "x = model.logits.output", {"max_tokens": 6, "ignore_eos": True}))
+    seen = account(ran)
+    assert (seen.steps, seen.generated_tokens) == (1, 6)
+    assert seen.served == {"logits.output": 1}
+    assert not seen.written
+
+
+def test_the_precision_is_the_engines(bench: Bench) -> None:
+    [ran] = bench.engine.run(Block(PROMPT, "x = model.logits.output"))
+    seen = account(ran)
+    assert (seen.dtype, seen.kv_cache_dtype, seen.matmul) == ("float32", "float32", "highest")
+    assert seen.attention == "CPU_ATTN"
+
+
+def test_invokes_have_an_account_each_and_failed_ones_too(bench: Bench) -> None:
+    first, second = bench.engine.run(
+        Block(PROMPT, "model.logits.output[:] = 0"), Block([1, 2], "model.logits.output\nmodel.samples.output\n1 / 0")
+    )
+    assert account(first).written == {"logits.output": 1}
+    assert second.failure is not None
+    assert account(second).served == {"logits.output": 1, "samples.output": 1}
+    assert account(second).prompt_tokens == 2
+
+
+def test_changes_to_copies_and_results_are_the_blocks_own(bench: Bench) -> None:
+    at = expression(bench.block(1) + ".mlp")
+    source = (
+        f"h = {at}.output\nmine = h.clone()\ntwice = h * 2\n{at}.output = twice\nmodel.logits.output\n"
+        "mine += 1\ntwice[:] = 0\nmine.save()\n"
+    )
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    assert account(ran).written == {f"{bench.block(1)}.mlp.output": 1}
