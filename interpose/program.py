@@ -35,7 +35,6 @@ class _Planned:
     reads: dict[str, object]
     prompt: Prompt
     sampling: Mapping[str, object]
-    scope: capture.Scope
     group: int | None  # of the sequences of one prompt; None: it has one
 
 
@@ -67,6 +66,9 @@ class TraceBuilder:
         self.id = uuid.uuid4().hex
         self.blobs: dict[str, memoryview] = {}
         self._planned: list[_Planned] = []
+        self._scopes: list[
+            capture.Scope
+        ] = []  # of each invoke, until the trace is built: they hold the caller's frames
         self._shared: dict[str, object] = {}
         self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
         self._encoder = shipper.encoder = Encoder(
@@ -113,7 +115,8 @@ class TraceBuilder:
         check_locations(block.body, block.filename, reads, tracers)
         for value in list(reads.values()):
             self._check_code(value)
-        self._planned.append(_Planned(block, reads, prompt, sampling, scope, group))
+        self._planned.append(_Planned(block, reads, prompt, sampling, group))
+        self._scopes.append(scope)
         return len(self._planned) - 1
 
     def share(self, name: str, value: object) -> None:
@@ -136,9 +139,12 @@ class TraceBuilder:
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
         try:
-            capture.refuse_shared(self._shipper.pieces, [(planned.block, planned.scope) for planned in self._planned])
+            blocks = [planned.block for planned in self._planned]
+            capture.refuse_shared(self._shipper.pieces, zip(blocks, self._scopes, strict=True))
         except capture.CaptureError as error:
             raise refused(error) from None
+        finally:
+            self._scopes.clear()
         trace.scope.CopyFrom(self._encoder.objects)
         size = trace.ByteSize()
         if self.limits.max_message_bytes and size > self.limits.max_message_bytes:
