@@ -1,48 +1,56 @@
 """Writes that come too late: a value changed in place after the block had gone on from its location.
 
-The model has used the value by then, and the change reaches nothing. That may be meant (the block works on its own copy) or
-not, so the notebook is told, once for each block.
+The model has used the value by then, and the change would reach nothing. A block that means to work on its own copy says so
+with `.clone()`; without that, it fails, so that no edit is silently missing.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import Callable
+from torch.utils.weak import TensorWeakRef
 
-import torch
-
+from executor.control import Refusal
 from executor.served import Served
+from interpose.v1 import trace_pb2 as pb
 
-_WATCHED = 64
+_RECENT = 16
+_ROOM = 256
 
 
 class Late:
-    """The values that a block was given last, at locations that it has left.
+    """The values that a block was given at locations that it has left, as far as it still holds them."""
 
-    Args:
-        say: sends text to the notebook.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._said = False
-        self._given: deque[tuple[weakref.ref[torch.Tensor], int, str]] = deque(maxlen=_WATCHED)
+    def __init__(self) -> None:
+        self._given: list[tuple[TensorWeakRef, int, str]] = []
+        self._room = _ROOM
 
     def leave(self, served: Served) -> None:
         """Watch the values of a location from now on."""
-        if not self._said:
-            self._given.extend((weakref.ref(value), value._version, served.location) for value in served.given())
+        self._given.extend((TensorWeakRef(value), value._version, served.location) for value in served.given())
+        if len(self._given) > self._room:
+            self._given = [entry for entry in self._given if entry[0]() is not None]
+            self._room = max(_ROOM, 2 * len(self._given))
 
-    def look(self) -> None:
-        """Tell the notebook if one of them was changed since."""
-        for given, version, location in self._given:
-            value = given()
+    def check_recent(self) -> None:
+        """Refuse a change to one of the latest, where the block next waits: close to the line that made it."""
+        self._check(self._given[-_RECENT:])
+
+    def check_all(self) -> None:
+        """Refuse a change to any of them.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT, with the location.
+        """
+        self._check(self._given)
+
+    @staticmethod
+    def _check(given: list[tuple[TensorWeakRef, int, str]]) -> None:
+        for reference, version, location in given:
+            value = reference()
             if value is not None and value._version != version:
-                self._say(
-                    f"note: the value of {location} was changed in place after the block had gone on from there, so the change "
-                    "reached nothing; change it before asking for the next location, or work on a .clone()\n"
+                raise Refusal(
+                    pb.ERROR_CODE_INVALID_ARGUMENT,
+                    f"the value of {location} was changed in place after the block had gone on from there, when the model had "
+                    "used it already, so the change cannot be applied; change it before asking for the next location, or "
+                    "work on a copy: value = value.clone()",
+                    location=location,
                 )
-                self._said = True
-                self._given.clear()
-                return

@@ -151,7 +151,7 @@ class Mediator:
         self.waiting: Location | None = None
         self.call: Call | None = None
         self.skips = Skips(tree)
-        self._late = Late(self.log)
+        self._late = Late()
         self.edit = ""
         self.owner = ""
         self.rank = 0
@@ -412,7 +412,7 @@ class Mediator:
 
     def _park(self, location: Location) -> Any:
         self._check_modes(f"{location} was asked for", str(location))
-        self._late.look()
+        self._late.check_recent()
         self.waiting = location
         try:
             return self._block.parent.switch(location)
@@ -431,11 +431,9 @@ class Mediator:
     def _main(self, *_: Any) -> None:
         try:
             with saving_with(self.save):
-                exec(self._code, self.namespace)
-            self._late.look()
-            self.state = State.DONE
-        except Stop:
-            self.state = State.STOPPED
+                ended = self._run()
+            self._late.check_all()
+            self.state = ended
         except Cancel:
             self.state = State.CANCELLED
         except BaseException as error:
@@ -443,6 +441,13 @@ class Mediator:
             self.state = State.FAILED
         finally:
             self.waiting = None
+
+    def _run(self) -> State:
+        try:
+            exec(self._code, self.namespace)
+        except Stop:
+            return State.STOPPED
+        return State.DONE
 
     def _turn(self, switch: Callable[[], Any]) -> None:
         """Let the block run until it parks or ends, with its own torch modes and random generators."""

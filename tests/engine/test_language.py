@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block
 from tests.oracle import Edit, difference
@@ -106,21 +107,18 @@ def test_writes_that_torch_does_not_count_reach_the_model_too(bench: Bench, writ
     assert difference(truth.logits[0], bench.oracle.run(PROMPT).logits[0]) > 1e-3
 
 
-@pytest.mark.parametrize("end", ["", "\nx = model.samples.output"])
-def test_a_write_that_comes_too_late_is_told(bench: Bench, end: str) -> None:
-    """Once, whatever the block does with its copies afterwards; its saved value stays a snapshot."""
+@pytest.mark.parametrize("end", ["", "\nx = model.samples.output", "\ntracer.stop()"])
+def test_a_write_that_comes_too_late_is_an_error(bench: Bench, end: str) -> None:
+    """Also where it is the last thing that a block does. A copy is the block's own."""
     at = expression(bench.block(1) + ".mlp")
-    source = (
-        f"h = {at}.output\nh *= 1\nkept = h.save()\nlogits = model.logits.output.save()\nh[:] = 0\nlogits[:] = 0{end}"
-    )
-    [ran] = bench.engine.run(Block(PROMPT, source))
-    assert ran.failure is None, ran.failure
-    assert ran.logs.count("reached nothing") == 1
-    assert f"{bench.block(1)}.mlp.output was changed in place after" in ran.logs
-    truth = bench.oracle.run(PROMPT)
-    assert difference(ran.saved["kept"], truth.value(bench.block(1) + ".mlp")) <= 1e-4
-    [quiet] = bench.engine.run(Block(PROMPT, f"h = {at}.output.clone()\nx = model.logits.output\nh[:] = 0\nx[:] = 1"))
-    assert quiet.logs == ""
+    [ran] = bench.engine.run(Block(PROMPT, f"h = {at}.output\nh *= 1\nlogits = model.logits.output\nh[:] = 0{end}"))
+    assert ran.failure is not None
+    assert ran.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert ran.failure.location == f"{bench.block(1)}.mlp.output"
+    assert "cannot be applied" in ran.failure.message
+    own = f"h = {at}.output.clone()\nx = model.logits.output.clone()\nh[:] = 0\nx[:] = 1{end}\n"
+    [fine] = bench.engine.run(Block(PROMPT, own))
+    assert fine.failure is None, fine.failure
 
 
 def test_an_accumulator_of_the_users_own_comes_back_as_it_ended(bench: Bench) -> None:
