@@ -37,8 +37,9 @@ class SaveRegistry:
     """The saved values of one trace, by identity.
 
     A value that the model may still change (it shares memory with what a block was served) is copied when it is saved,
-    and `save` hands back an alias: writing to the alias still reaches the model, the copy stays as it was. Any other
-    value is the user's own; it comes back as it is when the trace ends, like a list that is appended to.
+    and `save` hands back an alias: writing to the alias still reaches the model, the copy stays as it was. Each alias keeps
+    the copy of its own moment; the value itself, which a name is still bound to after `h.save()` on a line of its own, has
+    the latest. Any other value is the user's own; it comes back as it is when the trace ends, like a list that is appended to.
     """
 
     def __init__(self) -> None:
@@ -60,12 +61,15 @@ class SaveRegistry:
             if served is None or not served.owns(value):
                 self.mark(value, value)
                 return value
-            alias = value.view_as(value)
-            self.mark(alias, value.detach().clone())
+            alias, snapshot = value.view_as(value), value.detach().clone()
+            self.mark(alias, snapshot)
+            self.mark(value, snapshot)
             return alias
         if isinstance(value, Outputs):
             items = tuple(self.save(item, served) for item in value)
-            self.mark(items, tuple(self._saved.get(id(item), (item, item))[1] for item in items))
+            snapshot = tuple(self.snapshot(item) for item in items)
+            self.mark(items, snapshot)
+            self.mark(value, snapshot)
             return items
         self.mark(value, value)
         return value
@@ -160,10 +164,10 @@ class SaveEncoder:
 
     def _special(self, value: Any) -> Value | None:
         snapshot = self._registry.snapshot(value)
-        if isinstance(snapshot, torch.Tensor):
-            self._count(snapshot.nbytes)
         if snapshot is not value:
             return self._encoder.encode(snapshot)
+        if isinstance(value, torch.Tensor):
+            self._count(value.nbytes)
         if isinstance(value, Outputs):
             return self._encoder.encode(tuple(value))
         if isinstance(value, Envoy):

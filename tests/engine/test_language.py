@@ -121,6 +121,23 @@ def test_a_write_that_comes_too_late_is_an_error(bench: Bench, end: str) -> None
     assert fine.failure is None, fine.failure
 
 
+def test_save_on_a_line_of_its_own(bench: Bench) -> None:
+    """The name is bound to what it was bound to before, and comes back all the same, as it was when it was saved."""
+    at = expression(bench.block(1))
+    source = (
+        f"hidden = {at}.mlp.output\nhidden.save()\nhidden[:] = 0\nwhole = {at}.output\nwhole.save()\n"
+        "logits = model.logits.output\nearly = logits.save()\nlogits[:] += 1\nlogits.save()\nrow = logits[0]\nrow.save()\n"
+    )
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    truth = bench.oracle.run(PROMPT, edits=[Edit(f"{bench.block(1)}.mlp", "output", torch.zeros_like)])
+    assert difference(ran.saved["hidden"], truth.value(f"{bench.block(1)}.mlp")) <= 1e-4
+    assert difference(ran.saved["whole"], truth.value(bench.block(1))) <= 1e-4
+    assert difference(ran.saved["early"], truth.logits[0]) <= 1e-4
+    assert difference(ran.saved["logits"], truth.logits[0] + 1) <= 1e-4
+    assert difference(ran.saved["row"], truth.logits[0][0] + 1) <= 1e-4
+
+
 def test_an_accumulator_of_the_users_own_comes_back_as_it_ended(bench: Bench) -> None:
     source = "total = torch.zeros(1).save()\nfor s in tracer.iter[:]:\n    total += s\n"
     [ran] = bench.engine.run(Block(PROMPT, source, LONG))
