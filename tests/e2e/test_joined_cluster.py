@@ -171,5 +171,6 @@ def test_the_file_of_the_document_deployed_by_serve(head: Head, checkpoints: dic
             time.sleep(0.5)
         check(address, "gpt2", checkpoints["gpt2"])
     finally:
-        serve.send_signal(signal.SIGINT)
+        # Not SIGINT, which a process that was started in the background ignores.
+        serve.terminate()
         serve.wait(60)
