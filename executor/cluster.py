@@ -32,7 +32,12 @@ def connect() -> None:
     if address:
         ray.init(address=address, log_to_driver=False)
     else:
-        ray.init(include_dashboard=False, log_to_driver=False)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False)
+        except Exception:
+            # Ray gives its node 30 seconds to come up, which a busy machine may not keep to.
+            ray.shutdown()
+            ray.init(include_dashboard=False, log_to_driver=False)
 
 
 def placement_group_for(parallel_config: Any, device_key: str, strategy: str) -> PlacementGroup:

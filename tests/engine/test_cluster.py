@@ -59,7 +59,7 @@ def join(environment: dict[str, str], folder: str) -> str:
     # Sockets' paths are limited, so the folder is one level below /tmp.
     command = [sys.executable, "-c", _JOIN]
     result = subprocess.run(
-        command, env={**environment, "RAY_TMPDIR": folder}, capture_output=True, text=True, timeout=120
+        command, env={**environment, "RAY_TMPDIR": folder}, capture_output=True, text=True, timeout=170
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
