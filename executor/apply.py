@@ -135,7 +135,9 @@ class Applier:
             {name: self._copy(value, single) for name, value in kwargs.items()},
             single,
         )
-        check_arguments(node.module or self._head(), call.args, call.kwargs, node.path, whole=True)
+        check_arguments(
+            node.module or self._head(), call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None
+        )
         return call
 
     def _check_value(self, node: Node, value: Any) -> None:
@@ -281,7 +283,13 @@ def _check_inner(module: torch.nn.Module, args: Any) -> None:
 
 
 def check_arguments(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, *, whole: bool
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    name: str,
+    *,
+    whole: bool,
+    unembeds: bool = False,
 ) -> None:
     """Refuse values whose layout a kernel would not notice to be wrong.
 
@@ -290,6 +298,7 @@ def check_arguments(
         args, kwargs: its arguments.
         name: what the message calls it.
         whole: whether the values are not yet cut for this rank.
+        unembeds: whether an embedding is given the stream, as the head that shares its weights.
 
     Raises:
         Refusal: INVALID_ARGUMENT with both sizes.
@@ -300,7 +309,8 @@ def check_arguments(
 
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     floats = [value for value in tensors if value.is_floating_point()]
-    if isinstance(module, VocabParallelEmbedding | torch.nn.Embedding) and not isinstance(module, ParallelLMHead):
+    unembeds = unembeds or isinstance(module, ParallelLMHead)
+    if isinstance(module, VocabParallelEmbedding | torch.nn.Embedding) and not unembeds:
         _check_ids(module, tensors, refuse)
     elif isinstance(module, RotaryEmbeddingBase):
         _check_rotary(module, tensors, floats, refuse)
@@ -321,7 +331,7 @@ def _width(module: torch.nn.Module, whole: bool) -> int | None:
         return module.input_size if whole or not module.input_is_parallel else module.input_size_per_partition
     if isinstance(module, LinearBase):
         return module.input_size
-    if isinstance(module, ParallelLMHead):
+    if isinstance(module, VocabParallelEmbedding):
         return module.embedding_dim
     weight = getattr(module, "weight", None) if "Norm" in type(module).__name__ else None
     return weight.numel() if isinstance(weight, torch.Tensor) and weight.dim() == 1 else None

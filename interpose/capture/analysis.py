@@ -200,9 +200,9 @@ class _Walk:
         own = bound_names(node)
         visible = before if self._around is None else self._around
         if isinstance(node, ast.ClassDef):
+            # Not even a class sees the names of the class around it.
             inner = _Walk(around=visible)
-            inner.block(node.body, before)
-            visible = before
+            inner.block(node.body, visible)
         else:
             inner = _Walk()
             if isinstance(node.body, list):

@@ -96,7 +96,7 @@ def ramp(value: torch.Tensor) -> torch.Tensor:
 
 
 def one_head(value: torch.Tensor) -> torch.Tensor:
-    value[:, 1] = 0.25
+    value[:, 1] = 2.5
     return value
 
 
@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
         "{at} = {at} * 0.5 + torch.linspace(-0.5, 0.5, {at}[0].numel()).reshape({at}.shape[1:])",
         ramp,
     ),
-    "head": ("{at}[:, 1] = 0.25", one_head),
+    "head": ("{at}[:, 1] = 2.5", one_head),
     "row": ("{at}[-1] = 2.0", last_row),
 }
 

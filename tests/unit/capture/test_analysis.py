@@ -6,7 +6,7 @@ import ast
 import random
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from interpose.capture import GUARD, block_reads_writes, compile_block
@@ -85,6 +85,7 @@ class Names(dict):
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
+@example(7138)  # a class in a class, which does not see the names of the outer one
 def test_sound(seed: int) -> None:
     """Whatever a program looks up before binding it is among its reads, and whatever it binds among its writes."""
     text = random_program(random.Random(seed))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from executor.accounting import Precision
 from executor.budget import Budget
 from executor.collect import Limits as SaveLimits
 from executor.interleaver import Interleaver
@@ -61,7 +62,8 @@ class Shipped(capture.CapturedContext):
         limits = SaveLimits(64, 1 << 24)
         tree: Any = ModuleTree(MODEL, 1)
         applies_nothing: Any = None
-        worker = Interleaver(tree, applies_nothing, self.budget, outbox, limits, Alone(), reports=True)
+        precision = Precision(torch.float32, torch.float32, "", "highest")
+        worker = Interleaver(tree, applies_nothing, self.budget, outbox, limits, Alone(), True, precision)
         worker.admit("r", Work(self.trace, 0, 1, ""), 1, 0)
         worker.begin_step(Batch({"r": Span(0, 0, 1)}, 1, 1, 1))
         worker.end_forward()
