@@ -8,9 +8,7 @@ so a block that went another way on one rank fails that trace, on all ranks, bef
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType
 from typing import Any
 
 import torch
@@ -20,21 +18,19 @@ from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
 from executor.control import Refusal
-from executor.edits import Edits
 from executor.failures import clip
 from executor.hooks import Hooks
-from executor.increments import SaveStream
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
-from executor.ranks import Ranks, divergence, fingerprint
-from executor.rebuild import BindingFailed
+from executor.ranks import Ranks
+from executor.requests import Requests
 from executor.scope import TraceScope
 from executor.served import Fixed, Rows, Served
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
-from executor.work import READ_ONLY, Batch, Span, Work
+from executor.turns import Turns
+from executor.work import READ_ONLY, Batch, Span
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire import WireError
 
 
 class Interleaver:
@@ -56,6 +52,7 @@ class Interleaver:
             engine's alone.
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `READ_ONLY`: the request
             goes on without its block; any other word: it must end too.
+        admit, waits, drop: of `Requests`.
     """
 
     def __init__(
@@ -69,124 +66,37 @@ class Interleaver:
         reports: bool,
         precision: Precision,
     ) -> None:
-        self.live: dict[str, Mediator] = {}
-        self.ended: dict[str, str] = {}
+        self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
+        self._requests = Requests(tree, applier, budget, outbox, limits, reports)
+        self._turns = Turns(self._requests.scopes, applier, budget, ranks, self._hooks.muted)
+        self.mediators = self._requests.mediators
+        self.live = self._requests.live
+        self.ended = self._requests.ended
+        self.admit = self._requests.admit
+        self.waits = self._requests.waits
+        self.drop = self._requests.drop
         self._tree = tree
-        self._applier = applier
         self._budget = budget
         self._outbox = outbox
         self._limits = limits
         self._ranks = ranks
         self._reports = reports
         self._precision = precision
-        self.mediators: dict[str, Mediator] = {}
-        self._stillborn: dict[str, tuple[TraceScope | None, Work, pb.Failure]] = {}
-        self._scopes: dict[str, TraceScope] = {}
-        self._programs: dict[str, list[str]] = {}
-        self._streams: dict[str, SaveStream] = {}  # of streamed traces' requests, where this rank reports
-        self._requests: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._batch = Batch({}, 0, 0, 0)
-        self._arrivals = 0
-        self._edits = Edits(tree, budget)
         self._waiting: dict[tuple[str, str], list[Mediator]] = {}
-        self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
 
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return not (self.mediators or self._scopes or self._stillborn or self._hooks or self._edits)
+        return not (self._requests or self._hooks)
+
+    def take_ended(self) -> dict[str, str]:
+        """Return what `ended` holds, and empty it."""
+        ended = dict(self.ended)
+        self.ended.clear()
+        return ended
 
     # Admission.
-
-    def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
-        """Make the mediator of a new request; the block starts when its first step begins."""
-        scope: TraceScope | None = None
-        try:
-            invoke = work.trace.invokes[0]
-            # What a block binds is its own to change; tensors made in the engine's inference mode are not.
-            with torch.inference_mode(False):
-                scope = self._scope_of(work)
-                code, namespace = scope.program(invoke.program, invoke.after)
-                edits = self._edits.bind(request_id, work, scope.arrival)
-            if cached_tokens:
-                raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
-        except BindingFailed as error:
-            self._reject(request_id, scope, work, error.failure)
-            return
-        except (Refusal, WireError) as error:
-            failure = pb.Failure(
-                code=error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT,
-                message=clip(str(error)),
-            )
-            self._reject(request_id, scope, work, failure)
-            return
-        except Exception as error:
-            failure = pb.Failure(
-                code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}")
-            )
-            self._reject(request_id, scope, work, failure)
-            return
-        mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
-        for edit in edits:
-            self._scopes[edit.key] = edit.scope
-            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace)
-            one.become_edit(edit.name, request_id, edit.rank)
-            self.mediators[edit.key] = self.live[edit.key] = one
-        self.mediators[request_id] = self.live[request_id] = mediator
-        self._programs[request_id] = list(invoke.program.writes)
-        if work.trace.stream and self._reports:
-            self._streams[request_id] = SaveStream(
-                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
-            )
-        self._requests[(scope.id, work.invoke)] = request_id
-
-    def _mediator(
-        self,
-        key: str,
-        scope: TraceScope,
-        work: Work,
-        prompt_tokens: int,
-        code: CodeType,
-        namespace: dict[str, Any],
-    ) -> Mediator:
-        return Mediator(
-            request_id=key,
-            trace_id=scope.id,
-            invoke=work.invoke,
-            prompt_tokens=prompt_tokens,
-            code=code,
-            namespace=namespace,
-            sources=scope.sources.lines,
-            tree=self._tree,
-            applier=self._applier,
-            budget=self._budget,
-            registry=scope.registry,
-            emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
-            random_state=scope.random_state(),
-        )
-
-    def _scope_of(self, work: Work) -> TraceScope:
-        scope = self._scopes.get(work.trace.id)
-        if scope is None:
-            scope = TraceScope(
-                work.trace,
-                work.expected,
-                work.session,
-                self._tree,
-                lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
-                self._budget,
-                arrival=self._arrivals,
-            )
-            self._arrivals += 1
-            self._scopes[scope.id] = scope
-        return scope
-
-    def _reject(self, request_id: str, scope: TraceScope | None, work: Work, failure: pb.Failure) -> None:
-        failure.trace_id, failure.invoke = work.trace.id, work.invoke
-        self._edits.forget(request_id)
-        self._stillborn[request_id] = (scope, work, failure)
-        self._requests[(work.trace.id, work.invoke)] = request_id
-        self.ended[request_id] = "error"
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Compare over the ranks which of the new requests were admitted; one that failed on any rank fails on all."""
@@ -214,14 +124,9 @@ class Interleaver:
 
     def _disposable(self, mediator: Mediator) -> bool:
         """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
-        blocks = (mediator, *self._edits_of(mediator.request_id))
+        blocks = (mediator, *self._requests.edits_of(mediator.request_id))
         ended = mediator.state in (State.WAITING, State.DONE) and not self.waits(mediator.request_id)
         return ended and not any(block.changed for block in blocks)
-
-    def waits(self, request_id: str) -> list[str]:
-        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`."""
-        keys = (*self._edits.keys_of(request_id), request_id)
-        return [key for key in keys if key in self.live]
 
     # A step.
 
@@ -249,9 +154,9 @@ class Interleaver:
                         ),
                     )
                     continue
-                self._turn(mediator, mediator.start)
+                self._turns.run(mediator, mediator.start)
             elif mediator.waiting and mediator.waiting.kind == Kind.STEP and mediator.waiting.step == mediator.step:
-                self._turn(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
+                self._turns.run(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
         self._agree(touched)
 
     def end_forward(self) -> None:
@@ -282,14 +187,14 @@ class Interleaver:
                     f"{waiting} was not reached in step {waiting.step}: the forward pass did not call {waiting.path}",
                     location=str(waiting),
                 )
-                self._turn(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
+                self._turns.run(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
         self._waiting.clear()
         self._agree(missed)
         for request_id in self._batch.spans:
             mediator = self.live.get(request_id)
             if mediator is not None and not mediator.resting:
                 self._check_skips(mediator)
-        if self._streams:
+        if self._requests.streams:
             for request_id in self._batch.spans:
                 self._stream_step(request_id)
 
@@ -299,14 +204,14 @@ class Interleaver:
         if gap is None:
             return
         if mediator.live:
-            self._turn(mediator, lambda: mediator.throw(gap))
+            self._turns.run(mediator, lambda: mediator.throw(gap))
         if mediator.state is not State.FAILED:
             self._fail(mediator, pb.Failure(code=gap.code, message=gap.message, location=gap.location))
         self._enlist([mediator])
 
     def _stream_step(self, request_id: str) -> None:
         """Send what a block of a streamed trace saved in the step that has ended."""
-        stream = self._streams.get(request_id)
+        stream = self._requests.streams.get(request_id)
         if stream is not None:
             mediator = self.mediators[request_id]
             if not stream.step(mediator.namespace, mediator.steps, request_id not in self.live):
@@ -321,26 +226,23 @@ class Interleaver:
             How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
             Failed, Accounting), serialized, and how many times the block printed.
         """
-        request_id = self._requests.pop((trace_id, invoke), "")
-        stillborn = self._stillborn.pop(request_id, None)
+        request_id = self._requests.take_id(trace_id, invoke)
+        stillborn = self._requests.take_stillborn(request_id)
         if stillborn is not None:
-            scope, work, failure = stillborn
-            return "failed", self._close(scope, work.invoke, [pb.Event(failed=failure)]), 0
+            unbound, failure = stillborn
+            return "failed", self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
         mediator = self.mediators.get(request_id)
         if mediator is None:
             return "unknown", [], 0
         self._finish_edits(mediator, result)
-        del self.mediators[request_id]
-        self.live.pop(request_id, None)
-        writes = self._programs.pop(request_id)
-        scope = self._scopes[mediator.trace_id]
+        writes = self._requests.leave(request_id)
+        scope = self._requests.scopes[mediator.trace_id]
+        stream = self._requests.streams.pop(request_id, None)
         steps = mediator.steps
         self._end(mediator, result)
-        self.live.pop(request_id, None)
         self.ended.pop(request_id, None)
         events: list[pb.Event] = []
         failed = mediator.failure
-        stream = self._streams.pop(request_id, None)
         if stream is not None:
             events = [stream.end(mediator.namespace, mediator.steps)]
             failed = failed or stream.failure
@@ -367,60 +269,29 @@ class Interleaver:
         if mediator.live:
             self._budget.begin_step()
             mediator.step = max(mediator.step, len(result.token_ids) - 1)
-            self._turn(mediator, lambda: mediator.finish(result))
+            self._turns.run(mediator, lambda: mediator.finish(result))
         self._agree([mediator])
 
     def _finish_edits(self, mediator: Mediator, result: Result) -> None:
         """End the standing edits of a request; one that fails now fails it."""
-        for edit in self._edits_of(mediator.request_id):
+        for edit in self._requests.edits_of(mediator.request_id):
             if edit.live and mediator.state in (State.STOPPED, State.FAILED):
                 edit.cancel()
             self._end(edit, result)
             mediator.logs += edit.logs
-        self._forget_edits(mediator.request_id)
-
-    def _edits_of(self, request_id: str) -> list[Mediator]:
-        return [self.mediators[key] for key in self._edits.keys_of(request_id) if key in self.mediators]
-
-    def _forget_edits(self, request_id: str) -> None:
-        for key in self._edits.forget(request_id):
-            self.mediators.pop(key, None)
-            self.live.pop(key, None)
-            self._scopes.pop(key, None)
+        self._requests.forget_edits(mediator.request_id)
 
     def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
         """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
         if scope is not None:
             scope.ended.add(invoke)
             if len(scope.ended) >= scope.expected:
-                self._scopes.pop(scope.id, None)
+                self._requests.scopes.pop(scope.id, None)
                 self._outbox.forget(scope.id)
                 if self._reports:
                     names, containers = scope.changed()
                     events = events + collect(scope, -1, names, containers, self._limits, self._outbox)
         return [event.SerializeToString() for event in events]
-
-    def drop(self, trace_id: str) -> None:
-        """The trace was given up: end its blocks and forget it. Idempotent."""
-        for request_id, mediator in list(self.mediators.items()):
-            if mediator.trace_id == trace_id:
-                for edit in self._edits_of(request_id):
-                    if edit.live:
-                        edit.cancel()
-                self._forget_edits(request_id)
-                mediator.cancel()
-                self.live.pop(request_id, None)
-                self.mediators.pop(request_id)
-                self._programs.pop(request_id, None)
-                self._streams.pop(request_id, None)
-                self.ended.pop(request_id, None)
-        for request_id, (_, work, _failure) in list(self._stillborn.items()):
-            if work.trace.id == trace_id:
-                del self._stillborn[request_id]
-        for key in [key for key in self._requests if key[0] == trace_id]:
-            del self._requests[key]
-        self._scopes.pop(trace_id, None)
-        self._outbox.forget(trace_id)
 
     # Serving.
 
@@ -468,9 +339,9 @@ class Interleaver:
                 refusal = Refusal(
                     pb.ERROR_CODE_ENGINE, f"the value at {at} could not be given: {error}", location=str(at)
                 )
-            self._turn(mediator, lambda: mediator.throw(refusal))
+            self._turns.run(mediator, lambda: mediator.throw(refusal))
             return
-        self._turn(mediator, lambda: mediator.serve(served, at, position))
+        self._turns.run(mediator, lambda: mediator.serve(served, at, position))
 
     def _settle(self, mediator: Mediator, value: Any) -> Any:
         """Write back what a block changed at the location it has left; return the value that the model goes on with."""
@@ -485,7 +356,7 @@ class Interleaver:
             refused = Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(at))
             refused = error if isinstance(error, Refusal) else refused
             if mediator.live:
-                self._turn(mediator, lambda: mediator.throw(refused))
+                self._turns.run(mediator, lambda: mediator.throw(refused))
             else:
                 self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
         finally:
@@ -502,67 +373,17 @@ class Interleaver:
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
     def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:
-        return self._scopes[mediator.trace_id].arrival, mediator.invoke, mediator.rank
-
-    def _turn(self, mediator: Mediator, run: Callable[[], None]) -> None:
-        """Let a block run once, with the trace's shared names as they are now."""
-        scope = self._scopes[mediator.trace_id]
-        if scope.shared:
-            scope.share_into(mediator.namespace)
-            run()
-            scope.share_from(mediator.namespace)
-        else:
-            run()
+        return self._requests.scopes[mediator.trace_id].arrival, mediator.invoke, mediator.rank
 
     def _agree(self, mediators: Sequence[Mediator], settle: Callable[[Mediator], None] | None = None) -> None:
-        """Compare how the blocks' turns ended on every rank, then list them for what they wait for next.
-
-        Blocks that want a module applied get that first, all ranks being here with the same calls, and go on until they wait
-        for something that the forward pass brings.
-
-        Args:
-            mediators: those that had a turn, the same on every rank.
-            settle: called after each further turn of one, which is at a location of the model.
-        """
-        turned = list(mediators)
-        while turned:
-            late = [int(mediator.used > self._budget.step_seconds) for mediator in turned]
-            everyone = self._ranks.compare([fingerprint(mediator) for mediator in turned] + late)
-            for i, mediator in enumerate(turned):
-                votes = [votes[i] for votes in everyone]
-                if len(set(votes)) > 1 and mediator.state is not State.FAILED:
-                    self._fail(mediator, divergence(mediator, votes))
-                elif mediator.call is not None:
-                    self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))
-                else:
-                    continue
-                if settle is not None:
-                    settle(mediator)
-            turned = [mediator for mediator in turned if mediator.call is not None]
+        """See that the blocks' turns ended alike on every rank (`Turns.agree`), and list them for what they wait for next."""
+        self._turns.agree(mediators, self._fail, settle)
         self._enlist(mediators)
-
-    def _apply(self, mediator: Mediator, late: bool) -> None:
-        """Answer a block that wants a module applied."""
-        call = mediator.call
-        assert call is not None
-        if late:
-            self._turn(mediator, lambda: mediator.throw(self._budget.exceeded()))
-            return
-        started = time.monotonic()
-        try:
-            with self._hooks.muted():
-                result = self._applier.run(call)
-        except Exception as error:
-            raised = error
-            self._turn(mediator, lambda: mediator.throw(raised))
-        else:
-            mediator.used += time.monotonic() - started
-            self._turn(mediator, lambda: mediator.resume(result))
 
     def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
         failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
         mediator.fail(failure)
-        for edit in self._edits_of(mediator.request_id):
+        for edit in self._requests.edits_of(mediator.request_id):
             if edit.live:
                 edit.cancel()
             self.live.pop(edit.request_id, None)

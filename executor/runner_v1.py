@@ -123,7 +123,7 @@ class InterleavingRunner(_Base):
         interleaver = self.interleaver
         if interleaver is None or not interleaver.ended:
             return output
-        ended, interleaver.ended = interleaver.ended, {}
+        ended = interleaver.take_ended()
         if isinstance(output, ModelRunnerOutput):
             return EndedModelRunnerOutput(**_fields(output), ended=ended)
         raise RuntimeError("traced requests need synchronous scheduling: set async_scheduling to false")

@@ -1,0 +1,220 @@
+"""The traced requests that a worker has: their blocks, what standing edits run in them, and the traces they belong to.
+
+A request is admitted when the engine first schedules it: its program is bound, its trace's scope made or found, and its
+block becomes a mediator that waits for the first step. A program that cannot be bound leaves a failure in its place, which
+the request's end reports.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+import torch
+
+from executor.apply import Applier
+from executor.budget import Budget
+from executor.collect import Limits
+from executor.control import Refusal
+from executor.edits import Edits
+from executor.failures import clip
+from executor.increments import SaveStream
+from executor.mediator import Mediator
+from executor.outbox import Outbox
+from executor.rebuild import BindingFailed
+from executor.scope import TraceScope
+from executor.tree import ModuleTree
+from executor.work import Work
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire import WireError
+
+
+class Requests:
+    """The traced requests of one worker.
+
+    Args:
+        tree: the model's modules.
+        applier: applies modules to values of blocks.
+        budget: time and memory bounds.
+        outbox: where saves and prints go.
+        limits: bounds on what is saved.
+        reports: whether this rank sends saves.
+
+    Attributes:
+        mediators: the mediators of all unfinished requests and of their edits, by request id or the edit's key.
+        live: those of them that wait for something in a coming step, or must see that there is none.
+        ended: how the blocks ended that ended in this step, by request id.
+        scopes: the scopes of the traces, and of the edits by their keys.
+        streams: sends what streamed traces save, by request id, where this rank reports.
+    """
+
+    def __init__(
+        self,
+        tree: ModuleTree,
+        applier: Applier,
+        budget: Budget,
+        outbox: Outbox,
+        limits: Limits,
+        reports: bool,
+    ) -> None:
+        self.mediators: dict[str, Mediator] = {}
+        self.live: dict[str, Mediator] = {}
+        self.ended: dict[str, str] = {}
+        self.scopes: dict[str, TraceScope] = {}
+        self.streams: dict[str, SaveStream] = {}
+        self._tree = tree
+        self._applier = applier
+        self._budget = budget
+        self._outbox = outbox
+        self._limits = limits
+        self._reports = reports
+        self._edits = Edits(tree, budget)
+        self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
+        self._writes: dict[str, list[str]] = {}
+        self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self.mediators) + len(self.scopes) + len(self._stillborn) + len(self._edits)
+
+    def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
+        """Make the mediator of a new request; the block starts when its first step begins."""
+        scope: TraceScope | None = None
+        try:
+            invoke = work.trace.invokes[0]
+            # What a block binds is its own to change; tensors made in the engine's inference mode are not.
+            with torch.inference_mode(False):
+                scope = self._scope_of(work)
+                code, namespace = scope.program(invoke.program, invoke.after)
+                edits = self._edits.bind(request_id, work, scope.arrival)
+            if cached_tokens:
+                raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
+        except BindingFailed as error:
+            self._reject(request_id, scope, work, error.failure)
+            return
+        except (Refusal, WireError) as error:
+            failure = pb.Failure(
+                code=error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT,
+                message=clip(str(error)),
+            )
+            self._reject(request_id, scope, work, failure)
+            return
+        except Exception as error:
+            failure = pb.Failure(
+                code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}")
+            )
+            self._reject(request_id, scope, work, failure)
+            return
+        mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
+        for edit in edits:
+            self.scopes[edit.key] = edit.scope
+            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace)
+            one.become_edit(edit.name, request_id, edit.rank)
+            self.mediators[edit.key] = self.live[edit.key] = one
+        self.mediators[request_id] = self.live[request_id] = mediator
+        self._writes[request_id] = list(invoke.program.writes)
+        if work.trace.stream and self._reports:
+            self.streams[request_id] = SaveStream(
+                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
+            )
+        self._ids[(scope.id, work.invoke)] = request_id
+
+    def _mediator(
+        self,
+        key: str,
+        scope: TraceScope,
+        work: Work,
+        prompt_tokens: int,
+        code: CodeType,
+        namespace: dict[str, Any],
+    ) -> Mediator:
+        return Mediator(
+            request_id=key,
+            trace_id=scope.id,
+            invoke=work.invoke,
+            prompt_tokens=prompt_tokens,
+            code=code,
+            namespace=namespace,
+            sources=scope.sources.lines,
+            tree=self._tree,
+            applier=self._applier,
+            budget=self._budget,
+            registry=scope.registry,
+            emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
+            random_state=scope.random_state(),
+        )
+
+    def _scope_of(self, work: Work) -> TraceScope:
+        scope = self.scopes.get(work.trace.id)
+        if scope is None:
+            scope = TraceScope(
+                work.trace,
+                work.expected,
+                work.session,
+                self._tree,
+                lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
+                self._budget,
+                arrival=self._arrivals,
+            )
+            self._arrivals += 1
+            self.scopes[scope.id] = scope
+        return scope
+
+    def _reject(self, request_id: str, scope: TraceScope | None, work: Work, failure: pb.Failure) -> None:
+        failure.trace_id, failure.invoke = work.trace.id, work.invoke
+        self._edits.forget(request_id)
+        self._stillborn[request_id] = (scope, failure)
+        self._ids[(work.trace.id, work.invoke)] = request_id
+        self.ended[request_id] = "error"
+
+    def waits(self, request_id: str) -> list[str]:
+        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`."""
+        keys = (*self._edits.keys_of(request_id), request_id)
+        return [key for key in keys if key in self.live]
+
+    def edits_of(self, request_id: str) -> list[Mediator]:
+        """Return the standing edits that run in a request, in their order."""
+        return [self.mediators[key] for key in self._edits.keys_of(request_id) if key in self.mediators]
+
+    def leave(self, request_id: str) -> list[str]:
+        """A request's block has no step more: it is served no longer. Return the names that it may give to other invokes."""
+        del self.mediators[request_id]
+        self.live.pop(request_id, None)
+        return self._writes.pop(request_id)
+
+    def take_id(self, trace_id: str, invoke: int) -> str:
+        """Return the engine's id of an invoke's request, "" if it is not here, and forget it."""
+        return self._ids.pop((trace_id, invoke), "")
+
+    def take_stillborn(self, request_id: str) -> tuple[TraceScope | None, pb.Failure] | None:
+        """Return the scope of a request whose block could not be bound, and why, and forget it; None if it was bound."""
+        return self._stillborn.pop(request_id, None)
+
+    def forget_edits(self, request_id: str) -> None:
+        """Drop the standing edits that ran in a request."""
+        for key in self._edits.forget(request_id):
+            self.mediators.pop(key, None)
+            self.live.pop(key, None)
+            self.scopes.pop(key, None)
+
+    def drop(self, trace_id: str) -> None:
+        """The trace was given up: end its blocks and forget it. Idempotent."""
+        for request_id, mediator in list(self.mediators.items()):
+            if mediator.trace_id == trace_id:
+                for edit in self.edits_of(request_id):
+                    if edit.live:
+                        edit.cancel()
+                self.forget_edits(request_id)
+                mediator.cancel()
+                self.live.pop(request_id, None)
+                self.mediators.pop(request_id)
+                self._writes.pop(request_id, None)
+                self.streams.pop(request_id, None)
+                self.ended.pop(request_id, None)
+        for request_id, (_, failure) in list(self._stillborn.items()):
+            if failure.trace_id == trace_id:
+                del self._stillborn[request_id]
+        for key in [key for key in self._ids if key[0] == trace_id]:
+            del self._ids[key]
+        self.scopes.pop(trace_id, None)
+        self._outbox.forget(trace_id)

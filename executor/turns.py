@@ -1,0 +1,105 @@
+"""Turns of blocks: each runs with its trace's shared names, and every rank sees it end the same way.
+
+Under tensor parallelism every rank runs the same blocks. After their turns the ranks compare how these ended, so a block
+that went another way on one rank fails on all of them, before any rank waits for another. A block that wants a module
+applied gets it there, where all ranks are, and has a further turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from executor.apply import Applier
+from executor.budget import Budget
+from executor.mediator import Mediator, State
+from executor.ranks import Ranks, divergence, fingerprint
+from executor.scope import TraceScope
+from interpose.v1 import trace_pb2 as pb
+
+
+class Turns:
+    """Lets blocks run.
+
+    Args:
+        scopes: the scopes of the traces that are here, by trace id.
+        applier: applies modules to values of blocks.
+        budget: time and memory bounds.
+        ranks: the ranks that run the same blocks.
+        muted: a context in which no hook of the step's sees a module that is called.
+    """
+
+    def __init__(
+        self,
+        scopes: Mapping[str, TraceScope],
+        applier: Applier,
+        budget: Budget,
+        ranks: Ranks,
+        muted: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._scopes = scopes
+        self._applier = applier
+        self._budget = budget
+        self._ranks = ranks
+        self._muted = muted
+
+    def run(self, mediator: Mediator, turn: Callable[[], None]) -> None:
+        """Let a block run once, with the trace's shared names as they are now."""
+        scope = self._scopes[mediator.trace_id]
+        if scope.shared:
+            scope.share_into(mediator.namespace)
+            turn()
+            scope.share_from(mediator.namespace)
+        else:
+            turn()
+
+    def agree(
+        self,
+        mediators: Sequence[Mediator],
+        fail: Callable[[Mediator, pb.Failure], None],
+        settle: Callable[[Mediator], None] | None = None,
+    ) -> None:
+        """Compare how the blocks' turns ended on every rank.
+
+        Blocks that want a module applied get that first, all ranks being here with the same calls, and go on until they wait
+        for something that the forward pass brings.
+
+        Args:
+            mediators: those that had a turn, the same on every rank.
+            fail: called with a block that went another way elsewhere, and why it fails.
+            settle: called after each further turn of one, which is at a location of the model.
+        """
+        turned = list(mediators)
+        while turned:
+            late = [int(mediator.used > self._budget.step_seconds) for mediator in turned]
+            everyone = self._ranks.compare([fingerprint(mediator) for mediator in turned] + late)
+            for i, mediator in enumerate(turned):
+                votes = [votes[i] for votes in everyone]
+                if len(set(votes)) > 1 and mediator.state is not State.FAILED:
+                    fail(mediator, divergence(mediator, votes))
+                elif mediator.call is not None:
+                    self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))
+                else:
+                    continue
+                if settle is not None:
+                    settle(mediator)
+            turned = [mediator for mediator in turned if mediator.call is not None]
+
+    def _apply(self, mediator: Mediator, late: bool) -> None:
+        """Answer a block that wants a module applied."""
+        call = mediator.call
+        assert call is not None
+        if late:
+            self.run(mediator, lambda: mediator.throw(self._budget.exceeded()))
+            return
+        started = time.monotonic()
+        try:
+            with self._muted():
+                result = self._applier.run(call)
+        except Exception as error:
+            raised = error
+            self.run(mediator, lambda: mediator.throw(raised))
+        else:
+            mediator.used += time.monotonic() - started
+            self.run(mediator, lambda: mediator.resume(result))
