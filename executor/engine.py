@@ -17,12 +17,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from executor.failures import clip
-from executor.options import check_config, engine_options, prepare_environment
+from executor.options import check_config, engine_options, prepare_environment, step_tokens
 from executor.outputs import output_event, result_of
 from executor.sampling import checked
 from executor.work import Work
 from interpose.prompts import too_long
 from interpose.result import Result
+from interpose.together import companions, start_after
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import Decoder, WireError
@@ -133,10 +134,13 @@ class TraceEngine:
         events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in requests]
         failed: set[int] = set()
+        together = companions(trace)
+        self._check_room(trace, together, requests)
+        waits_for = start_after(trace)
 
         async def one(index: int) -> None:
             try:
-                after = trace.invokes[index].after
+                after = sorted(waits_for[index])
                 if after:
                     self._waiting += 1
                     try:
@@ -151,7 +155,8 @@ class TraceEngine:
                         return
                 self._running += 1
                 try:
-                    if not await self._invoke(trace, index, requests[index], session, events):
+                    count = len(together) if index in together else 0
+                    if not await self._invoke(trace, index, requests[index], session, events, count):
                         failed.add(index)
                 finally:
                     self._running -= 1
@@ -187,9 +192,19 @@ class TraceEngine:
             await self.llm.collective_rpc("interpose_drop", timeout=_RPC_SECONDS, args=(trace_id,))
 
     async def _invoke(
-        self, trace: pb.Trace, index: int, request: tuple[Any, dict[str, Any]], session: str, events: asyncio.Queue[Any]
+        self,
+        trace: pb.Trace,
+        index: int,
+        request: tuple[Any, dict[str, Any]],
+        session: str,
+        events: asyncio.Queue[Any],
+        together: int,
     ) -> bool:
-        """Run one invoke; return whether it ended without a failure."""
+        """Run one invoke; return whether it ended without a failure.
+
+        Args:
+            together: how many of the trace's invokes must start in the same step as this one.
+        """
         prompt, sampling = request
         invoke = trace.invokes[index]
         work = Work(
@@ -201,10 +216,12 @@ class TraceEngine:
                 stream=trace.stream,
                 remote=trace.remote,
                 applied=trace.applied,
+                exchanged=trace.exchanged,
             ),
             index,
             len(trace.invokes),
             session,
+            together,
         )
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
@@ -240,7 +257,28 @@ class TraceEngine:
 
     async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
         message = f"not run: it reads what invoke {broken} assigns, and that one failed"
+        if broken not in trace.invokes[index].after:
+            message = (
+                f"not run: it starts together with an invoke that reads what invoke {broken} assigns, which failed"
+            )
         events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message))
+
+    def _check_room(self, trace: pb.Trace, together: list[int], requests: list[tuple[Any, dict[str, Any]]]) -> None:
+        """Refuse invokes that could never start in one step of the engine."""
+        if not together:
+            return
+        scheduler = self.llm.vllm_config.scheduler_config
+        tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in together)
+        for size, most, what, setting in (
+            (len(together), scheduler.max_num_seqs, "requests", "max_num_seqs"),
+            (tokens, step_tokens(scheduler), "tokens of their prompts", "max_num_batched_tokens"),
+        ):
+            if size > most:
+                message = (
+                    f"the invokes that wait for each other have {size} {what} together, and the engine runs up to {most} in "
+                    f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
+                )
+                raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
 
     def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""

@@ -17,6 +17,7 @@ from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
+from executor.companions import Companions, no_room
 from executor.control import Refusal
 from executor.failures import clip
 from executor.hooks import Hooks
@@ -31,6 +32,9 @@ from executor.turns import Turns
 from executor.work import READ_ONLY, Batch, Span
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
+
+_BETWEEN = 1 << 62  # no place of any step: between two
+_ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)  # what a block may go on waiting for when a step ends
 
 
 class Interleaver:
@@ -69,6 +73,7 @@ class Interleaver:
         self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
         self._requests = Requests(tree, applier, budget, outbox, limits, reports)
         self._turns = Turns(self._requests.scopes, applier, budget, ranks, self._hooks.muted)
+        self._companions = Companions(self._requests, self._turns)
         self.mediators = self._requests.mediators
         self.live = self._requests.live
         self.ended = self._requests.ended
@@ -83,6 +88,7 @@ class Interleaver:
         self._reports = reports
         self._precision = precision
         self._batch = Batch({}, 0, 0, 0)
+        self._place = _BETWEEN  # the model's, in the step
         self._waiting: dict[tuple[str, str], list[Mediator]] = {}
 
     @property
@@ -133,7 +139,9 @@ class Interleaver:
     def begin_step(self, batch: Batch) -> None:
         """A forward begins: start and resume the blocks that wait for it, and hook what they ask for."""
         self._batch = batch
+        self._place = -1
         self._budget.begin_step()
+        apart = self._companions.apart(batch.spans)
         touched = []
         for request_id, span in batch.spans.items():
             mediator = self.live.get(request_id)
@@ -153,6 +161,9 @@ class Interleaver:
                             "step; trace a shorter one, or have max_num_batched_tokens raised where the model is served",
                         ),
                     )
+                    continue
+                if mediator.trace_id in apart:
+                    self._fail(mediator, no_room(mediator.companions))
                     continue
                 self._turns.run(mediator, mediator.start)
             elif mediator.waiting and mediator.waiting.kind == Kind.STEP and mediator.waiting.step == mediator.step:
@@ -177,7 +188,7 @@ class Interleaver:
         for request_id in self._batch.spans:
             mediator = self.live.get(request_id)
             waiting = mediator.waiting if mediator is not None else None
-            if mediator is None or waiting is None or waiting.kind in (Kind.STEP, Kind.RESULT):
+            if mediator is None or waiting is None or waiting.kind in _ANY_TIME:
                 continue
             if waiting.step == mediator.step:
                 missed.append(mediator)
@@ -189,6 +200,7 @@ class Interleaver:
                 )
                 self._turns.run(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
         self._waiting.clear()
+        self._place = _BETWEEN
         self._agree(missed)
         for request_id in self._batch.spans:
             mediator = self.live.get(request_id)
@@ -309,21 +321,29 @@ class Interleaver:
 
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location: serve everyone who waits for it; return the value to go on with."""
-        waiting = self._waiting.pop((node.path, str(kind)), None)
-        if not waiting:
+        key = (node.path, str(kind))
+        if key not in self._waiting:
             return value
-        waiting.sort(key=self._turn_order)
-        position = self._tree.order_of(node.path, kind)
+        self._place = position = self._tree.order_of(node.path, kind)
+        visited: list[Mediator] = []
 
         def settle(mediator: Mediator) -> None:
             nonlocal value
             value = self._settle(mediator, value)
 
-        for mediator in waiting:
-            rows = rows_of(self._batch.spans[mediator.request_id])
-            self._serve(mediator, node, kind, value, rows, position)
-            settle(mediator)
-        self._agree(waiting, settle)
+        while waiting := self._waiting.pop(
+            key, None
+        ):  # who passes a barrier here may come to wait for this very location
+            waiting.sort(key=self._turn_order)
+            for mediator in waiting:
+                rows = rows_of(self._batch.spans[mediator.request_id])
+                self._serve(mediator, node, kind, value, rows, position)
+                settle(mediator)
+            visited += waiting
+            self._agree(waiting, settle)
+        for mediator in visited:
+            if mediator.barrier is not None:
+                value = self._settle(mediator, value, leaving=True)
         return value
 
     def _serve(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, position: int) -> None:
@@ -343,10 +363,13 @@ class Interleaver:
             return
         self._turns.run(mediator, lambda: mediator.serve(served, at, position))
 
-    def _settle(self, mediator: Mediator, value: Any) -> Any:
-        """Write back what a block changed at the location it has left; return the value that the model goes on with."""
+    def _settle(self, mediator: Mediator, value: Any, leaving: bool = False) -> Any:
+        """Write back what a block changed at the location it has left; return the value that the model goes on with.
+
+        A block that applies a module, or waits at a barrier, has not moved on; while the model is there it is `leaving` not.
+        """
         served, at = mediator.served, mediator.served_at
-        if served is None or mediator.call is not None:  # a block that applies a module has not moved on
+        if served is None or mediator.call is not None or (mediator.barrier is not None and not leaving):
             return value
         try:
             if mediator.failure is None:
@@ -379,6 +402,13 @@ class Interleaver:
         """See that the blocks' turns ended alike on every rank (`Turns.agree`), and list them for what they wait for next."""
         self._turns.agree(mediators, self._fail, settle)
         self._enlist(mediators)
+        turned = list(mediators)
+        while turned := self._companions.pass_barriers(turned, self._batch.spans, self._place):
+            if settle is not None:
+                for mediator in turned:
+                    settle(mediator)
+            self._turns.agree(turned, self._fail, settle)
+            self._enlist(turned)
 
     def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
         failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
@@ -415,7 +445,7 @@ class Interleaver:
                 owner = self.mediators.get(mediator.owner if mediator.edit else mediator.request_id)
                 if owner is not None and owner.request_id not in self.ended and self._disposable(owner):
                     self.ended[owner.request_id] = READ_ONLY
-            elif waiting is not None and waiting.kind != Kind.STEP and waiting.step == mediator.step:
+            elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
 
     def _wait(self, mediator: Mediator, location: Location) -> None:

@@ -19,6 +19,7 @@ from greenlet import getcurrent, greenlet
 
 from executor.accounting import Tally
 from executor.apply import Applier, Call
+from executor.barriers import Barrier
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe
@@ -51,6 +52,7 @@ class Kind(enum.StrEnum):
     PATTERN = "pattern"
     STEP = "step"
     RESULT = "result"
+    BARRIER = "barrier"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Mediator:
         registry: the trace's saved values.
         emit: called with text that the block prints; returns whether it was sent.
         random_state: the trace's random generators, or None when its code uses none.
+        companions: how many invokes of the trace start together with it, itself included; 0: none does.
 
     Attributes:
         pointer: the step that locations are asked for in.
@@ -108,6 +111,7 @@ class Mediator:
         served: the location the block is at, while it is there.
         waiting: what it waits for.
         call: the module that it wants applied, while it waits for that.
+        barrier: where it waits for other invokes, while it does.
         skips: the modules that it skips.
         used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
@@ -134,6 +138,7 @@ class Mediator:
         registry: SaveRegistry,
         emit: Callable[[str], bool],
         random_state: RandomState | None,
+        companions: int = 0,
     ) -> None:
         self.registry = registry
         self.request_id = request_id
@@ -150,6 +155,8 @@ class Mediator:
         self.served_at: Location | None = None
         self.waiting: Location | None = None
         self.call: Call | None = None
+        self.barrier: Barrier | None = None
+        self.companions = companions
         self.skips = Skips(tree)
         self._late = Late()
         self.edit = ""
@@ -220,8 +227,16 @@ class Mediator:
         self.tally.serve(f"{at.path}.{at.kind}")
         self._turn(lambda: self._block.switch(served))
 
+    def pass_barrier(self, place: int, barrier: Barrier) -> None:
+        """Resume a block that waits at a barrier, in a step of the model that has come to `place`."""
+        self.position = max(self.position, place - 1)
+        if barrier.broken:
+            self.throw(barrier.refusal())
+        else:
+            self.resume(None)
+
     def resume(self, value: Any) -> None:
-        """Resume a block that waits for a step, the result, or a module that it applies."""
+        """Resume a block that waits for a step, the result, a barrier, or a module that it applies."""
         self._turn(lambda: self._block.switch(value))
 
     def throw(self, error: BaseException) -> None:
@@ -232,6 +247,7 @@ class Mediator:
         """The block moved on from the location it was served."""
         if self.served is not None:
             self._late.leave(self.served)
+            self.registry.release(self.served)
         self.served = self.served_at = None
 
     def finish(self, result: Any) -> None:
@@ -250,6 +266,8 @@ class Mediator:
             self.resume(result)
         elif waiting.kind == Kind.STEP:
             self.resume(False)
+        elif self.barrier is not None:
+            self.throw(self.barrier.ended())
         else:
             self.throw(self._never(waiting))
 
@@ -324,6 +342,31 @@ class Mediator:
             return self._block.parent.switch(call)
         finally:
             self.call = None
+
+    def await_barrier(self, barrier: Barrier) -> None:
+        """Wait until as many invokes have come to a barrier as it counts."""
+        if not self.companions:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "this block has no other invokes to wait for: a barrier belongs to the invokes of the trace that made it",
+                location="barrier()",
+            )
+        if self._finished:
+            raise barrier.too_late()
+        if barrier.broken:
+            raise barrier.refusal()
+        if barrier.count == 1:
+            return
+        if self.served is not None:  # others may have it while this block waits
+            self.registry.hold(self.served)
+        barrier.waiting.append(self)
+        self.barrier = barrier
+        try:
+            self._park(Location("", Kind.BARRIER, 0, str(barrier)))
+        finally:
+            self.barrier = None
+            if self in barrier.waiting:
+                barrier.waiting.remove(self)
 
     def log(self, text: str) -> None:
         """Send text to the notebook."""

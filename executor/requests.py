@@ -108,7 +108,7 @@ class Requests:
         mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
         for edit in edits:
             self.scopes[edit.key] = edit.scope
-            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace)
+            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace, own=False)
             one.become_edit(edit.name, request_id, edit.rank)
             self.mediators[edit.key] = self.live[edit.key] = one
         self.mediators[request_id] = self.live[request_id] = mediator
@@ -127,6 +127,7 @@ class Requests:
         prompt_tokens: int,
         code: CodeType,
         namespace: dict[str, Any],
+        own: bool = True,
     ) -> Mediator:
         return Mediator(
             request_id=key,
@@ -142,6 +143,7 @@ class Requests:
             registry=scope.registry,
             emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
             random_state=scope.random_state(),
+            companions=work.together if own else 0,
         )
 
     def _scope_of(self, work: Work) -> TraceScope:
@@ -181,6 +183,14 @@ class Requests:
         del self.mediators[request_id]
         self.live.pop(request_id, None)
         return self._writes.pop(request_id)
+
+    def companions(self, trace_id: str) -> list[Mediator]:
+        """Return the blocks of a trace that start together and have not left."""
+        return [one for one in self.mediators.values() if one.trace_id == trace_id and one.companions]
+
+    def rejected(self, trace_id: str) -> int:
+        """Return how many of a trace's requests that are here could not be bound."""
+        return sum(failure.trace_id == trace_id for _, failure in self._stillborn.values())
 
     def take_id(self, trace_id: str, invoke: int) -> str:
         """Return the engine's id of an invoke's request, "" if it is not here, and forget it."""

@@ -46,9 +46,20 @@ class SaveRegistry:
         # The saved object itself is kept, so that its id stays its own.
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._copies: set[int] = set()
+        self._held: list[Served] = []
 
     def __len__(self) -> int:
         return len(self._saved)
+
+    def hold(self, served: Served) -> None:
+        """A block may hand values of the location it is at to others, until `release`."""
+        if served not in self._held:
+            self._held.append(served)
+
+    def release(self, served: Served) -> None:
+        """The block has left that location. Idempotent."""
+        if served in self._held:
+            self._held.remove(served)
 
     def save(self, value: Any, served: Served | None) -> Any:
         """Register a value; return what the block goes on with.
@@ -58,7 +69,8 @@ class SaveRegistry:
             served: the location the block is at, if any.
         """
         if isinstance(value, torch.Tensor):
-            if served is None or not served.owns(value):
+            at_hand = self._held if served is None else [served, *self._held]
+            if not any(one.owns(value) for one in at_hand):
                 self.mark(value, value)
                 return value
             alias, snapshot = value.view_as(value), value.detach().clone()

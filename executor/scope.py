@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from executor.barriers import Barrier
 from executor.budget import Budget
 from executor.control import Control, Refusal
 from executor.envoy import Envoy, Tracer, current
@@ -26,6 +27,7 @@ from executor.tree import ModuleTree
 from interpose.capture import rewrite
 from interpose.saving import call_save
 from interpose.v1 import trace_pb2 as pb
+from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Blob, Class, Function, Instance, Namespace
 from interpose.wire import Decode, Decoder, Resolver, WireError
 
@@ -79,7 +81,15 @@ def guard() -> None:
 class _TraceResolver(Resolver):
     """Rebuilds a trace's modules, tracer, functions and library names inside a worker."""
 
-    def __init__(self, tree: ModuleTree, rebuild: Rebuilder, watch: Watch, get_blob: Callable[[Blob], Any]) -> None:
+    def __init__(
+        self,
+        tree: ModuleTree,
+        rebuild: Rebuilder,
+        watch: Watch,
+        get_blob: Callable[[Blob], Any],
+        barriers: dict[int, Barrier],
+    ) -> None:
+        self._barriers = barriers
         self._tree = tree
         self._rebuild = rebuild
         self._watch = watch
@@ -93,6 +103,12 @@ class _TraceResolver(Resolver):
 
     def tracer(self) -> object:
         return Tracer()
+
+    def barrier(self, barrier: value_pb2.Barrier) -> object:
+        made = self._barriers.setdefault(barrier.number, Barrier(barrier.number, barrier.count))
+        if made.count != barrier.count or not barrier.count:
+            raise WireError(f"barrier {barrier.number} waits for {barrier.count} invokes")
+        return made
 
     def function(self, function: Function, decode: Decode) -> object:
         return self._rebuild.function(function, decode)
@@ -170,7 +186,11 @@ class TraceScope:
         self._random: RandomState | None = None
         watch = Watch(budget, self.sources.lines, self.random_state)
         rebuild = Rebuilder(new_namespace, self.sources.add, watch)
-        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=_TraceResolver(tree, rebuild, watch, get_blob))
+        self.barriers: dict[int, Barrier] = {}
+        resolver = _TraceResolver(tree, rebuild, watch, get_blob, self.barriers)
+        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
+        self._exchanges = list(trace.exchanged)
+        self._exchanged: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
         with ordinary_tensors():
             for binding in trace.shared:
@@ -213,15 +233,23 @@ class TraceScope:
             self._random = RandomState(int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:6], "little"))
         return self._random
 
-    def share_into(self, namespace: dict[str, Any]) -> None:
-        """Give a block the shared names' current values."""
-        namespace.update(self.shared)
+    def share_into(self, namespace: dict[str, Any], together: bool) -> None:
+        """Give a block the shared names' current values.
 
-    def share_from(self, namespace: dict[str, Any]) -> None:
+        Args:
+            together: whether it is one of the invokes that start together, which exchange further names.
+        """
+        namespace.update(self.shared)
+        if together:
+            namespace.update(self._exchanged)
+
+    def share_from(self, namespace: dict[str, Any], together: bool) -> None:
         """Take over what a block bound to the shared names."""
         for name in self.shared:
             if name in namespace:
                 self.shared[name] = namespace[name]
+        if together:
+            self._exchanged.update({name: namespace[name] for name in self._exchanges if name in namespace})
 
     def export(self, invoke: int, namespace: dict[str, Any], writes: Iterable[str]) -> None:
         """Keep what an ended block bound, for invokes that read it."""

@@ -47,10 +47,11 @@ class Turns:
     def run(self, mediator: Mediator, turn: Callable[[], None]) -> None:
         """Let a block run once, with the trace's shared names as they are now."""
         scope = self._scopes[mediator.trace_id]
-        if scope.shared:
-            scope.share_into(mediator.namespace)
+        together = mediator.companions > 0
+        if scope.shared or together:
+            scope.share_into(mediator.namespace, together)
             turn()
-            scope.share_from(mediator.namespace)
+            scope.share_from(mediator.namespace, together)
         else:
             turn()
 

@@ -38,6 +38,10 @@ class Resolver:
         """Return the trace's tracer."""
         raise WireError("a tracer is not taken here")
 
+    def barrier(self, barrier: value_pb2.Barrier) -> object:
+        """Return where invokes of the trace wait for each other."""
+        raise WireError("barriers are not taken here")
+
     def function(self, function: value_pb2.Function, decode: Decode) -> object:
         """Return the function; `decode(value)` gives one value, `decode.into(namespace, bindings)` binds its names.
 
@@ -369,6 +373,7 @@ _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "device": Decoder._device,
     "module": lambda d, v: d._resolver.module(v.module),
     "tracer": lambda d, v: d._resolver.tracer(),
+    "barrier": lambda d, v: d._resolver.barrier(v.barrier),
     "python_module": lambda d, v: d._resolver.python_module(v.python_module),
     "symbol": lambda d, v: d._resolver.symbol(v.symbol.module, v.symbol.name),
     "function": lambda d, v: d._resolved(v, d._resolver.function),

@@ -19,6 +19,7 @@ from interpose.check import check_locations, frame_at, refused
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
 from interpose.shipping import Shipper
+from interpose.together import barriers_of, circular
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
 from interpose.v1.value_pb2 import Binding, Value
@@ -138,6 +139,7 @@ class TraceBuilder:
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
+        self._bring_together(trace)
         try:
             blocks = [planned.block for planned in self._planned]
             capture.refuse_shared(self._shipper.pieces, zip(blocks, self._scopes, strict=True))
@@ -175,11 +177,7 @@ class TraceBuilder:
         for name in block.reads:
             if name in self._shared:
                 continue
-            writers = {
-                i
-                for i, earlier in enumerate(self._planned[:index])
-                if name in earlier.block.writes and (earlier.group is None or earlier.group != planned.group)
-            }
+            writers = self._writers(index, name)
             if any(self._planned[i].group is not None for i in writers):
                 raise InvalidArgument(
                     f"{name!r} has a value for each of the n sequences of an earlier prompt; use it after the trace, or give "
@@ -198,6 +196,59 @@ class TraceBuilder:
             program.reads.add(name=name, value=value)
         sampling = self._sampling(planned.sampling)
         return Invoke(prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after))
+
+    def _writers(self, index: int, name: str) -> set[int]:
+        """Return the invokes before one that assign a name."""
+        group = self._planned[index].group
+        return {
+            i
+            for i, earlier in enumerate(self._planned[:index])
+            if name in earlier.block.writes and (earlier.group is None or earlier.group != group)
+        }
+
+    def _bring_together(self, trace: Trace) -> None:
+        """Let the invokes that wait at a barrier start together: what one assigns, the others see while they run."""
+        reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
+        together = {index for index, barriers in enumerate(reached) if barriers}
+        exchanged: dict[str, None] = {}
+        for index in sorted(together):
+            planned, invoke = self._planned[index], trace.invokes[index]
+            invoke.together = True
+            if planned.group is not None:
+                raise self._at_barrier(
+                    invoke, planned, "a prompt whose block waits at a barrier has one sequence, not n"
+                )
+            for number, count in reached[index].items():
+                users = sum(number in barriers for barriers in reached)
+                if users < count:
+                    message = f"the barrier waits for {count} invokes and {users} of the trace's use it"
+                    raise self._at_barrier(invoke, planned, f"{message}: make it with tracer.barrier({users})", number)
+            after: set[int] = set()
+            for name in (name for name in planned.block.reads if name not in self._shared):
+                if any(name in self._planned[other].block.writes for other in together - {index}):
+                    exchanged[name] = None
+                after |= self._writers(index, name) - together
+            del invoke.after[:]
+            invoke.after.extend(sorted(after))
+        trace.exchanged.extend(exchanged)
+        loop = circular(trace)
+        if loop is not None:
+            planned = self._planned[loop]
+            raise InvalidArgument(
+                "this block reads what an invoke with a barrier assigns, so it runs when that one has ended, and another "
+                "invoke with a barrier reads what this block assigns; call the barrier in this block too",
+                frames=[frame_at(planned.block.body[0], planned.block.filename)],
+            )
+
+    def _at_barrier(
+        self, invoke: Invoke, planned: _Planned, message: str, number: int | None = None
+    ) -> InvalidArgument:
+        """Return an error at the first place where a block names a barrier, as far as it does itself."""
+        held = [binding for binding in invoke.program.reads if binding.value.WhichOneof("kind") == "barrier"]
+        names = [binding.name for binding in held if number in (None, binding.value.barrier.number)]
+        body = planned.block.body
+        nodes = [node for name in names for node in _uses(body, name)] or list(body)
+        return InvalidArgument(message, frames=[frame_at(nodes[0], planned.block.filename)])
 
     def _sampling(self, sampling: Mapping[str, object]) -> list[Binding]:
         return [

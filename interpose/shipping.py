@@ -13,9 +13,11 @@ from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType
 from typing import Any
 
 from interpose import calls, capture, instances, symbols
+from interpose.barrier import Barrier
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
 from interpose.remote import RemoteValue
+from interpose.v1 import value_pb2
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value
 from interpose.wire import Encoder, WireError
@@ -58,6 +60,10 @@ class Shipper:
             if self._is_tracer(obj):
                 return Value(tracer=True)
             raise WireError("the tracer of another trace: use this block's own, or read its values by name", obj)
+        if isinstance(obj, Barrier):
+            if self._is_tracer(obj.tracer):
+                return Value(barrier=value_pb2.Barrier(number=obj.number, count=obj.count))
+            raise WireError("a barrier of another trace: make one with this trace's tracer.barrier(n)", obj)
         if isinstance(obj, ModuleType):
             return self._module(obj)
         named = symbols.symbol_value(obj)

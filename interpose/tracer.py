@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from interpose import capture
 from interpose.accounting import Accounting
 from interpose.aio import in_thread, warn_if_on_a_loop
+from interpose.barrier import Barrier
 from interpose.captured import CapturedBlock
-from interpose.check import ABSENT, TRACER_WORDS, frame_at, refused
+from interpose.check import ABSENT, OUTER, TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
 from interpose.job import Job
@@ -67,6 +68,7 @@ class Tracer(CapturedBlock):
         self._places: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
         self._groups: list[list[int]] = []  # the invokes of each prompt, one for each of its sequences
         self._saved: list[object] = []
+        self._barriers = 0  # made so far
         self.id = ""
         self._running = False
         self._outcome: Outcome | None = None
@@ -126,6 +128,30 @@ class Tracer(CapturedBlock):
                 "several, append each prompt's to a list that is saved in the outer block: rows = [].save()"
             )
         return Invoker(self, self._model.encode_prompt(prompt), self._model.check_sampling(sampling))
+
+    def barrier(self, n: int) -> Barrier:
+        """Make a meeting point for n of this trace's invokes: `barrier = tracer.barrier(2)`, and `barrier()` in two blocks.
+
+        Each waits there until n have come, then all go on from the place of the model where the last one came, in the same
+        step: what is above the barrier in any of them has happened before what is below it in the others. Names that one
+        assigns the others read, and so does what is served at that place: a value can be taken from one prompt and put into
+        another at the same module. The invokes that use a barrier start in the same step of the engine. A barrier may be
+        used again and again.
+
+        Args:
+            n: how many blocks go on together.
+
+        Raises:
+            InvalidArgument: n is not a number of invokes, or this is not the outer block of a trace.
+        """
+        if self._prompt is not None or not self._running:
+            raise InvalidArgument(OUTER["barrier"])
+        most = self._model.limits.max_invokes
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1 or (most and n > most):
+            up_to = f" from 1 to {most}" if most else ""
+            raise InvalidArgument(f"tracer.barrier(n) takes the number of invokes that wait{up_to}, not {n!r}")
+        self._barriers += 1
+        return Barrier(self, self._barriers - 1, n)
 
     def stream(self) -> OutputStream:
         """After the block of a trace with `stream=True`, its outputs as they come; one reader at a time.
@@ -268,6 +294,7 @@ class Tracer(CapturedBlock):
     def _gather(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Run the outer block; its saved names become the trace's shared variables."""
         self._saved = []
+        self._barriers = 0
         self._running = True
         try:
             with saving_with(self._save):

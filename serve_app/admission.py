@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -16,8 +16,10 @@ from google.protobuf.message import DecodeError, Message
 from interpose import indexing
 from interpose.errors import ServiceFailure, failure
 from interpose.prompts import too_long
+from interpose.together import circular
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.values import parts
 from interpose.version import PROTOCOL
 from serve_app.settings import Limits, ModelSettings, Settings, Tenant
 
@@ -114,6 +116,10 @@ def check_trace(
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
             raise refuse("an invoke can only wait for earlier ones", trace.id, index)
+    if circular(trace) is not None:
+        raise refuse("invokes that start together cannot wait for what waits for one of them", trace.id)
+    if len(trace.exchanged) > MAX_NAMES or not all(name.isidentifier() for name in trace.exchanged):
+        raise refuse(f"a trace exchanges up to {MAX_NAMES} names", trace.id)
     values: list[value_pb2.Value] = [*trace.scope.values]
     for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
         values.extend(binding.value for binding in bindings)
@@ -228,7 +234,7 @@ def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, tr
             raise refuse(
                 f"the trace carries more than {MAX_VALUES} values: send long lists of numbers as a tensor", trace_id
             )
-        todo.extend(_parts(value))
+        todo.extend(parts(value))
         kind = value.WhichOneof("kind")
         if kind in ("function", "class_source"):
             size = len(getattr(value, kind).source.encode())
@@ -242,31 +248,3 @@ def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, tr
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace_id))
     return tuple(sorted(remotes))
-
-
-def _parts(value: value_pb2.Value) -> Iterator[value_pb2.Value]:
-    """Iterate over the values that a value is made of."""
-    kind = value.WhichOneof("kind")
-    if kind in ("list", "tuple", "set", "frozen_set", "size"):
-        yield from getattr(value, kind).items
-    elif kind in ("dict", "record"):
-        mapping = value.dict if kind == "dict" else value.record.fields
-        yield from mapping.keys
-        yield from mapping.values
-    elif kind == "slice":
-        yield from (value.slice.start, value.slice.stop, value.slice.step)
-    elif kind == "attribute":
-        yield value.attribute.object
-    elif kind == "call":
-        yield from value.call.args
-        yield from (binding.value for binding in value.call.keywords)
-    elif kind == "instance":
-        yield from (value.instance.type, value.instance.contents)
-        yield from (binding.value for binding in value.instance.attributes)
-    elif kind == "function":
-        yield from (binding.value for binding in value.function.reads)
-    elif kind == "namespace":
-        yield from (binding.value for binding in value.namespace.attributes)
-    elif kind == "class_source":
-        source = value.class_source
-        yield from (binding.value for part in (source.needs, source.reads, source.attributes) for binding in part)

@@ -85,19 +85,21 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class Invoke(_message.Message):
-    __slots__ = ("prompt", "sampling", "program", "after")
+    __slots__ = ("prompt", "sampling", "program", "after", "together")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     program: Program
     after: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
+    together: bool
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +110,7 @@ class Trace(_message.Message):
     EDITS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
@@ -118,7 +121,8 @@ class Trace(_message.Message):
     edits: _containers.RepeatedScalarFieldContainer[str]
     applied: _containers.RepeatedCompositeFieldContainer[Edit]
     remote: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ...) -> None: ...
+    exchanged: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Edit(_message.Message):
     __slots__ = ("name", "scope", "program")

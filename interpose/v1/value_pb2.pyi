@@ -81,7 +81,7 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., requires_grad: bool = ..., parameter: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote")
+    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote", "barrier")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class Value(_message.Message):
     CALL_FIELD_NUMBER: _ClassVar[int]
     CAPTURED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     integer: int
@@ -154,7 +155,16 @@ class Value(_message.Message):
     call: Call
     captured: int
     remote: RemoteTensor
-    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ...) -> None: ...
+    barrier: Barrier
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ...) -> None: ...
+
+class Barrier(_message.Message):
+    __slots__ = ("number", "count")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    count: int
+    def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TensorView(_message.Message):
     __slots__ = ("dtype", "shape", "indices")

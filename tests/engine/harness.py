@@ -158,6 +158,7 @@ class LocalEngine:
                     invokes=[trace.invokes[index]],
                     stream=trace.stream,
                     applied=self.applied,
+                    exchanged=trace.exchanged,
                 ),
                 index,
                 count,

@@ -16,6 +16,7 @@ from executor.describe import describe_model
 from interpose.model import Model
 from interpose.progress import Progress
 from interpose.session import Session
+from interpose.together import companions, start_after
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Log, Output, Trace
 from interpose.v1.value_pb2 import Blob
@@ -58,9 +59,10 @@ class LocalSession(Session):
             Block(
                 list(invoke.prompt.token_ids.ids),
                 sampling={**own, **{binding.name: decoder.decode(binding.value) for binding in invoke.sampling}},
-                after=tuple(invoke.after),
+                after=tuple(sorted(waits_for)),
+                together=len(companions(trace)) if invoke.together else 0,
             )
-            for invoke in trace.invokes
+            for invoke, waits_for in zip(trace.invokes, start_after(trace), strict=True)
         ]
         for index, ran in enumerate(self._engine.run_traces([blocks], captured=trace)):
             finished = Output(invoke=index, token_ids=ran.token_ids, finished=True, finish_reason=ran.finish_reason)

@@ -46,6 +46,17 @@ def test_number_of_invokes(count: int) -> None:
     assert "invoke" in refusal(trace(invokes=[trace().invokes[0]] * count)).message
 
 
+def test_invokes_that_wait_for_each_other() -> None:
+    message = trace(invokes=[trace().invokes[0]] * 3)
+    message.invokes[1].after.append(0)
+    message.invokes[2].after.append(1)
+    admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
+    message.invokes[0].together = message.invokes[2].together = True
+    assert "start together" in refusal(message).message
+    message = trace(exchanged=["a b"])
+    assert "names" in refusal(message).message
+
+
 def test_an_unknown_sampling_parameter_names_the_near_misses() -> None:
     message = trace()
     message.invokes[0].sampling.add(name="max_token", value=value_pb2.Value(integer=3))

@@ -1,0 +1,35 @@
+"""What a wire value is made of, for whoever looks through a trace without rebuilding it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from interpose.v1.value_pb2 import Value
+
+
+def parts(value: Value) -> Iterator[Value]:
+    """Iterate over the values that a value is made of."""
+    kind = value.WhichOneof("kind")
+    if kind in ("list", "tuple", "set", "frozen_set", "size"):
+        yield from getattr(value, kind).items
+    elif kind in ("dict", "record"):
+        mapping = value.dict if kind == "dict" else value.record.fields
+        yield from mapping.keys
+        yield from mapping.values
+    elif kind == "slice":
+        yield from (value.slice.start, value.slice.stop, value.slice.step)
+    elif kind == "attribute":
+        yield value.attribute.object
+    elif kind == "call":
+        yield from value.call.args
+        yield from (binding.value for binding in value.call.keywords)
+    elif kind == "instance":
+        yield from (value.instance.type, value.instance.contents)
+        yield from (binding.value for binding in value.instance.attributes)
+    elif kind == "function":
+        yield from (binding.value for binding in value.function.reads)
+    elif kind == "namespace":
+        yield from (binding.value for binding in value.namespace.attributes)
+    elif kind == "class_source":
+        source = value.class_source
+        yield from (binding.value for part in (source.needs, source.reads, source.attributes) for binding in part)
