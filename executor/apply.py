@@ -106,7 +106,6 @@ class Applier:
         self._memory_bytes = memory_bytes
         self._tp_size = config.parallel_config.tensor_parallel_size
         self._dtype: torch.dtype = config.model_config.dtype
-        self._device = next(tree.root.module.parameters()).device if tree.root.module is not None else None
         self._layouts: dict[str, Layouts] = {}
 
     # The block's side: checks and copies; nothing here waits for other ranks.
@@ -167,7 +166,7 @@ class Applier:
         if not isinstance(value, torch.Tensor):
             return value
         with torch.inference_mode(False), torch.no_grad():
-            copy = torch.empty(value.shape, dtype=value.dtype, device=self._device)
+            copy = torch.empty(value.shape, dtype=value.dtype, device=self._tree.device)
             copy.copy_(value)
         return copy.unsqueeze(0) if single else copy
 

@@ -1,8 +1,8 @@
 """How vLLM is set up for traces: engine options, and the environment that its CPU platform needs.
 
-Traces restrict the scheduler a little: no async scheduling (a block's end must reach the scheduler in the same step), no
-speculative decoding, first come first served. What contradicts that is refused. Prompts are chunked, cached and evicted as
-stock; `executor.scheduler` keeps traced ones whole and in the cache.
+Traces restrict the scheduler a little: no speculative decoding, first come first served. What contradicts that is refused.
+Prompts are chunked, cached and evicted as stock, and steps are scheduled ahead as stock; `executor.scheduler` keeps traced
+ones whole, in the cache, and a step behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ VLLM_VERSION = "0.32.0"
 STEP_TOKENS = 8192
 
 _FIXED: dict[str, tuple[Any, str]] = {
-    "async_scheduling": (False, "a block that ends its request must reach the scheduler in the same step"),
     "speculative_config": (None, "a step's rows would hold guessed tokens"),
     "pipeline_parallel_size": (1, "a block's locations must be on one stage"),
 }
@@ -48,9 +47,6 @@ def prepare_environment(workers: int) -> None:
                 else "nobind"
             )
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)
-    else:
-        # The second runner has other override points; see the executor's runner module.
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
 def worker_settings(limits: Any, outbox: str = "ray") -> dict[str, Any]:
@@ -107,7 +103,15 @@ def check_config(config: Any) -> None:
         "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
         "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
         "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
-        "enable_dbo": (parallel.enable_dbo, "a step would run as two halves"),
+        "enable_dbo": (parallel.use_ubatching, "a step would run in parts"),
+        "enable_batch_sharded_sampling": (
+            parallel.enable_batch_sharded_sampling,
+            "a rank would have the logits of some requests only",
+        ),
+        "kv_sharing_fast_prefill": (
+            config.cache_config.kv_sharing_fast_prefill,
+            "later layers would not run for a prompt's first rows",
+        ),
         "prefill_context_parallel_size": (
             parallel.prefill_context_parallel_size > 1,
             "a prompt's rows are spread over ranks",

@@ -1,76 +1,31 @@
-"""vLLM's V1 model runner with blocks interleaved.
-
-Everything goes through methods that vLLM's runner calls on itself. A step without a live mediator passes through each of
-them with one test of an attribute and is the engine's own: compiled and with CUDA graphs, as stock. A step with one runs
-eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
-"""
+"""vLLM's V1 model runner with blocks interleaved, through methods that it calls on itself."""
 
 from __future__ import annotations
 
-import dataclasses
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.forward_context import get_forward_context
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.interleaver import Interleaver
-from executor.scheduler import EndedModelRunnerOutput
-from executor.work import Batch, Span, Work
+from executor.runner import InterleavingRunner, batch_of
+from executor.work import Batch
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
-else:
-    _Base = object
 
 
-class InterleavingRunner(_Base):
-    """Mixed in before a V1 model runner.
+class InterleavingRunnerV1(InterleavingRunner):
+    """Mixed in before a V1 model runner."""
 
-    Attributes:
-        interleaver: set by the worker when the model has loaded.
-        tracing: whether the step that is running has a live mediator.
-    """
-
-    interleaver: Interleaver | None = None
-    tracing: bool = False
-
-    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
-        interleaver = self.interleaver
-        if interleaver is None:
-            return super().execute_model(scheduler_output, intermediate_tensors)
-        if scheduler_output.scheduled_new_reqs:
-            self._admit(interleaver, scheduler_output)
-        if not interleaver.mediators:
-            return super().execute_model(scheduler_output, intermediate_tensors)
-        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            interleaver.preempted(request_id)
-        self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
-        if not self.tracing:
-            return super().execute_model(scheduler_output, intermediate_tensors)
+    def _execute_traced(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
         self._scheduled = scheduler_output.num_scheduled_tokens
-        try:
-            return super().execute_model(scheduler_output, intermediate_tensors)
-        except BaseException:
-            self.tracing = False
-            interleaver.end_forward()
-            raise
-
-    @staticmethod
-    def _admit(interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
-        traced = []
-        for request in scheduler_output.scheduled_new_reqs:
-            params = request.sampling_params
-            work = Work.from_args(params.extra_args) if params is not None else None
-            if work is not None:
-                prompt_tokens = len(request.prompt_token_ids or ())
-                interleaver.admit(request.req_id, work, prompt_tokens, request.num_computed_tokens)
-                traced.append(request.req_id)
-        if traced:
-            interleaver.admitted(traced)
+        return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
         if self.tracing:
@@ -91,19 +46,15 @@ class InterleavingRunner(_Base):
 
     def _batch(self, interleaver: Interleaver, kwargs: dict[str, Any]) -> Batch:
         """Return where the traced requests' rows are, in the order that the input batch has after its updates."""
-        spans = {}
-        start = 0
-        for index, request_id in enumerate(self.input_batch.req_ids):
-            stop = start + self._scheduled[request_id]
-            for key in interleaver.waits(request_id):
-                spans[key] = Span(index, start, stop)
-            start = stop
+        request_ids = self.input_batch.req_ids
+        bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
+        rows = ((request_id, *bound) for request_id, bound in zip(request_ids, pairwise(bounds), strict=True))
         first = next(
             tensor
             for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
             if isinstance(tensor, torch.Tensor)
         )
-        return Batch(spans, start, first.shape[0], len(self.input_batch.req_ids))
+        return batch_of(interleaver, rows, bounds[-1], first.shape[0], len(request_ids))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         if not self.tracing:
@@ -118,22 +69,8 @@ class InterleavingRunner(_Base):
         interleaver.end_step()
         return output
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        output = super().sample_tokens(grammar_output)
-        interleaver = self.interleaver
-        if interleaver is None or not interleaver.ended:
-            return output
-        ended = interleaver.take_ended()
-        if isinstance(output, ModelRunnerOutput):
-            return EndedModelRunnerOutput(**_fields(output), ended=ended)
-        raise RuntimeError("traced requests need synchronous scheduling: set async_scheduling to false")
 
-
-def _fields(output: ModelRunnerOutput) -> dict[str, Any]:
-    return {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
-
-
-class CPURunnerV1(InterleavingRunner, CPUModelRunner):
+class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
     """The V1 runner on CPUs."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -153,5 +90,5 @@ class CPURunnerV1(InterleavingRunner, CPUModelRunner):
             generators.update(aside)
 
 
-class GPURunnerV1(InterleavingRunner, GPUModelRunner):
+class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):
     """The V1 runner on GPUs."""

@@ -9,7 +9,9 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 - one whose block has ended and changed nothing is a plain request from then on;
 - invokes that must be together start in one step, and sit out together;
 - a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say,
-  and so does a stop string: no block sees a step whose token is not in the result.
+  and so does a stop string: no block sees a step whose token is not in the result;
+- where steps are scheduled before the one ahead of them has ended (async scheduling), a traced request sits out until its
+  token is known, while the others go on.
 
 A step without traced requests tests one attribute and is the stock scheduler's.
 """
@@ -23,6 +25,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vllm.tokenizers import TokenizerLike, cached_tokenizer_from_config
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.outputs import ModelRunnerOutput
@@ -32,6 +35,7 @@ from executor.options import step_tokens
 from executor.work import READ_ONLY, Placement
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
@@ -95,6 +99,10 @@ class InterposeScheduler(Scheduler):
     """The stock scheduler, plus what traced requests need."""
 
     running: list[Request]
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> InterposeScheduler:
+        """Make the one for async scheduling where that is on: vLLM is told of the class before it decides that."""
+        return super().__new__(InterposeAsyncScheduler if vllm_config.scheduler_config.async_scheduling else cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -166,16 +174,20 @@ class InterposeScheduler(Scheduler):
         self.running.sort(key=lambda request: request.request_id not in self._traced)
         self._closed = Closed.NOBODY
         self._own_step = self._make_room()
-        if not self._own_step:
+        sitting_out = self.running if self._own_step else list(filter(self._in_flight, self.running))
+        if not sitting_out:
             return super().schedule(throttle_prefills)
-        sitting_out = self.running
-        self.running = []
+        self.running = [] if self._own_step else [one for one in self.running if not self._in_flight(one)]
         self.max_num_active_reqs -= len(sitting_out)
         try:
             return super().schedule(throttle_prefills)
         finally:
             self.max_num_active_reqs += len(sitting_out)
             self.running = sitting_out + self.running
+
+    def _in_flight(self, request: Request) -> bool:
+        """Whether a request is traced and its last step has not ended: its block may end it there, or its token may."""
+        return request.num_output_placeholders > 0 and request.request_id in self._traced
 
     def _make_room(self) -> bool:
         """Whether everybody who runs sits this step out, because the next in the queue needs it for itself.
@@ -306,3 +318,7 @@ class InterposeScheduler(Scheduler):
             num_tokens_main_model=tokens,
             apply_admission_cap=True,
         )
+
+
+class InterposeAsyncScheduler(InterposeScheduler, AsyncScheduler):
+    """The same over vLLM's scheduler that is a step ahead of the workers."""

@@ -146,6 +146,9 @@ class _TraceResolver(Resolver):
     def remote(self, blob_id: str) -> Any:
         return self._get_blob(Blob(id=blob_id))
 
+    def placed(self, tensor: Any) -> Any:
+        return tensor.to(self._tree.device)
+
 
 class TraceScope:
     """The values of one trace, once per worker.

@@ -73,9 +73,13 @@ class ModuleTree:
     Args:
         model: the model this worker holds.
         tp_size: the tensor-parallel size.
+
+    Attributes:
+        device: where the model computes.
     """
 
     def __init__(self, model: torch.nn.Module, tp_size: int) -> None:
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.nodes: dict[str, Node] = {}
         self.paths: dict[torch.nn.Module, str] = {}
         for path, module in model.named_modules():

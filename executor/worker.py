@@ -45,7 +45,8 @@ class InterposeWorker(_Base):
         settings = dict(self.vllm_config.additional_config["interpose"])
         tensor_parallel = self.parallel_config.tensor_parallel_size
         tree = ModuleTree(runner.get_model(), tensor_parallel)
-        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng():
+        devices = [] if runner.device.type == "cpu" else [runner.device]
+        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):
             tree.record_order(self._dummy_step)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step)
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
@@ -64,7 +65,7 @@ class InterposeWorker(_Base):
         return warmed_up
 
     def _dummy_step(self) -> None:
-        """Run one forward that is no request's, uncompiled, so that every module is called as in a traced step."""
+        """Run one forward that is no request's, eager and uncompiled, so that modules are called as in a traced step."""
         model = self.model_runner.get_model()
 
         def uncompiled(module: torch.nn.Module, args: Any) -> None:
@@ -72,7 +73,7 @@ class InterposeWorker(_Base):
 
         hook = model.register_forward_pre_hook(uncompiled)
         try:
-            self.model_runner._dummy_run(1)
+            self.model_runner._dummy_run(1, is_profile=True)
         finally:
             hook.remove()
 
@@ -112,7 +113,11 @@ class InterposeCPUWorker(InterposeWorker, CPUWorker):
 
 
 class InterposeGPUWorker(InterposeWorker, Worker):
-    """A worker on GPUs."""
+    """A worker on GPUs, with the runner that vLLM chooses."""
 
     def _make_model_runner(self) -> Any:
+        if self.use_v2_model_runner:
+            from executor.runner_v2 import GPURunnerV2  # imports kernels that only GPUs have
+
+            return GPURunnerV2(self.vllm_config, self.device)
         return GPURunnerV1(self.vllm_config, self.device)

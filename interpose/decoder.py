@@ -90,6 +90,10 @@ class Resolver:
         """Return the bytes of a tensor that an earlier trace saved."""
         raise WireError("tensors of earlier traces are not taken here")
 
+    def placed(self, tensor: Any) -> Any:
+        """Return a torch tensor where the receiver computes; on the CPU, where it was made, unless it says otherwise."""
+        return tensor
+
 
 class Decode(Protocol):
     """What a resolver uses to decode the values inside a function, class or object."""
@@ -288,7 +292,7 @@ class Decoder:
             arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)  # before anything is fetched
         data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data
         wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
-        made = arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted)
+        made = self._placed(arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted))
         return arrays.with_gradients(made, tensor.parameter, tensor.requires_grad)
 
     def _inline_tensor(self, value: Value) -> Any:
@@ -305,7 +309,10 @@ class Decoder:
         except IndexError as error:
             raise WireError(f"a tensor of an earlier trace: {error}") from error
         flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
-        return arrays.from_bytes(view.dtype, found.shape, flat, torch_wanted=self._torch)
+        return self._placed(arrays.from_bytes(view.dtype, found.shape, flat, torch_wanted=self._torch))
+
+    def _placed(self, made: Any) -> Any:
+        return self._resolver.placed(made) if arrays.is_tensor(made) else made
 
     def _tuple(self, items: value_pb2.Items) -> tuple:
         return tuple([self.decode(item) for item in items.items])

@@ -289,7 +289,12 @@ def test_a_seeded_prompt_in_chunks_samples_what_it_samples_whole(engine: LocalEn
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("scheduling_policy", "priority"), ("long_prefill_token_threshold", 16), ("enable_lora", True)],
+    [
+        ("scheduling_policy", "priority"),
+        ("long_prefill_token_threshold", 16),
+        ("enable_lora", True),
+        ("kv_sharing_fast_prefill", True),
+    ],
 )
 def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, option: str, value: object) -> None:
     config = EngineArgs(model=str(checkpoint), **{option: value}).create_engine_config()
@@ -297,10 +302,16 @@ def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, opti
         check_config(config)
 
 
+def test_what_only_gpus_can_be_configured_for_is_refused_at_start(checkpoint: Path) -> None:
+    config = EngineArgs(model=str(checkpoint)).create_engine_config()
+    config.parallel_config.enable_batch_sharded_sampling = True
+    with pytest.raises(ValueError, match="enable_batch_sharded_sampling .* some requests only"):
+        check_config(config)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("async_scheduling", True, "same step"),
         ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}, "guessed tokens"),
     ],
 )

@@ -1,0 +1,134 @@
+"""What both of vLLM's model runners do with blocks: which steps have any, and how blocks' ends leave with the output.
+
+A step without a live mediator passes through the overrides here and in the runner's own module with one test of an
+attribute and is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as stock. A step
+with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from executor.interleaver import Interleaver
+from executor.scheduler import EndedModelRunnerOutput
+from executor.work import Batch, Span, Work
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+
+class EndedAsyncOutput(AsyncModelRunnerOutput):
+    """A step's output that is still on its way from the device, and the requests whose blocks ended in it.
+
+    Args:
+        output: the runner's own.
+        ended: as in `EndedModelRunnerOutput`.
+    """
+
+    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, str]) -> None:
+        self._output = output
+        self._ended = ended
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the copy, on whichever thread the executor does that."""
+        return _with_ended(self._output.get_output(), self._ended)
+
+
+class InterleavingRunner(_Base):
+    """Mixed in, through the module of its version, before a model runner.
+
+    Attributes:
+        interleaver: set by the worker when the model has loaded.
+        tracing: whether the step that is running has a live mediator.
+    """
+
+    interleaver: Interleaver | None = None
+    tracing: bool = False
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        interleaver = self.interleaver
+        if interleaver is None:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        if scheduler_output.scheduled_new_reqs:
+            self._admit(interleaver, scheduler_output)
+        if not interleaver.mediators:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            interleaver.preempted(request_id)
+        self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
+        if not self.tracing:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        try:
+            return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+        except BaseException:
+            self.tracing = False
+            raise
+        finally:
+            interleaver.end_forward()
+
+    def _execute_traced(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a step that has a live mediator."""
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @staticmethod
+    def _admit(interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
+        traced = []
+        for request in scheduler_output.scheduled_new_reqs:
+            params = request.sampling_params
+            work = Work.from_args(params.extra_args) if params is not None else None
+            if work is None:
+                continue
+            if (
+                request.req_id in interleaver.mediators
+            ):  # the second runner is told of an evicted request as of a new one
+                interleaver.preempted(request.req_id)
+                continue
+            prompt_tokens = len(request.prompt_token_ids or ())
+            interleaver.admit(request.req_id, work, prompt_tokens, request.num_computed_tokens)
+            traced.append(request.req_id)
+        if traced:
+            interleaver.admitted(traced)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        interleaver = self.interleaver
+        if interleaver is None or not interleaver.ended or output is None:
+            return output
+        ended = interleaver.take_ended()
+        if isinstance(output, AsyncModelRunnerOutput):
+            return EndedAsyncOutput(output, ended)
+        return _with_ended(output, ended)
+
+
+def batch_of(
+    interleaver: Interleaver, rows: Iterable[tuple[str, int, int]], tokens: int, padded_tokens: int, requests: int
+) -> Batch:
+    """Return where the traced requests' rows are in a step.
+
+    Args:
+        interleaver: knows who waits.
+        rows: each request's id and the first of its rows and of those after it, in the order of the batch.
+        tokens: rows of the batch.
+        padded_tokens: rows of the tensors, with those that nobody uses.
+        requests: requests in the batch.
+    """
+    spans = {
+        key: Span(index, start, stop)
+        for index, (request_id, start, stop) in enumerate(rows)
+        for key in interleaver.waits(request_id)
+    }
+    return Batch(spans, tokens, padded_tokens, requests)
+
+
+def _with_ended(output: ModelRunnerOutput, ended: dict[str, str]) -> EndedModelRunnerOutput:
+    fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
+    return EndedModelRunnerOutput(**fields, ended=ended)

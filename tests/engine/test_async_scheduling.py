@@ -1,0 +1,234 @@
+"""Traces in an engine that schedules a step before the one ahead of it has ended, as vLLM does on GPUs.
+
+vLLM turns it off on CPUs, where nothing would overlap. Here it is on: the scheduler, the queue of two batches and the
+runner's asynchronous output are the engine's own. Only what stands for a GPU's streams and events has nothing to wait for,
+as everything a CPU does is done when the call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from executor.scheduler import InterposeAsyncScheduler
+from executor.work import READ_ONLY
+from interpose.cli.demo_model import write_demo_model
+from tests.engine.harness import Block, LocalEngine
+from tests.oracle import Edit, Oracle, difference
+
+PROMPT = [5, 400, 17, 99, 256]
+OTHERS = ([3, 77], [12, 250, 33, 8, 441, 90, 14], [222])
+TOLERANCE = 1e-4
+LOOP = """\
+import interpose
+tokens, logits = [], []
+for step in tracer.iter[:]:
+    logits.append(model.logits.output.save())
+    tokens.append(model.samples.output.item())
+interpose.save(tokens)
+result = tracer.result.save()
+"""
+
+
+class _Nothing:
+    """Stands for a stream or an event."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, Oracle]]:
+    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+    stock = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+
+    def with_async(cls: Any, config: Any) -> None:
+        stock(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuPlatform, "check_and_update_config", classmethod(with_async))
+        for name in ("Event", "Stream"):
+            patch.setattr(torch.cuda, name, _Nothing)
+        patch.setattr(torch.cuda, "current_stream", lambda *_: _Nothing())
+        patch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
+        engine = LocalEngine(checkpoint, dtype="float32")
+        assert isinstance(engine.scheduler, InterposeAsyncScheduler)
+        yield engine, Oracle(checkpoint)
+        assert engine.interleaver.idle
+        engine.close()
+
+
+@pytest.fixture
+def engine(ahead: tuple[LocalEngine, Oracle]) -> LocalEngine:
+    return ahead[0]
+
+
+@pytest.fixture
+def oracle(ahead: tuple[LocalEngine, Oracle]) -> Oracle:
+    return ahead[1]
+
+
+class Steps:
+    """Who was in each step that ran, and which of them were scheduled before their step before had ended."""
+
+    def __init__(self, engine: LocalEngine, patch: pytest.MonkeyPatch) -> None:
+        self.ran: list[set[str]] = []
+        self.ahead: list[set[str]] = []
+        scheduler = engine.scheduler
+        schedule = scheduler.schedule
+
+        def watched(*args: Any) -> Any:
+            pending = {one.request_id for one in scheduler.running if one.num_output_placeholders}
+            output = schedule(*args)
+            self.ran.append(set(output.num_scheduled_tokens))
+            self.ahead.append(pending & set(output.num_scheduled_tokens))
+            return output
+
+        patch.setattr(scheduler, "schedule", watched)
+
+
+@pytest.fixture
+def steps(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(engine, monkeypatch)
+
+
+def test_plain_requests_are_scheduled_ahead_and_give_what_they_give(engine: LocalEngine, steps: Steps) -> None:
+    plain = engine.plain(PROMPT, max_tokens=6, ignore_eos=True)
+    assert sum(map(bool, steps.ahead)) == 5, "every step after the first is scheduled before its token is known"
+    stopped = engine.plain(PROMPT, max_tokens=6, ignore_eos=True, stop_token_ids=[plain.token_ids[2]])
+    assert list(stopped.token_ids) == list(plain.token_ids[:3])
+
+
+def test_the_output_is_the_asynchronous_one(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = set()
+    worker = engine.worker
+    sample = worker.sample_tokens
+
+    def watched(grammar: Any) -> Any:
+        output = sample(grammar)
+        kinds.add(type(output).__name__)
+        assert isinstance(output, AsyncModelRunnerOutput)
+        return output
+
+    monkeypatch.setattr(worker, "sample_tokens", watched)
+    engine.run(Block(PROMPT, "x = model.logits.output", {"max_tokens": 4, "ignore_eos": True}))
+    assert kinds == {"AsyncGPUModelRunnerOutput", "EndedAsyncOutput"}
+
+
+def test_a_loop_sees_its_own_steps_and_the_others_go_on(engine: LocalEngine, oracle: Oracle, steps: Steps) -> None:
+    alone = [list(engine.plain(one, max_tokens=8).token_ids) for one in OTHERS]
+    steps.ran.clear()
+    [ran, *plain] = engine.run_traces(
+        [[Block(PROMPT, LOOP, {"max_tokens": 5, "ignore_eos": True})]], plain=OTHERS, plain_tokens=8
+    )
+    truth = oracle.run(PROMPT, 5)
+    assert ran.failure is None, ran.failure
+    assert ran.token_ids == ran.saved["tokens"] == truth.tokens
+    for logits, expected in zip(ran.saved["logits"], truth.logits, strict=True):
+        assert difference(logits, expected) <= TOLERANCE
+    assert [one.token_ids for one in plain] == alone
+    traced = next(one for one in steps.ran[0] if sum(one in step for step in steps.ran) == 5)
+    together = [traced in step for step in steps.ran if step]
+    assert together[:9] == [True, False] * 4 + [True], "the others have every step, the traced request every second"
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"stop_token_ids": 2}, {"stop": 3}, {"stop": 3, "min_tokens": 6}, {"max_tokens": 4}]
+)
+def test_no_block_sees_a_step_whose_token_is_not_in_the_result(
+    engine: LocalEngine, sampling: dict[str, Any], steps: Steps
+) -> None:
+    free = engine.plain(PROMPT, max_tokens=9, ignore_eos=True)
+    ids = list(free.token_ids)
+    tokenizer = engine.llm.get_tokenizer()
+    given: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, **sampling}
+    if "stop_token_ids" in given:
+        given["stop_token_ids"] = [ids[given["stop_token_ids"]]]
+    if "stop" in given:
+        given["stop"] = [tokenizer.decode(ids[given["stop"] : given["stop"] + 2])]
+    plain = engine.plain(PROMPT, **given)
+    steps.ran.clear()
+    [ran] = engine.run(Block(PROMPT, LOOP, given))
+    assert ran.failure is None, ran.failure
+    assert ran.token_ids == ran.saved["tokens"] == list(plain.token_ids)
+    assert ran.saved["result"].text == plain.text
+    assert ran.accounting is not None
+    assert ran.accounting.steps == len(ran.token_ids) == sum(map(bool, steps.ran))
+
+
+@pytest.mark.parametrize(("end", "state"), [("tracer.stop()", "stopped"), ("1 / 0", "failed")])
+def test_a_block_ends_its_request_in_the_very_step(engine: LocalEngine, end: str, state: str, steps: Steps) -> None:
+    source = f"first = model.logits.output.save()\nfor step in tracer.iter[2:]:\n    {end}\n"
+    [ran, *_] = engine.run_traces(
+        [[Block(PROMPT, source, {"max_tokens": 30, "ignore_eos": True})]], plain=OTHERS, plain_tokens=12
+    )
+    assert ran.state == state
+    assert len(ran.token_ids) == 3
+
+
+def test_an_edited_token_is_what_the_model_goes_on_with(engine: LocalEngine, oracle: Oracle) -> None:
+    source = (
+        "out = []\nfor s in tracer.iter[:]:\n"
+        "    out.append(model.logits.output.save())\n    model.samples.output[:] = 40 + s"
+    )
+    rans = engine.run_traces(
+        [[Block(PROMPT, source, {"max_tokens": 5, "ignore_eos": True})]], plain=OTHERS, plain_tokens=9
+    )
+    truth = oracle.run(PROMPT, 5, force=[40, 41, 42, 43])
+    assert rans[0].token_ids == [40, 41, 42, 43, 44]
+    for logits, expected in zip(rans[0].saved["out"], truth.logits, strict=True):
+        assert difference(logits, expected) <= TOLERANCE
+
+
+def test_an_edit_beside_others_and_penalties(engine: LocalEngine, oracle: Oracle) -> None:
+    """Penalties look at tokens that are still on their way for those who are a step ahead."""
+    sampling = {"max_tokens": 6, "ignore_eos": True}
+    edit = "for s in tracer.iter[:]:\n    model.model.layers[1].mlp.output[:] = 0"
+    penalized = {**sampling, "repetition_penalty": 1.7, "presence_penalty": 0.5}
+    alone = list(engine.plain(PROMPT, **penalized).token_ids)
+    blocks = [Block(PROMPT, edit, sampling), Block(PROMPT, LOOP, penalized), Block(OTHERS[1], edit, sampling)]
+    rans = engine.run_traces([[block] for block in blocks], plain=OTHERS, plain_tokens=9)
+    assert [ran.failure for ran in rans] == [None] * 6
+    zero = [Edit("model.layers.1.mlp", "output", lambda value: value * 0)]
+    assert rans[0].token_ids == oracle.run(PROMPT, 6, zero).tokens
+    assert rans[1].token_ids == rans[1].saved["tokens"] == alone
+    assert rans[2].token_ids == oracle.run(OTHERS[1], 6, zero).tokens
+
+
+def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine, steps: Steps) -> None:
+    plain = list(engine.plain(PROMPT, max_tokens=6, ignore_eos=True).token_ids)
+    steps.ahead.clear()
+    ended: list[dict[str, str]] = []
+    update = engine.scheduler.update_from_output
+
+    def watched(scheduled: Any, output: Any) -> Any:
+        ended.append(getattr(output, "ended", {}))
+        return update(scheduled, output)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.scheduler, "update_from_output", watched)
+        [ran] = engine.run(Block(PROMPT, "x = model.logits.output.save()", {"max_tokens": 6, "ignore_eos": True}))
+    assert ran.token_ids == plain
+    assert [list(one.values()) for one in ended if one] == [[READ_ONLY]]
+    assert sum(map(bool, steps.ahead)) == 4, "all but the prompt's step and the one after it"
+
+
+def test_invokes_of_one_step_stay_together(engine: LocalEngine, steps: Steps) -> None:
+    blocks = [Block(one, LOOP, {"max_tokens": 5, "ignore_eos": True}, together=2) for one in (PROMPT, OTHERS[1])]
+    rans = engine.run_traces([blocks], plain=OTHERS, plain_tokens=9)
+    assert [ran.failure for ran in rans] == [None] * 5
+    members = {one for one in set.union(*steps.ran) if sum(one in step for step in steps.ran) == 5}
+    assert len(members) == 2
+    assert all(members & step in (set(), members) for step in steps.ran), "the group was torn apart"
