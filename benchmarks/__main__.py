@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 # Modules of this folder, each with a `run()` that returns figures by their name, by case.
-BENCHMARKS = ("plain_decode", "traced_steps", "service")
+BENCHMARKS = ("plain_decode", "traced_steps", "graph_steps", "service")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "TRITON_F32_DEFAULT": "ieee",  # float32 matrices in attention kernels, which would be multiplied in tf32 on GPUs
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,10 @@ from tests.oracle import Oracle
 class Bench:
     """An engine and the oracle on the same checkpoint."""
 
-    def __init__(self, checkpoint: Path, arch: str) -> None:
+    def __init__(self, checkpoint: Path, arch: str, **options: Any) -> None:
         self.checkpoint = checkpoint
         self.arch = arch
-        self.engine = LocalEngine(checkpoint, dtype="float32")
+        self.engine = LocalEngine(checkpoint, **{"dtype": "float32", **options})
         self.oracle = Oracle(checkpoint)
 
     def block(self, layer: int) -> str:

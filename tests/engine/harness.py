@@ -68,7 +68,10 @@ class LocalEngine:
     def __init__(self, checkpoint: Path, **options: Any) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
         from vllm import LLM
+        from vllm.platforms import current_platform
 
+        if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
+            options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         self.llm = LLM(model=str(checkpoint), **trace_options(Limits, "local"), **options)
         self.count = 0

@@ -29,6 +29,8 @@ PASS_THROUGH = {
     "_free_request",
     "_reserve_prefill_lookahead",
     "_handle_blocked_waiting_request",
+    "prepare_inputs",
+    "sample",
     "<lambda>",
 }
 

@@ -23,14 +23,19 @@ class Oracle:
     Args:
         checkpoint: the model's directory.
         canonical: report values under their canonical names ("blocks.1.attn.z") instead of vLLM's modules.
+        dtype: another precision.
+        device: where it computes.
     """
 
-    def __init__(self, checkpoint: Path, canonical: bool = False) -> None:
+    def __init__(
+        self, checkpoint: Path, canonical: bool = False, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:
         self._canonical = canonical
+        self._device = device
         self.config = AutoConfig.from_pretrained(checkpoint)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval().to(device)
+        )
 
     @torch.no_grad()
     def run(
@@ -59,7 +64,9 @@ class Oracle:
             ids = list(prompt_ids)
             for step in range(steps):
                 visit.step = step
-                output = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+                output = self.model(
+                    torch.tensor([ids], device=self._device), past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
                 logits = visit("logits", "output", output.logits[0].clone())
                 token = force[step] if force is not None and step < len(force) else int(logits.argmax())
                 reference.logits.append(logits)
