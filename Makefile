@@ -8,6 +8,8 @@ PIP_ARGS ?=
 ENGINE   ?= cpu
 # Further arguments for pytest, e.g. TESTS="tests/unit -k wire"
 TESTS    ?=
+# A folder with KubeRay's CRD files, for k8s-validate.
+CRDS     ?=
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -16,7 +18,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-unit bench lint format protos clean
+.PHONY: help demo test test-unit bench lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +29,7 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make format     ruff, changing files'
 	@echo 'make protos     generate interpose/v1 from protos/'
+	@echo 'make k8s-validate CRDS=DIR  check k8s/ against the schemas of Kubernetes, of KubeRay (DIR), of Serve, and of the settings'
 	@echo 'make clean      remove caches and build output; the environments stay'
 	@echo
 	@echo 'PYTHON=$(PYTHON)  ENGINE=$(ENGINE)  PIP_ARGS=$(PIP_ARGS)  TESTS=$(TESTS)'
@@ -64,6 +67,9 @@ format: $(STAMP)
 
 protos:
 	tools/protos.sh
+
+k8s-validate: $(STAMP)
+	$(BIN)/python -m tools.k8s --crds '$(CRDS)'
 
 clean:
 	rm -rf build dist .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -30,6 +30,8 @@ from serve_app.settings import ModelSettings, Settings, Tenant
 from serve_app.windows import windows
 
 SERVICE = "interpose.v1.Interpose"
+# What a readiness probe asks for: whether calls arrive here through the proxy that it asks, whatever the models do.
+PROXY = "proxy"
 CALL_SECONDS = 10.0
 _MAX_CACHED_LEASES = 4096
 _LONG_MESSAGE = 256 * 1024
@@ -242,7 +244,7 @@ class IngressDeployment:
     # grpc.health.v1.Health: anybody may ask, with or without a key
 
     async def Check(self, data: bytes) -> health_pb2.HealthCheckResponse:
-        """SERVING while any model can run traces."""
+        """SERVING while any model can run traces; `PROXY` is, as long as somebody can answer."""
         return await self._health(data)
 
     async def Watch(self, data: bytes) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
@@ -257,13 +259,16 @@ class IngressDeployment:
 
     async def List(self, data: bytes) -> health_pb2.HealthListResponse:
         """The health of every service there is."""
-        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(b"")})
+        serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(b""), PROXY: serving})
 
     # Its own
 
     async def _health(self, data: bytes) -> health_pb2.HealthCheckResponse:
         kinds = health_pb2.HealthCheckResponse
         service = admission.parse(health_pb2.HealthCheckRequest, data, 4096).service
+        if service == PROXY:
+            return kinds(status=kinds.SERVING)
         if service not in ("", SERVICE):
             return kinds(status=kinds.SERVICE_UNKNOWN)
         for model in self.settings.models:

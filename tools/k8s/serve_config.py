@@ -1,0 +1,103 @@
+"""The text in `serveConfigV2`: Serve's schema, our settings, and names that can be imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import yaml
+from pydantic import ValidationError
+from ray._common.utils import import_attr
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.settings import PREFIX, Settings, settings_from
+from tools.k8s.problems import Document, Problem, at
+
+IMPORT_PATH = "serve_app.app:build"
+INGRESS = "ingress"
+
+
+def config_of(service: Document) -> Any:
+    """Return what a RayService's `serveConfigV2` says."""
+    return yaml.safe_load(service["spec"].get("serveConfigV2") or "")
+
+
+def settings_of(application: Document) -> Settings:
+    """Return the settings that an application's `args` make, whatever the environment here.
+
+    Raises:
+        ValueError: they make none.
+    """
+    with _no_variables():
+        return settings_from(application.get("args") or {})
+
+
+def problems(service: Document) -> list[Problem]:
+    """Return what Serve or the application would refuse of a RayService's `serveConfigV2`, or ignore without a word."""
+    path = ["spec", "serveConfigV2"]
+    try:
+        config = config_of(service)
+        schema = ServeDeploySchema.model_validate(config)
+    except yaml.YAMLError as error:
+        return [at(service, path, f"no YAML: {error}")]
+    except ValidationError as error:
+        return [at(service, [*path, *one["loc"]], one["msg"]) for one in error.errors()]
+    found = [at(service, [*path, *where], "Serve knows no such option") for where in _unknown(config, _given(schema))]
+    for index, name in enumerate(config.get("grpc_options", {}).get("grpc_servicer_functions", [])):
+        found += _importable(service, [*path, "grpc_options", "grpc_servicer_functions", index], name)
+    for index, application in enumerate(config.get("applications", [])):
+        found += _application_problems(service, [*path, "applications", index], application)
+    return found
+
+
+def _application_problems(service: Document, path: list[str | int], application: Document) -> list[Problem]:
+    found = _importable(service, [*path, "import_path"], application["import_path"])
+    if application["import_path"] != IMPORT_PATH:
+        return found or [at(service, [*path, "import_path"], f"is not {IMPORT_PATH}")]
+    try:
+        settings = settings_of(application)
+    except ValidationError as error:
+        return [*found, *(at(service, [*path, "args", *one["loc"]], one["msg"]) for one in error.errors())]
+    except ValueError as error:
+        return [*found, at(service, [*path, "args"], str(error))]
+    deployments = {INGRESS, *(model.deployment for model in settings.models)}
+    for index, deployment in enumerate(application.get("deployments", [])):
+        if deployment["name"] not in deployments:
+            message = f"there is no deployment {deployment['name']!r}, only {', '.join(sorted(deployments))}"
+            found.append(at(service, [*path, "deployments", index, "name"], message))
+    return found
+
+
+def _importable(service: Document, path: list[str | int], name: str) -> list[Problem]:
+    try:
+        import_attr(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        return [at(service, path, f"cannot be imported: {error}")]
+    return []
+
+
+def _given(schema: ServeDeploySchema) -> Any:
+    return schema.model_dump(exclude_unset=True)
+
+
+def _unknown(given: Any, known: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Serve's schema takes what it does not know, for later versions' sake, and forgets it."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            if key not in known:
+                yield (*path, key)
+            else:
+                yield from _unknown(value, known[key], (*path, key))
+    elif isinstance(given, list) and isinstance(known, list):
+        for index, (one, other) in enumerate(zip(given, known, strict=True)):
+            yield from _unknown(one, other, (*path, index))
+
+
+@contextmanager
+def _no_variables() -> Iterator[None]:
+    others = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
+    with mock.patch.dict(os.environ, others, clear=True):
+        yield
