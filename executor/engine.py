@@ -23,7 +23,7 @@ from executor.sampling import checked
 from executor.work import Work
 from interpose.prompts import too_long
 from interpose.result import Result
-from interpose.together import companions, start_after
+from interpose.together import companions, start_after, wholes
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import Decoder, WireError
@@ -130,13 +130,18 @@ class TraceEngine:
             TraceFailed: nothing ran, because the trace asks for something this engine does not take.
         """
         # Grammars and chat templates may take a while to look at.
-        requests = await asyncio.to_thread(lambda: [self._prepare(trace, index) for index in range(len(trace.invokes))])
+        without = wholes(trace)
+        prompted = [index for index in range(len(trace.invokes)) if index not in without]
+        requests = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
         events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
-        ended = [asyncio.Event() for _ in requests]
+        ended = [asyncio.Event() for _ in trace.invokes]
+        results: dict[int, Result] = {}
         failed: set[int] = set()
         together = companions(trace)
         self._check_room(trace, together, requests)
         waits_for = start_after(trace)
+        for index in without:  # nothing more comes for its block when the others have ended
+            waits_for[index] = set(prompted)
 
         async def one(index: int) -> None:
             try:
@@ -149,14 +154,18 @@ class TraceEngine:
                     finally:
                         self._waiting -= 1
                     broken = [other for other in after if other in failed]
-                    if broken:
+                    if broken and index not in without:
                         await self._skip(trace, index, broken[0], events)
                         failed.add(index)
                         return
                 self._running += 1
                 try:
-                    count = len(together) if index in together else 0
-                    if not await self._invoke(trace, index, requests[index], session, events, count):
+                    if index in without:
+                        done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
+                    else:
+                        count = len(together) if index in together else 0
+                        done = await self._invoke(trace, index, requests[index], session, events, count, results)
+                    if not done:
                         failed.add(index)
                 finally:
                     self._running -= 1
@@ -168,7 +177,7 @@ class TraceEngine:
 
         async def all_of_them() -> None:
             try:
-                await asyncio.gather(*(one(index) for index in range(len(requests))))
+                await asyncio.gather(*(one(index) for index in range(len(trace.invokes))))
             finally:
                 events.put_nowait(None)
 
@@ -199,11 +208,13 @@ class TraceEngine:
         session: str,
         events: asyncio.Queue[Any],
         together: int,
+        results: dict[int, Result],
     ) -> bool:
         """Run one invoke; return whether it ended without a failure.
 
         Args:
             together: how many of the trace's invokes must start in the same step as this one.
+            results: takes what it generated.
         """
         prompt, sampling = request
         invoke = trace.invokes[index]
@@ -222,6 +233,7 @@ class TraceEngine:
             len(trace.invokes),
             session,
             together,
+            {number: trace.invokes[number] for number in wholes(trace)},
         )
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
@@ -237,7 +249,7 @@ class TraceEngine:
             sent_text, sent_ids = len(completion.text), len(completion.token_ids)
         completion = output.outputs[0]
         reason = completion.finish_reason or "stop"
-        result = result_of(output, completion, reason)
+        result = results[index] = result_of(output, completion, reason)
         state, ended, logs = await self._finish(trace.id, index, result)
         reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
         last = output_event(index, output, completion, sent_text, sent_ids, reason)
@@ -248,10 +260,24 @@ class TraceEngine:
             events.put_nowait(event)
         return not any(event.WhichOneof("kind") == "failed" for event in left)
 
-    async def _finish(self, trace_id: str, index: int, result: Result) -> tuple[str, list[bytes], int]:
-        replies = await self.llm.collective_rpc(
-            "interpose_finish", timeout=_RPC_SECONDS, args=(trace_id, index, asdict(result))
-        )
+    async def _whole(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
+        """End an invoke without a prompt, whose block ran beside those of all others; return whether it did not fail."""
+        state, ended, logs = await self._finish(trace.id, index, results)
+        left = [pb.Event.FromString(data) for data in ended]
+        if state == "unknown":
+            left = [_failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")]
+        events.put_nowait(pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs)))
+        for event in left:
+            events.put_nowait(event)
+        return not any(event.WhichOneof("kind") == "failed" for event in left)
+
+    async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
+        plain: Any
+        if isinstance(result, Result):
+            name, plain = "interpose_finish", asdict(result)
+        else:
+            name, plain = "interpose_finish_whole", [asdict(one) for one in result]
+        replies = await self.llm.collective_rpc(name, timeout=_RPC_SECONDS, args=(trace_id, index, plain))
         # One rank reports: it alone has saves and prints to tell of. A failure is known to all.
         return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
 
@@ -263,7 +289,9 @@ class TraceEngine:
             )
         events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message))
 
-    def _check_room(self, trace: pb.Trace, together: list[int], requests: list[tuple[Any, dict[str, Any]]]) -> None:
+    def _check_room(
+        self, trace: pb.Trace, together: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]
+    ) -> None:
         """Refuse invokes that could never start in one step of the engine."""
         if not together:
             return
@@ -275,7 +303,7 @@ class TraceEngine:
         ):
             if size > most:
                 message = (
-                    f"the invokes that wait for each other have {size} {what} together, and the engine runs up to {most} in "
+                    f"the invokes that run together have {size} {what} together, and the engine runs up to {most} in "
                     f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
                 )
                 raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)

@@ -17,7 +17,7 @@ from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits, collect
-from executor.companions import Companions, no_room
+from executor.companions import OUT_OF_STEP, Companions, no_room
 from executor.control import Refusal
 from executor.failures import clip
 from executor.hooks import Hooks
@@ -26,7 +26,7 @@ from executor.outbox import Outbox
 from executor.ranks import Ranks
 from executor.requests import Requests
 from executor.scope import TraceScope
-from executor.served import Fixed, Rows, Served
+from executor.served import Fixed, ManyRows, Rows, Served
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
 from executor.turns import Turns
 from executor.work import READ_ONLY, Batch, Span
@@ -88,6 +88,7 @@ class Interleaver:
         self._reports = reports
         self._precision = precision
         self._batch = Batch({}, 0, 0, 0)
+        self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
         self._place = _BETWEEN  # the model's, in the step
         self._waiting: dict[tuple[str, str], list[Mediator]] = {}
 
@@ -106,8 +107,9 @@ class Interleaver:
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Compare over the ranks which of the new requests were admitted; one that failed on any rank fails on all."""
-        everyone = self._ranks.compare([int(request_id in self.live) for request_id in request_ids])
-        for i, request_id in enumerate(request_ids):
+        keys = [*request_ids, *self._requests.take_brought()]
+        everyone = self._ranks.compare([int(key in self.live) for key in keys])
+        for i, request_id in enumerate(keys):
             mediator = self.live.get(request_id)
             if mediator is not None and not all(votes[i] for votes in everyone):
                 message = "the block could not be bound on another tensor-parallel rank"
@@ -130,7 +132,8 @@ class Interleaver:
 
     def _disposable(self, mediator: Mediator) -> bool:
         """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
-        blocks = (mediator, *self._requests.edits_of(mediator.request_id))
+        wholes = self._requests.wholes.get(mediator.trace_id, ())
+        blocks = (mediator, *self._requests.edits_of(mediator.request_id), *wholes)
         ended = mediator.state in (State.WAITING, State.DONE) and not self.waits(mediator.request_id)
         return ended and not any(block.changed for block in blocks)
 
@@ -142,33 +145,44 @@ class Interleaver:
         self._place = -1
         self._budget.begin_step()
         apart = self._companions.apart(batch.spans)
-        touched = []
-        for request_id, span in batch.spans.items():
-            mediator = self.live.get(request_id)
-            if mediator is None:
-                continue
-            touched.append(mediator)
+        alone = [(self.live[key], (span,)) for key, span in batch.spans.items() if key in self.live]
+        self._spans = {}
+        for mediator, spans in (*alone, *self._companions.seen(batch.spans)):
+            self._spans[mediator.request_id] = spans
             mediator.begin_step()
-            if mediator.resting:  # it is here for what it has skipped, and will not skip again
+            if mediator.whole and not self._companions.keep_step(mediator, batch.spans):
+                self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=OUT_OF_STEP))
+            elif mediator.resting:  # it is here for what it has skipped, and will not skip again
                 self._check_skips(mediator)
             elif mediator.step == 0:
-                if span.stop - span.start != mediator.prompt_tokens:
-                    self._fail(
-                        mediator,
-                        pb.Failure(
-                            code=pb.ERROR_CODE_INVALID_ARGUMENT,
-                            message=f"the prompt has {mediator.prompt_tokens} tokens, more than the engine runs in one "
-                            "step; trace a shorter one, or have max_num_batched_tokens raised where the model is served",
-                        ),
-                    )
-                    continue
-                if mediator.trace_id in apart:
-                    self._fail(mediator, no_room(mediator.companions))
-                    continue
-                self._turns.run(mediator, mediator.start)
+                self._start(mediator, sum(span.stop - span.start for span in spans), mediator.trace_id in apart)
             elif mediator.waiting and mediator.waiting.kind == Kind.STEP and mediator.waiting.step == mediator.step:
                 self._turns.run(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
-        self._agree(touched)
+        self._agree(self._present())
+
+    def _start(self, mediator: Mediator, tokens: int, apart: bool) -> None:
+        """A block's first step begins: run it up to what it first asks for.
+
+        Args:
+            tokens: how many of its prompt the step has.
+            apart: whether the step lacks some of those it was to start with.
+        """
+        if mediator.whole:
+            mediator.prompt_tokens = tokens
+        if tokens != mediator.prompt_tokens:
+            message = (
+                f"the prompt has {mediator.prompt_tokens} tokens, more than the engine runs in one step; trace a shorter one, "
+                "or have max_num_batched_tokens raised where the model is served"
+            )
+            self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_INVALID_ARGUMENT, message=message))
+        elif apart:
+            self._fail(mediator, no_room(mediator.companions))
+        else:
+            self._turns.run(mediator, mediator.start)
+
+    def _present(self) -> list[Mediator]:
+        """The blocks that are in the step, as far as they have not left."""
+        return [self.mediators[key] for key in self._spans if key in self.mediators]
 
     def end_forward(self) -> None:
         """The modules have run: take the hooks away."""
@@ -185,10 +199,9 @@ class Interleaver:
     def end_step(self) -> None:
         """The step is over: what was asked for in it and did not come will not come."""
         missed = []
-        for request_id in self._batch.spans:
-            mediator = self.live.get(request_id)
-            waiting = mediator.waiting if mediator is not None else None
-            if mediator is None or waiting is None or waiting.kind in _ANY_TIME:
+        for mediator in self._present():
+            waiting = mediator.waiting
+            if waiting is None or waiting.kind in _ANY_TIME or mediator.request_id not in self.live:
                 continue
             if waiting.step == mediator.step:
                 missed.append(mediator)
@@ -202,9 +215,8 @@ class Interleaver:
         self._waiting.clear()
         self._place = _BETWEEN
         self._agree(missed)
-        for request_id in self._batch.spans:
-            mediator = self.live.get(request_id)
-            if mediator is not None and not mediator.resting:
+        for mediator in self._present():
+            if mediator.request_id in self.live and not mediator.resting:
                 self._check_skips(mediator)
         if self._requests.streams:
             for request_id in self._batch.spans:
@@ -231,8 +243,11 @@ class Interleaver:
 
     # The end of a request.
 
-    def finish(self, trace_id: str, invoke: int, result: Result) -> tuple[str, list[bytes], int]:
+    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
         """The engine finished an invoke's request: end its block, and send what it saved.
+
+        Args:
+            result: what the engine generated; for an invoke without a prompt, what it generated for each of the others.
 
         Returns:
             How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
@@ -266,9 +281,8 @@ class Interleaver:
         if failed is not None:
             events.append(pb.Event(failed=failed))
         if self._reports:
-            accounting = mediator.tally.accounting(
-                invoke, steps, mediator.prompt_tokens, len(result.token_ids), self._precision
-            )
+            generated = sum(len(one.token_ids) for one in (result if isinstance(result, list) else [result]))
+            accounting = mediator.tally.accounting(invoke, steps, mediator.prompt_tokens, generated, self._precision)
             events.append(pb.Event(accounting=accounting))
         return (
             "failed" if failed is not None else mediator.state.name.lower(),
@@ -276,15 +290,16 @@ class Interleaver:
             mediator.logs,
         )
 
-    def _end(self, mediator: Mediator, result: Result) -> None:
+    def _end(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """Let a block run to its end: the generation is over."""
         if mediator.live:
             self._budget.begin_step()
-            mediator.step = max(mediator.step, len(result.token_ids) - 1)
+            if isinstance(result, Result):
+                mediator.step = max(mediator.step, len(result.token_ids) - 1)
             self._turns.run(mediator, lambda: mediator.finish(result))
         self._agree([mediator])
 
-    def _finish_edits(self, mediator: Mediator, result: Result) -> None:
+    def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """End the standing edits of a request; one that fails now fails it."""
         for edit in self._requests.edits_of(mediator.request_id):
             if edit.live and mediator.state in (State.STOPPED, State.FAILED):
@@ -335,18 +350,24 @@ class Interleaver:
             key, None
         ):  # who passes a barrier here may come to wait for this very location
             waiting.sort(key=self._turn_order)
-            for mediator in waiting:
-                rows = rows_of(self._batch.spans[mediator.request_id])
-                self._serve(mediator, node, kind, value, rows, position)
-                settle(mediator)
+            # A block that sees the rows of others sees what these have made of them, and the other way round.
+            overlapping = any(mediator.whole for mediator in waiting)
+            for group in [[mediator] for mediator in waiting] if overlapping else [waiting]:
+                for mediator in group:
+                    parts = tuple(rows_of(span) for span in self._spans[mediator.request_id])
+                    rows = ManyRows(parts) if mediator.whole else parts[0]
+                    self._serve(mediator, node, kind, value, rows, position)
+                    settle(mediator)
+                self._agree(group, settle)
             visited += waiting
-            self._agree(waiting, settle)
         for mediator in visited:
             if mediator.barrier is not None:
                 value = self._settle(mediator, value, leaving=True)
         return value
 
-    def _serve(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, position: int) -> None:
+    def _serve(
+        self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, position: int
+    ) -> None:
         """Let a block have its rows of a location until it asks for something else."""
         at = mediator.waiting
         if at is None:
@@ -388,8 +409,16 @@ class Interleaver:
             mediator.tally.write(f"{at.path}.{at.kind}")
         return value
 
-    def _served(self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows, location: str) -> Served:
+    def _served(
+        self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, location: str
+    ) -> Served:
         if kind == Kind.PATTERN:
+            if isinstance(rows, ManyRows):
+                raise Refusal(
+                    pb.ERROR_CODE_INVALID_ARGUMENT,
+                    f"{location} is one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts",
+                    location=location,
+                )
             given, returned = value
             index = self._batch.spans[mediator.request_id].index
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
@@ -435,6 +464,8 @@ class Interleaver:
             if mediator.edit:
                 if mediator.state is State.FAILED:
                     self._fail_for_edit(mediator)
+            elif mediator.whole:
+                pass  # it is no request that could end
             elif mediator.state is State.FAILED:
                 self.ended[mediator.request_id] = "error"
             elif mediator.state is State.STOPPED:
@@ -442,11 +473,18 @@ class Interleaver:
             if mediator.resting:
                 if not mediator.skips.owed or mediator.state not in (State.WAITING, State.DONE):
                     self.live.pop(mediator.request_id, None)
-                owner = self.mediators.get(mediator.owner if mediator.edit else mediator.request_id)
-                if owner is not None and owner.request_id not in self.ended and self._disposable(owner):
-                    self.ended[owner.request_id] = READ_ONLY
+                for owner in self._owners(mediator):
+                    if owner.request_id not in self.ended and self._disposable(owner):
+                        self.ended[owner.request_id] = READ_ONLY
             elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
+
+    def _owners(self, mediator: Mediator) -> list[Mediator]:
+        """Return the own blocks of the requests that a block runs in."""
+        if mediator.whole:
+            return self._requests.companions(mediator.trace_id)
+        owner = self.mediators.get(mediator.owner if mediator.edit else mediator.request_id)
+        return [owner] if owner is not None else []
 
     def _wait(self, mediator: Mediator, location: Location) -> None:
         key = (location.path, str(location.kind))

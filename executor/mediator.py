@@ -103,6 +103,7 @@ class Mediator:
         emit: called with text that the block prints; returns whether it was sent.
         random_state: the trace's random generators, or None when its code uses none.
         companions: how many invokes of the trace start together with it, itself included; 0: none does.
+        whole: whether it has no prompt and sees the rows of its companions.
 
     Attributes:
         pointer: the step that locations are asked for in.
@@ -139,6 +140,7 @@ class Mediator:
         emit: Callable[[str], bool],
         random_state: RandomState | None,
         companions: int = 0,
+        whole: bool = False,
     ) -> None:
         self.registry = registry
         self.request_id = request_id
@@ -157,6 +159,7 @@ class Mediator:
         self.call: Call | None = None
         self.barrier: Barrier | None = None
         self.companions = companions
+        self.whole = whole
         self.skips = Skips(tree)
         self._late = Late()
         self.edit = ""
@@ -329,6 +332,7 @@ class Mediator:
 
     def skip(self, node: Node, value: Any) -> None:
         """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
+        self._check_prompt("module.skip(value) is a request's own")
         step = self.pointer + self._offsets.get(node.path, 0)
         self.skips.begin(node, step, -1 if step > self.step else 1 << 62 if step < self.step else self.position)
         self._at(node, Kind.OUTPUT).assign(value)
@@ -351,6 +355,7 @@ class Mediator:
                 "this block has no other invokes to wait for: a barrier belongs to the invokes of the trace that made it",
                 location="barrier()",
             )
+        self._check_prompt("barrier() waits for the blocks of other prompts")
         if self._finished:
             raise barrier.too_late()
         if barrier.broken:
@@ -388,7 +393,15 @@ class Mediator:
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit does not end the requests that it runs in; use tracer.stop() in the block of a trace",
             )
+        self._check_prompt("tracer.stop() ends the request of a block")
         raise Stop
+
+    def _check_prompt(self, what: str) -> None:
+        if self.whole:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{what}, and tracer.invoke() without a prompt has none; write it in the blocks of the prompts",
+            )
 
     def advance(self, node: Node) -> None:
         """Move on to a module's next step."""

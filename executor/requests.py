@@ -7,6 +7,7 @@ the request's end reports.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -45,6 +46,7 @@ class Requests:
         live: those of them that wait for something in a coming step, or must see that there is none.
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
+        wholes: the blocks without a prompt, by trace id.
         streams: sends what streamed traces save, by request id, where this rank reports.
     """
 
@@ -61,6 +63,7 @@ class Requests:
         self.live: dict[str, Mediator] = {}
         self.ended: dict[str, str] = {}
         self.scopes: dict[str, TraceScope] = {}
+        self.wholes: dict[str, list[Mediator]] = {}
         self.streams: dict[str, SaveStream] = {}
         self._tree = tree
         self._applier = applier
@@ -72,6 +75,7 @@ class Requests:
         self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
         self._writes: dict[str, list[str]] = {}
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
+        self._brought: set[str] = set()
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -80,8 +84,9 @@ class Requests:
     def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
         """Make the mediator of a new request; the block starts when its first step begins."""
         scope: TraceScope | None = None
+        invoke = work.trace.invokes[0]
+        self._brought.update(_key_of(work.trace.id, index) for index in work.wholes)
         try:
-            invoke = work.trace.invokes[0]
             # What a block binds is its own to change; tensors made in the engine's inference mode are not.
             with torch.inference_mode(False):
                 scope = self._scope_of(work)
@@ -89,21 +94,9 @@ class Requests:
                 edits = self._edits.bind(request_id, work, scope.arrival)
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
-        except BindingFailed as error:
-            self._reject(request_id, scope, work, error.failure)
-            return
-        except (Refusal, WireError) as error:
-            failure = pb.Failure(
-                code=error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT,
-                message=clip(str(error)),
-            )
-            self._reject(request_id, scope, work, failure)
-            return
         except Exception as error:
-            failure = pb.Failure(
-                code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}")
-            )
-            self._reject(request_id, scope, work, failure)
+            self._reject(request_id, scope, work, work.invoke, _why_unbound(error))
+            self.ended[request_id] = "error"
             return
         mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
         for edit in edits:
@@ -118,6 +111,24 @@ class Requests:
                 scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
             )
         self._ids[(scope.id, work.invoke)] = request_id
+        for index, whole in work.wholes.items():
+            if (scope.id, index) not in self._ids:
+                self._admit_whole(scope, work, index, whole)
+
+    def _admit_whole(self, scope: TraceScope, work: Work, index: int, invoke: pb.Invoke) -> None:
+        """Make the mediator of an invoke without a prompt; it starts with the trace's other blocks."""
+        key = _key_of(work.trace.id, index)
+        try:
+            with torch.inference_mode(False):
+                code, namespace = scope.program(invoke.program, ())
+        except Exception as error:
+            self._reject(key, scope, work, index, _why_unbound(error))
+            return
+        mediator = self._mediator(key, scope, replace(work, invoke=index), 0, code, namespace, whole=True)
+        self.mediators[key] = self.live[key] = mediator
+        self.wholes.setdefault(scope.id, []).append(mediator)
+        self._writes[key] = list(invoke.program.writes)
+        self._ids[(scope.id, index)] = key
 
     def _mediator(
         self,
@@ -128,6 +139,7 @@ class Requests:
         code: CodeType,
         namespace: dict[str, Any],
         own: bool = True,
+        whole: bool = False,
     ) -> Mediator:
         return Mediator(
             request_id=key,
@@ -144,6 +156,7 @@ class Requests:
             emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
             random_state=scope.random_state(),
             companions=work.together if own else 0,
+            whole=whole,
         )
 
     def _scope_of(self, work: Work) -> TraceScope:
@@ -162,17 +175,31 @@ class Requests:
             self.scopes[scope.id] = scope
         return scope
 
-    def _reject(self, request_id: str, scope: TraceScope | None, work: Work, failure: pb.Failure) -> None:
-        failure.trace_id, failure.invoke = work.trace.id, work.invoke
-        self._edits.forget(request_id)
-        self._stillborn[request_id] = (scope, failure)
-        self._ids[(work.trace.id, work.invoke)] = request_id
-        self.ended[request_id] = "error"
+    def _reject(self, key: str, scope: TraceScope | None, work: Work, invoke: int, failure: pb.Failure) -> None:
+        failure.trace_id, failure.invoke = work.trace.id, invoke
+        self._edits.forget(key)
+        self._stillborn[key] = (scope, failure)
+        self._ids[(work.trace.id, invoke)] = key
 
     def waits(self, request_id: str) -> list[str]:
-        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`."""
+        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`.
+
+        The request itself is among them as long as a block without a prompt sees its rows.
+        """
         keys = (*self._edits.keys_of(request_id), request_id)
-        return [key for key in keys if key in self.live]
+        return [key for key in keys if key in self.live or (self.wholes and self._seen(key))]
+
+    def take_brought(self) -> list[str]:
+        """Return the keys of the blocks without a prompt that came with new requests, whether they could be bound or not."""
+        brought = sorted(self._brought)
+        self._brought.clear()
+        return brought
+
+    def _seen(self, request_id: str) -> bool:
+        mediator = self.mediators.get(request_id)
+        return mediator is not None and any(
+            one.request_id in self.live for one in self.wholes.get(mediator.trace_id, ())
+        )
 
     def edits_of(self, request_id: str) -> list[Mediator]:
         """Return the standing edits that run in a request, in their order."""
@@ -180,13 +207,23 @@ class Requests:
 
     def leave(self, request_id: str) -> list[str]:
         """A request's block has no step more: it is served no longer. Return the names that it may give to other invokes."""
-        del self.mediators[request_id]
+        mediator = self.mediators.pop(request_id)
         self.live.pop(request_id, None)
+        if mediator.whole:
+            self._forget_whole(mediator)
         return self._writes.pop(request_id)
 
+    def _forget_whole(self, mediator: Mediator) -> None:
+        left = [one for one in self.wholes.pop(mediator.trace_id) if one is not mediator]
+        if left:
+            self.wholes[mediator.trace_id] = left
+
     def companions(self, trace_id: str) -> list[Mediator]:
-        """Return the blocks of a trace that start together and have not left."""
-        return [one for one in self.mediators.values() if one.trace_id == trace_id and one.companions]
+        """Return the blocks of a trace's requests that start together and have not left, in the order of their invokes."""
+        found = [
+            one for one in self.mediators.values() if one.trace_id == trace_id and one.companions and not one.whole
+        ]
+        return sorted(found, key=lambda one: one.invoke)
 
     def rejected(self, trace_id: str) -> int:
         """Return how many of a trace's requests that are here could not be bound."""
@@ -221,6 +258,7 @@ class Requests:
                 self._writes.pop(request_id, None)
                 self.streams.pop(request_id, None)
                 self.ended.pop(request_id, None)
+        self.wholes.pop(trace_id, None)
         for request_id, (_, failure) in list(self._stillborn.items()):
             if failure.trace_id == trace_id:
                 del self._stillborn[request_id]
@@ -228,3 +266,18 @@ class Requests:
             del self._ids[key]
         self.scopes.pop(trace_id, None)
         self._outbox.forget(trace_id)
+
+
+def _key_of(trace_id: str, invoke: int) -> str:
+    """What stands for an invoke without a prompt where a request id stands for others."""
+    return f"{trace_id}*{invoke}"
+
+
+def _why_unbound(error: Exception) -> pb.Failure:
+    """Return the failure of a block whose program could not be bound."""
+    if isinstance(error, BindingFailed):
+        return error.failure
+    if isinstance(error, Refusal | WireError):
+        code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
+        return pb.Failure(code=code, message=clip(str(error)))
+    return pb.Failure(code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}"))

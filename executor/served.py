@@ -36,6 +36,34 @@ class Rows:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[self.start : self.stop]
 
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+        """Put `mine` where these rows are in `tensor`."""
+        self.of(tensor).copy_(mine)
+
+
+@dataclass(frozen=True)
+class ManyRows:
+    """The rows of several requests, one after the other."""
+
+    parts: tuple[Rows, ...]
+
+    @property
+    def total(self) -> int:
+        return self.parts[0].total
+
+    @property
+    def padded(self) -> int:
+        return self.parts[0].padded
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.of(tensor) for part in self.parts])
+
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+        """Put `mine` where these rows are in `tensor`."""
+        pieces = mine.split([part.stop - part.start for part in self.parts])
+        for part, piece in zip(self.parts, pieces, strict=True):
+            part.write(tensor, piece)
+
 
 class Outputs(list):
     """A tuple of the model's values whose items can be assigned: `module.output[0] = value`.
@@ -151,7 +179,7 @@ class Served:
         written: whether the block changed it.
     """
 
-    def __init__(self, location: str, value: Any, rows: Rows, layout_of: Callable[[Path], Layout]) -> None:
+    def __init__(self, location: str, value: Any, rows: Rows | ManyRows, layout_of: Callable[[Path], Layout]) -> None:
         self.location = location
         self.written = False
         self._rows = rows
@@ -296,13 +324,13 @@ class Served:
                     raise ValueError(
                         f"its shape became {list(mine.shape)}, and the model needs {list(leaf.before.shape)}"
                     )
-                self._rows.of(original).copy_(mine)
+                self._rows.write(original, mine)
                 if current is not original:  # another request's replacement is what the model goes on with
-                    self._rows.of(current).copy_(mine)
+                    self._rows.write(current, mine)
                 self.written = self.written or leaf.change is Change.MADE
             return current
         replaced = current.clone()
-        self._rows.of(replaced).copy_(leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
+        self._rows.write(replaced, leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
         self.written = True
         return replaced
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from interpose.v1 import trace_pb2 as pb
@@ -21,6 +21,7 @@ class Work:
         expected: how many invokes the trace has.
         session: the session actor's name.
         together: how many invokes of the trace must start in the same step as this one, itself included; 0 or 1: none.
+        wholes: the trace's invokes without a prompt, by index: their blocks run beside those of all requests that start with it.
     """
 
     trace: pb.Trace
@@ -28,6 +29,7 @@ class Work:
     expected: int
     session: str
     together: int = 0
+    wholes: dict[int, pb.Invoke] = field(default_factory=dict)
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
@@ -39,6 +41,7 @@ class Work:
                 "session": self.session,
                 "id": self.trace.id,
                 "together": self.together,
+                "wholes": [(index, invoke.SerializeToString()) for index, invoke in self.wholes.items()],
             }
         }
 
@@ -49,7 +52,8 @@ class Work:
         if args is None:
             return None
         trace = pb.Trace.FromString(args["trace"])
-        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"])
+        wholes = {index: pb.Invoke.FromString(data) for index, data in args["wholes"]}
+        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"], wholes)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,12 @@ class InterposeWorker(_Base):
         """End an invoke's block; see `Interleaver.finish`."""
         return self.model_runner.interleaver.finish(trace_id, invoke, Result.from_plain(result))
 
+    def interpose_finish_whole(
+        self, trace_id: str, invoke: int, results: list[dict[str, Any]]
+    ) -> tuple[str, list[bytes], int]:
+        """End the block of an invoke without a prompt, with the results of all others; see `Interleaver.finish`."""
+        return self.model_runner.interleaver.finish(trace_id, invoke, [Result.from_plain(one) for one in results])
+
     def interpose_drop(self, trace_id: str) -> None:
         """Give a trace up; see `Interleaver.drop`."""
         self.model_runner.interleaver.drop(trace_id)

@@ -19,7 +19,7 @@ from interpose.check import check_locations, frame_at, refused
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
 from interpose.shipping import Shipper
-from interpose.together import barriers_of, circular
+from interpose.together import barriers_of, circular, wholes
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
 from interpose.v1.value_pb2 import Binding, Value
@@ -34,7 +34,7 @@ class _Planned:
 
     block: capture.Block
     reads: dict[str, object]
-    prompt: Prompt
+    prompt: Prompt | None
     sampling: Mapping[str, object]
     group: int | None  # of the sequences of one prompt; None: it has one
 
@@ -84,13 +84,14 @@ class TraceBuilder:
         self,
         block: capture.Block,
         scope: capture.Scope,
-        prompt: Prompt,
+        prompt: Prompt | None,
         sampling: Mapping[str, object],
         group: int | None = None,
     ) -> int:
         """Add an invoke and check its locations; return its index.
 
         Args:
+            prompt: None: it sees the rows of all others.
             group: the same for the sequences of one prompt, which do not see each other's names.
 
         Raises:
@@ -157,8 +158,8 @@ class TraceBuilder:
         return trace
 
     def samplings(self) -> list[Mapping[str, object]]:
-        """Return each invoke's own sampling parameters."""
-        return [planned.sampling for planned in self._planned]
+        """Return each prompt's own sampling parameters."""
+        return [planned.sampling for planned in self._planned if planned.prompt is not None]
 
     def captured(self) -> dict[int, object]:
         """Return the caller's objects by their index in the trace's scope."""
@@ -195,7 +196,8 @@ class TraceBuilder:
                 raise
             program.reads.add(name=name, value=value)
         sampling = self._sampling(planned.sampling)
-        return Invoke(prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after))
+        whole = planned.prompt is None
+        return Invoke(prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole)
 
     def _writers(self, index: int, name: str) -> set[int]:
         """Return the invokes before one that assign a name."""
@@ -207,17 +209,25 @@ class TraceBuilder:
         }
 
     def _bring_together(self, trace: Trace) -> None:
-        """Let the invokes that wait at a barrier start together: what one assigns, the others see while they run."""
+        """Let invokes start together that need it: what one assigns, the others see while they run.
+
+        These are the invokes that wait at a barrier, or all of a trace in which one has no prompt and sees the rows of all.
+        """
         reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
         together = {index for index, barriers in enumerate(reached) if barriers}
+        if wholes(trace):
+            if together:
+                message = "a barrier and an invoke without a prompt exclude each other in one trace: what the block without a "
+                message += "prompt changed and what one at the barrier did could be the same rows"
+                raise self._at_barrier(trace.invokes[min(together)], self._planned[min(together)], message)
+            together = set(range(len(trace.invokes)))
         exchanged: dict[str, None] = {}
         for index in sorted(together):
             planned, invoke = self._planned[index], trace.invokes[index]
             invoke.together = True
             if planned.group is not None:
-                raise self._at_barrier(
-                    invoke, planned, "a prompt whose block waits at a barrier has one sequence, not n"
-                )
+                what = "that waits at a barrier" if reached[index] else "beside one without a prompt"
+                raise self._at_barrier(invoke, planned, f"an invoke {what} has one sequence, not n")
             for number, count in reached[index].items():
                 users = sum(number in barriers for barriers in reached)
                 if users < count:

@@ -13,8 +13,13 @@ from interpose.values import parts
 
 
 def companions(trace: Trace) -> list[int]:
-    """Return the invokes that start together."""
-    return [index for index, invoke in enumerate(trace.invokes) if invoke.together]
+    """Return the invokes that start together; those without a prompt start nothing."""
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.together and not invoke.whole]
+
+
+def wholes(trace: Trace) -> list[int]:
+    """Return the invokes without a prompt, whose blocks see the rows of all others."""
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.whole]
 
 
 def start_after(trace: Trace) -> list[set[int]]:
@@ -35,6 +40,24 @@ def circular(trace: Trace) -> int | None:
         waits.append(any(other in together or waits[other] for other in invoke.after))
     wanted = {other for index in together for other in trace.invokes[index].after}
     return next((other for other in sorted(wanted) if other in together or waits[other]), None)
+
+
+def refusal(trace: Trace) -> str:
+    """Return why the invokes of a trace could not run as they say, "" if they can."""
+    without = wholes(trace)
+    if circular(trace) is not None:
+        return "invokes that start together cannot wait for what waits for one of them"
+    if not without:
+        return ""
+    if len(companions(trace)) + len(without) < len(trace.invokes) or len(without) == len(trace.invokes):
+        return "an invoke without a prompt sees the rows of all others, which start together; there has to be one"
+    if trace.stream:
+        return "the block of an invoke without a prompt cannot stream what it saves: run the trace without stream=True"
+    if any(invoke.after for invoke in trace.invokes):
+        return "invokes that an invoke without a prompt sees start together and cannot wait for each other's ends"
+    if any(trace.invokes[index].sampling or trace.invokes[index].prompt.WhichOneof("kind") for index in without):
+        return "an invoke without a prompt generates nothing, so it takes no sampling parameters"
+    return ""
 
 
 def barriers_of(program: Program, objects: Objects) -> Mapping[int, int]:

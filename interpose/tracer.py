@@ -111,6 +111,12 @@ class Tracer(CapturedBlock):
     def invoke(self, prompt: Any = None, **sampling: Any) -> Invoker:
         """Add a prompt with a block of its own: `with tracer.invoke(prompt):`.
 
+        Without a prompt the block sees the rows of all prompts of the trace: at every place of the model, one after the other
+        in the order of the invokes ([tokens of all, …], logits [prompts, vocab]), to read and to change. All invokes of the
+        trace start in the same step then, and take their turns at a place in the order in which they are written. In each step
+        the rows are those of the prompts that still generate. It runs as long as any of them, is no request and has no
+        sampling parameters; `tracer.result` in it is the list of all results.
+
         Args:
             prompt: as for `model.trace`.
             sampling: sampling parameters of this prompt alone; the trace's own are the defaults.
@@ -123,10 +129,17 @@ class Tracer(CapturedBlock):
         if not self._running:
             raise InvalidArgument("tracer.invoke(prompt) belongs inside the block of `with model.trace() as tracer:`")
         if prompt is None:
-            raise InvalidArgument(
-                "tracer.invoke() needs a prompt: tracer.invoke(prompt). A block sees the rows of its own prompt; for those of "
-                "several, append each prompt's to a list that is saved in the outer block: rows = [].save()"
-            )
+            if sampling:
+                raise InvalidArgument(
+                    "tracer.invoke() without a prompt generates nothing, so it takes no sampling parameters; give them to "
+                    "model.trace(…) or to the invokes with a prompt"
+                )
+            if self._streams:
+                raise InvalidArgument(
+                    "tracer.invoke() without a prompt and stream=True exclude each other: its block is no request whose "
+                    "outputs could bring what it saves; trace without stream=True"
+                )
+            return Invoker(self, None, {})
         return Invoker(self, self._model.encode_prompt(prompt), self._model.check_sampling(sampling))
 
     def barrier(self, n: int) -> Barrier:
@@ -206,7 +219,7 @@ class Tracer(CapturedBlock):
                 self._add(block, scope, self._prompt, {})
             else:
                 self._gather(builder, block, scope)
-            if not self._places:
+            if not builder.samplings():
                 raise InvalidArgument(
                     "the trace has no prompt: write model.trace(prompt), or `with tracer.invoke(prompt):` inside the block",
                     frames=[frame_at(block.body[0], block.filename)],
@@ -333,9 +346,11 @@ class Tracer(CapturedBlock):
             self._saved.append(value)
         return value
 
-    def _add(self, block: capture.Block, scope: capture.Scope, prompt: Prompt, sampling: Mapping[str, object]) -> int:
+    def _add(
+        self, block: capture.Block, scope: capture.Scope, prompt: Prompt | None, sampling: Mapping[str, object]
+    ) -> int:
         assert self._builder is not None
-        each = sequences(self._sampling, sampling)
+        each = sequences(self._sampling, sampling) if prompt is not None else [{}]
         if len(each) > 1 and not self._options.blocking:
             raise InvalidArgument(
                 f"a background job takes one sequence of each prompt, not n={len(each)}: give each a "
@@ -368,7 +383,7 @@ class Tracer(CapturedBlock):
 class Invoker(CapturedBlock):
     """One prompt of a trace and its block; made by `tracer.invoke`."""
 
-    def __init__(self, tracer: Tracer, prompt: Prompt, sampling: Mapping[str, object]) -> None:
+    def __init__(self, tracer: Tracer, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
         self.tracer = tracer
         self._prompt = prompt
         self._sampling = sampling
@@ -379,6 +394,10 @@ class Invoker(CapturedBlock):
         """After the trace, what the engine generated for this prompt; with `n`, one result for each sequence."""
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
+        if self._prompt is None:
+            raise InvalidArgument(
+                "an invoke without a prompt generates nothing; each prompt has its result: `with tracer.invoke(prompt) as one`"
+            )
         return self.tracer._result(self._index)
 
     @property

@@ -13,10 +13,9 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from interpose import indexing
+from interpose import indexing, together
 from interpose.errors import ServiceFailure, failure
 from interpose.prompts import too_long
-from interpose.together import circular
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.values import parts
@@ -111,13 +110,15 @@ def check_trace(
     parameters = frozenset(description.sampling_parameters)
     _check_sampling(trace.sampling, parameters, trace.id, -1)
     for index, invoke in enumerate(trace.invokes):
-        _check_prompt(invoke.prompt, description, trace.id, index)
+        if not invoke.whole:
+            _check_prompt(invoke.prompt, description, trace.id, index)
         _check_program(invoke.program, limits, trace.id, index)
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
             raise refuse("an invoke can only wait for earlier ones", trace.id, index)
-    if circular(trace) is not None:
-        raise refuse("invokes that start together cannot wait for what waits for one of them", trace.id)
+    reason = together.refusal(trace)
+    if reason:
+        raise refuse(reason, trace.id)
     if len(trace.exchanged) > MAX_NAMES or not all(name.isidentifier() for name in trace.exchanged):
         raise refuse(f"a trace exchanges up to {MAX_NAMES} names", trace.id)
     values: list[value_pb2.Value] = [*trace.scope.values]

@@ -60,6 +60,7 @@ class Block:
     captured: dict[str, Any] = field(default_factory=dict)
     after: tuple[int, ...] = ()
     together: int = 0
+    whole: bool = False  # it has no prompt
 
 
 class LocalEngine:
@@ -167,6 +168,7 @@ class LocalEngine:
                 count,
                 "",
                 block.together,
+                {number: invoke for number, invoke in enumerate(trace.invokes) if invoke.whole},
             )
             self.count += 1
             request_id = f"r{self.count}"
@@ -176,12 +178,18 @@ class LocalEngine:
             pending[request_id] = (trace, index, count)
             results[request_id] = ran
 
+        without: list[tuple[pb.Trace, int, dict[int, Result]]] = []
+        generated: dict[str, dict[int, Result]] = {}
         for blocks in traces:
             trace = captured or self.trace(blocks, shared or {})
+            generated[trace.id] = {}
+            without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.whole]
             trace.stream = trace.stream or stream
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
+                if block.whole:
+                    continue
                 if block.after:
                     held.append((trace, index, len(blocks), block, ran))
                 else:
@@ -205,6 +213,7 @@ class LocalEngine:
                     continue
                 trace, index, _ = pending.pop(output.request_id)
                 result = Result(completion.text, ran.token_ids, ran.finish_reason, list(output.prompt_token_ids))
+                generated[trace.id][index] = result
                 ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, asdict(result))
                 if captured is None:
                     self.take(ran, ran.events)
@@ -213,6 +222,12 @@ class LocalEngine:
                     if all((entry[0].id, other) in ended for other in entry[3].after):
                         held.remove(entry)
                         submit(*entry)
+        for trace, number, results_of in without:
+            ran = by_invoke[(trace.id, number)]
+            plain = [asdict(results_of[index]) for index in sorted(results_of)]
+            ran.state, ran.events, _ = self.worker.interpose_finish_whole(trace.id, number, plain)
+            if captured is None:
+                self.take(ran, ran.events)
         for trace_id, index, text in outbox.logs[before:]:
             by_invoke[(trace_id, index)].logs += text
         for trace_id, data in reversed(outbox.increments):
@@ -261,7 +276,7 @@ class LocalEngine:
                     program.reads.append(Binding(name=name, value=encoder.encode(block.captured[name])))
                 elif name in names:
                     program.reads.append(Binding(name=name, value=names[name]))
-            trace.invokes.append(pb.Invoke(program=program, after=block.after))
+            trace.invokes.append(pb.Invoke(program=program, after=block.after, whole=block.whole))
         trace.scope.CopyFrom(encoder.objects)
         return trace
 

@@ -61,6 +61,7 @@ class LocalSession(Session):
                 sampling={**own, **{binding.name: decoder.decode(binding.value) for binding in invoke.sampling}},
                 after=tuple(sorted(waits_for)),
                 together=len(companions(trace)) if invoke.together else 0,
+                whole=invoke.whole,
             )
             for invoke, waits_for in zip(trace.invokes, start_after(trace), strict=True)
         ]
