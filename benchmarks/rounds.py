@@ -59,7 +59,7 @@ class Child:
     """
 
     def __init__(self, module: str, *argv: str) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, `close` closes it  # noqa: SIM115 - closed with the process
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *argv],
             stdin=subprocess.PIPE,
