@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.fidelity.measure import COLUMNS
 from tests.fidelity.table import Measured, differences, page, render
 
@@ -65,6 +67,7 @@ def measured(folder: Path) -> Measured:
     return found
 
 
+@pytest.mark.timeout(2 * SECONDS)
 def test_the_page_says_what_is_measured(tmp_path: Path) -> None:
     assert differences(page().read_text(), render(measured(tmp_path))) == []
 
