@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from serve_app.environment import proxy_environment
 from serve_app.settings import settings_from
 from tools.k8s import render
+from tools.k8s.agreement import pod_templates
 from tools.k8s.builtin import BuiltinKinds
 from tools.k8s.crds import CustomResources
 from tools.k8s.validate import problems
@@ -113,6 +115,17 @@ def test_the_documents_other_commands() -> None:
             assert command[-2] in {f"service/{name}" for name in services} and command[-1] == "9000:9000"
         else:
             assert command[:3] == ["kubectl", "apply", "-k"], command
+
+
+def test_the_pods_have_the_proxies_environment() -> None:
+    """What `interpose serve` sets for proxies that it starts, KubeRay's pods bring along; but they listen to others too."""
+    (application,) = yaml.safe_load(OVERLAY["spec"]["serveConfigV2"])["applications"]
+    limits = proxy_environment(settings_from(application["args"]))
+    (service,) = [d for d in render.render(render.FOLDER / "overlays" / "cpu-dev") if d["kind"] == "RayService"]
+    for _, template in pod_templates(service):
+        given = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
+        name = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+        assert given[name] == limits[name]
 
 
 # docs/serving.md
