@@ -15,6 +15,7 @@ from interpose.v1 import trace_pb2 as pb
 if TYPE_CHECKING:
     from executor.mediator import Mediator
     from executor.views.view import View
+    from interpose.cache import Cache
 
 
 def current() -> Mediator:
@@ -226,6 +227,34 @@ class Tracer:
         """Write to the notebook while the trace runs, like print."""
         current().log(" ".join(str(value) for value in values) + "\n")
 
+    def cache(
+        self,
+        modules: object = None,
+        device: object = "cpu",
+        dtype: object = None,
+        detach: bool = True,
+        include_output: bool = True,
+        include_inputs: bool = False,
+        non_blocking: bool = False,
+    ) -> Cache:
+        """Record many modules from here on to the end of the generation, as the model goes on with their values.
+
+        The cache is saved: after the block `cache["model.layers.2"].output`, or `cache.model.layers[2].output`, is the value of
+        this prompt's rows, as `.output` gives it, [tokens, …] in the first step and [1, …] in the later ones. With several steps
+        it is a list with one value for each; `len(cache[path])` is their number.
+
+        Args:
+            modules: modules or paths; None: all that run, but for those in `cache.refused`.
+            device: where tensors wait for the end: "cpu", or None for the engine's own device. They come to the notebook's CPU.
+            dtype: what they become; None: as they are.
+            detach, non_blocking: for code that names them; values are always snapshots without gradients.
+            include_output, include_inputs: which of the modules' values.
+
+        Raises:
+            Refusal: a module is not reached, or is none; or the trace is streamed.
+        """
+        return current().record(modules, device, dtype, include_output, include_inputs)
+
     @property
     def result(self) -> Any:
         """The finished output: .text, .token_ids, .finish_reason. Waits for the end of the generation."""
@@ -236,5 +265,5 @@ class Tracer:
             raise AttributeError(name)
         raise Refusal(
             pb.ERROR_CODE_INVALID_ARGUMENT,
-            f"tracer has no {name!r} in a block; it has iter, all(), stop(), log() and result",
+            f"tracer has no {name!r} in a block; it has iter, all(), cache(), stop(), log() and result",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from executor.control import BudgetExceeded, Refusal
@@ -27,8 +27,17 @@ def frames_of(tb: TracebackType | None, sources: Mapping[str, Mapping[int, str]]
         tb: the exception's traceback.
         sources: source lines by file name and line number; frames elsewhere are left out.
     """
+    return _own(traceback.StackSummary.extract(traceback.walk_tb(tb), lookup_lines=False), sources)
+
+
+def frames_here(sources: Mapping[str, Mapping[int, str]]) -> list[pb.Frame]:
+    """Return the user's own frames that called this, outermost first."""
+    return _own(reversed(traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)), sources)
+
+
+def _own(entries: Iterable[traceback.FrameSummary], sources: Mapping[str, Mapping[int, str]]) -> list[pb.Frame]:
     frames = []
-    for entry in traceback.StackSummary.extract(traceback.walk_tb(tb), lookup_lines=False):
+    for entry in entries:
         lines = sources.get(entry.filename)
         if lines is None or entry.lineno is None:
             continue

@@ -9,6 +9,7 @@ so a block that went another way on one rank fails that trace, on all ranks, bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from executor.hooks import Hooks
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
 from executor.ranks import Ranks
+from executor.recorder import Recordings
 from executor.requests import Requests
 from executor.scope import TraceScope
 from executor.served import Fixed, ManyRows, Rows, Served
@@ -87,6 +89,7 @@ class Interleaver:
         self._ranks = ranks
         self._reports = reports
         self._precision = precision
+        self._recordings = Recordings(tree, self._hooks.add, limits.max_saved_bytes)
         self._batch = Batch({}, 0, 0, 0)
         self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
         self._place = _BETWEEN  # the model's, in the step
@@ -150,6 +153,7 @@ class Interleaver:
         for mediator, spans in (*alone, *self._companions.seen(batch.spans)):
             self._spans[mediator.request_id] = spans
             mediator.begin_step()
+            self._recordings.enlist(mediator)
             if mediator.whole and not self._companions.keep_step(mediator, batch.spans):
                 self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=OUT_OF_STEP))
             elif mediator.resting:  # it is here for what it has skipped, and will not skip again
@@ -213,6 +217,7 @@ class Interleaver:
                 )
                 self._turns.run(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
         self._waiting.clear()
+        self._recordings.clear()
         self._place = _BETWEEN
         self._agree(missed)
         for mediator in self._present():
@@ -337,7 +342,7 @@ class Interleaver:
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location: serve everyone who waits for it; return the value to go on with."""
         key = (node.path, str(kind))
-        if key not in self._waiting:
+        if key not in self._waiting and not self._recordings.at(*key):
             return value
         self._place = position = self._tree.order_of(node.path, kind)
         visited: list[Mediator] = []
@@ -346,24 +351,34 @@ class Interleaver:
             nonlocal value
             value = self._settle(mediator, value)
 
-        while waiting := self._waiting.pop(
-            key, None
-        ):  # who passes a barrier here may come to wait for this very location
+        # Who passes a barrier here may come to wait for this very location.
+        while waiting := self._waiting.pop(key, None):
             waiting.sort(key=self._turn_order)
             # A block that sees the rows of others sees what these have made of them, and the other way round.
             overlapping = any(mediator.whole for mediator in waiting)
             for group in [[mediator] for mediator in waiting] if overlapping else [waiting]:
                 for mediator in group:
-                    parts = tuple(rows_of(span) for span in self._spans[mediator.request_id])
-                    rows = ManyRows(parts) if mediator.whole else parts[0]
-                    self._serve(mediator, node, kind, value, rows, position)
+                    self._serve(mediator, node, kind, value, self._rows(mediator, rows_of), position)
                     settle(mediator)
                 self._agree(group, settle)
             visited += waiting
         for mediator in visited:
             if mediator.barrier is not None:
                 value = self._settle(mediator, value, leaving=True)
+        for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
+            if mediator.state in (State.WAITING, State.DONE):
+                rows, location = self._rows(mediator, rows_of), f"{node.path}.{kind}"
+                give = partial(self._served, mediator, node, kind, value, rows, location)
+                scope = self._requests.scopes[mediator.trace_id]
+                failure = self._recordings.record(mediator, recorder, node.path, str(kind), give, scope)
+                if failure is not None:
+                    self._fail(mediator, failure)
         return value
+
+    def _rows(self, mediator: Mediator, rows_of: Callable[[Span], Rows]) -> Rows | ManyRows:
+        """The rows that a block sees."""
+        parts = tuple(rows_of(span) for span in self._spans[mediator.request_id])
+        return ManyRows(parts) if mediator.whole else parts[0]
 
     def _serve(
         self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, position: int
@@ -461,6 +476,8 @@ class Interleaver:
     def _enlist(self, mediators: Iterable[Mediator]) -> None:
         for mediator in mediators:
             waiting = mediator.waiting
+            if mediator.recorders and self._place < _BETWEEN:
+                self._recordings.enlist(mediator)
             if mediator.edit:
                 if mediator.state is State.FAILED:
                     self._fail_for_edit(mediator)
@@ -471,7 +488,8 @@ class Interleaver:
             elif mediator.state is State.STOPPED:
                 self.ended[mediator.request_id] = "tracer_stop"
             if mediator.resting:
-                if not mediator.skips.owed or mediator.state not in (State.WAITING, State.DONE):
+                stays = mediator.skips.owed or mediator.recorders
+                if not stays or mediator.state not in (State.WAITING, State.DONE):
                     self.live.pop(mediator.request_id, None)
                 for owner in self._owners(mediator):
                     if owner.request_id not in self.ended and self._disposable(owner):

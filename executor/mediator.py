@@ -22,14 +22,16 @@ from executor.apply import Applier, Call
 from executor.barriers import Barrier
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
-from executor.failures import describe
+from executor.failures import describe, frames_here
 from executor.late import Late
 from executor.random_state import RandomState
+from executor.recorder import Recorder, wish
 from executor.saves import SaveRegistry
 from executor.served import Served, check
 from executor.skips import Skips
 from executor.tree import ModuleTree, Node
 from executor.views.view import Unreachable, View
+from interpose.cache import Cache
 from interpose.saving import saving_with
 from interpose.v1 import trace_pb2 as pb
 
@@ -104,6 +106,7 @@ class Mediator:
         random_state: the trace's random generators, or None when its code uses none.
         companions: how many invokes of the trace start together with it, itself included; 0: none does.
         whole: whether it has no prompt and sees the rows of its companions.
+        streamed: whether what it saves leaves step by step.
 
     Attributes:
         pointer: the step that locations are asked for in.
@@ -114,6 +117,7 @@ class Mediator:
         call: the module that it wants applied, while it waits for that.
         barrier: where it waits for other invokes, while it does.
         skips: the modules that it skips.
+        recorders: what it has recorded from step to step.
         used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
         logs: how often it printed.
@@ -141,6 +145,7 @@ class Mediator:
         random_state: RandomState | None,
         companions: int = 0,
         whole: bool = False,
+        streamed: bool = False,
     ) -> None:
         self.registry = registry
         self.request_id = request_id
@@ -160,6 +165,8 @@ class Mediator:
         self.barrier: Barrier | None = None
         self.companions = companions
         self.whole = whole
+        self.recorders: list[Recorder] = []
+        self._streamed = streamed
         self.skips = Skips(tree)
         self._late = Late()
         self.edit = ""
@@ -385,6 +392,23 @@ class Mediator:
                 "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
             )
         return self.registry.save(value, self.served)
+
+    def record(
+        self, modules: object, device: object, dtype: object, include_output: bool, include_inputs: bool
+    ) -> Cache:
+        """Record modules from here on; return what fills."""
+        if self.edit or self._streamed:
+            what = "an edit saves nothing" if self.edit else "a streamed trace brings what is new with every output"
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{what}, so there is no tracer.cache() in it; append the values to a list: kept.append(layer.output.save())",
+                location="tracer.cache",
+            )
+        frames = frames_here(self._sources)
+        recorder = Recorder(wish(self._tree, modules, device, dtype, include_output, include_inputs, frames))
+        self.recorders.append(recorder)
+        self.registry.mark(recorder.cache, recorder.cache)
+        return recorder.cache
 
     def stop(self) -> NoReturn:
         """End the request."""

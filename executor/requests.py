@@ -157,6 +157,7 @@ class Requests:
             random_state=scope.random_state(),
             companions=work.together if own else 0,
             whole=whole,
+            streamed=work.trace.stream,
         )
 
     def _scope_of(self, work: Work) -> TraceScope:

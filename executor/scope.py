@@ -181,6 +181,7 @@ class TraceScope:
         self.ended: set[int] = set()
         self.registry = SaveRegistry()
         self.saved_bytes = 0
+        self.recorded_bytes = 0  # in the caches of its blocks
         self.sources = Sources()
         self.streamed: set[int] = (
             set()

@@ -16,20 +16,13 @@ from interpose.envoy import PSEUDO, Envoy, Node
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.v1.trace_pb2 import Frame
 
-TRACER_WORDS = ("invoke", "barrier", "result", "iter", "all", "stop", "log")
+TRACER_WORDS = ("invoke", "barrier", "cache", "result", "iter", "all", "stop", "log")
 # What the tracer has in the outer block of a trace only.
 OUTER = {
     "invoke": "tracer.invoke(prompt) belongs in the outer block of `with model.trace() as tracer:`, not inside an invoke",
     "barrier": (
         "tracer.barrier(n) is made in the outer block of `with model.trace() as tracer:`, barrier = tracer.barrier(2), and "
         "called in each of n invokes: barrier()"
-    ),
-}
-# What users of other tools look for, and what does the same here.
-ABSENT = {
-    "cache": (
-        "there is no tracer.cache(): keep the outputs that you want in a dict, in the order in which the model runs them: "
-        "kept[layer.path] = layer.output.save()"
     ),
 }
 
@@ -59,8 +52,8 @@ def check_locations(
             if isinstance(node, ast.Attribute | ast.Subscript):
                 _resolve(node, roots)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in tracers:
-                if node.attr in ABSENT or node.attr in OUTER:
-                    message = ABSENT.get(node.attr) or OUTER[node.attr]
+                if node.attr in OUTER:
+                    message = OUTER[node.attr]
                     raise InvalidArgument(message, location=f"tracer.{node.attr}", frames=[frame_at(node, filename)])
                 _check_tracer(node.attr)
         except UnknownLocation as error:

@@ -14,13 +14,14 @@ import numpy as np
 
 from interpose import arrays, calls, indexing
 from interpose.arrays import ArrayError
+from interpose.cache import Cache, Visit
 from interpose.encoder import MAX_DEPTH, WireError
 from interpose.instances import hashes_by_own_code
 from interpose.result import Logprob, Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
-_RECORDS: dict[str, type[Result] | type[Logprob]] = {"result": Result, "logprob": Logprob}
+_RECORDS: dict[str, Any] = {"result": Result, "logprob": Logprob, "cache": Cache, "visit": Visit}
 _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
 # What a resolver may announce before it is complete.
 _RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})

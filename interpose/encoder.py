@@ -16,11 +16,13 @@ import numpy as np
 
 from interpose import arrays, calls
 from interpose.arrays import ArrayError
+from interpose.cache import Cache, Visit
 from interpose.result import Logprob, Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
 
 MAX_DEPTH = 100
+_RECORDS = (Result, Logprob, Cache, Visit)
 _INT64 = 1 << 63
 
 
@@ -152,7 +154,7 @@ class Encoder:
         if isinstance(obj, np.generic):
             scalar_array = np.asarray(obj)
             return self._array(scalar_array, arrays.ndarray_bytes(scalar_array), value_pb2.ARRAY_LIBRARY_NUMPY)
-        if kind is Result or kind is Logprob:
+        if kind in _RECORDS:
             name = kind.__name__.lower()
             return self.refer(obj, lambda: Value(record=value_pb2.Record(type=name, fields=self._mapping(vars(obj)))))
         if arrays.is_tensor(obj):

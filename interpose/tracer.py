@@ -16,7 +16,7 @@ from interpose.accounting import Accounting
 from interpose.aio import in_thread, warn_if_on_a_loop
 from interpose.barrier import Barrier
 from interpose.captured import CapturedBlock
-from interpose.check import ABSENT, OUTER, TRACER_WORDS, frame_at, refused
+from interpose.check import OUTER, TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
 from interpose.job import Job
@@ -185,8 +185,6 @@ class Tracer(CapturedBlock):
         print(*values)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in ABSENT:
-            raise InvalidArgument(ABSENT[name])
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"a tracer has no attribute {name!r}")
@@ -417,8 +415,6 @@ class Invoker(CapturedBlock):
         self._index = self.tracer._add(block, scope, self._prompt, self._sampling)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in ABSENT:
-            raise InvalidArgument(ABSENT[name])
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"an invoke has no attribute {name!r}")

@@ -279,17 +279,6 @@ class TestRefusedBeforeSending:
                 place.skip(2)
         assert "place.skip(2)" in str(caught.value)
 
-    @pytest.mark.parametrize("word, instead", [("cache", "layer.output.save()")])
-    def test_what_other_tools_have(self, model, word, instead):
-        with pytest.raises(interpose.InvalidArgument, match="no tracer.cache") as caught:
-            with model.trace("x") as tracer:
-                tracer.log("not this")
-                value = tracer.cache(modules=[model.model.norm])
-        assert "value = tracer.cache(" in str(caught.value)
-        with pytest.raises(interpose.InvalidArgument, match=instead):
-            with model.trace() as tracer:
-                getattr(tracer, word)(2)
-
     def test_shapes_are_refused_with_what_to_write(self, model):
         with pytest.raises(interpose.InvalidArgument, match="max_tokens=1"):
             model.scan("x")

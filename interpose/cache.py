@@ -1,0 +1,131 @@
+"""What `tracer.cache()` recorded: the values of many modules, by path or along the module tree, as nnsight 0.8 gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class Visit:
+    """A module in one step.
+
+    Attributes:
+        output: what it returned, as the model went on with it.
+        inputs: `(args, kwargs)`; None unless they were asked for.
+    """
+
+    output: Any = None
+    inputs: Any = None
+
+    @property
+    def input(self) -> Any:
+        """The first positional argument, else the first keyword's; None if there is none."""
+        if self.inputs is None:
+            return None
+        args, kwargs = self.inputs
+        return next(iter((*args, *kwargs.values())), None)
+
+
+@dataclass(eq=False)
+class Cache:
+    """Recorded values: `cache["model.layers.2"].output`, or `cache.model.layers[2].output`.
+
+    Attributes:
+        entries: by module path, one `Visit` for each step.
+        refused: modules that could not be recorded, with the reason, where all were to be.
+    """
+
+    entries: dict[str, list[Visit]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, path: str) -> CacheView:
+        if not isinstance(path, str):
+            raise KeyError(f"modules are named by their paths, cache['model.layers.2'], not {path!r}")
+        if path in self.refused:
+            raise KeyError(f"{path} was not recorded: {self.refused[path]}")
+        if not self._below(path):
+            raise KeyError(f"{path} was not recorded; cache.keys() are the modules that were")
+        return CacheView(self, path)
+
+    def __getattr__(self, name: str) -> CacheView:
+        if name.startswith("_") or name in self.__dataclass_fields__ or not self._below(name):
+            raise AttributeError(f"{name!r} was not recorded; cache.keys() are the modules that were")
+        return CacheView(self, name)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def keys(self) -> list[str]:
+        """Return the paths of the recorded modules, in the order in which they were reached."""
+        return list(self.entries)
+
+    def __repr__(self) -> str:
+        return f"<cache of {len(self.entries)} modules: {', '.join(self.entries)}>"
+
+    def _below(self, path: str) -> bool:
+        return any(key == path or key.startswith(f"{path}.") for key in self.entries)
+
+
+class CacheView:
+    """A module of a cache, or a place of the module tree above some.
+
+    Attributes:
+        output, inputs, input: the module's value if it was recorded in one step, the list of one for each step otherwise.
+    """
+
+    def __init__(self, cache: Cache, path: str) -> None:
+        self._cache = cache
+        self._path = path
+
+    @property
+    def output(self) -> Any:
+        return self._values("output")
+
+    @property
+    def inputs(self) -> Any:
+        return self._values("inputs")
+
+    @property
+    def input(self) -> Any:
+        return self._values("input")
+
+    @property
+    def visits(self) -> list[Visit]:
+        """One for each step in which the module was recorded."""
+        if self._path not in self._cache.entries:
+            raise KeyError(f"{self._path} itself was not recorded; modules below it were: {', '.join(self.keys())}")
+        return self._cache.entries[self._path]
+
+    def keys(self) -> list[str]:
+        """Return the paths of the recorded modules here and below."""
+        path = self._path
+        return [key for key in self._cache.entries if key == path or key.startswith(f"{path}.")]
+
+    def __len__(self) -> int:
+        return len(self.visits)
+
+    def __getitem__(self, key: str | int) -> CacheView:
+        return self._cache[f"{self._path}.{key}"]
+
+    def __getattr__(self, name: str) -> CacheView:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._cache[f"{self._path}.{name}"]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __repr__(self) -> str:
+        return f"<cache at {self._path}: {', '.join(self.keys())}>"
+
+    def _values(self, name: str) -> Any:
+        values = [getattr(visit, name) for visit in self.visits]
+        return values[0] if len(values) == 1 else values
