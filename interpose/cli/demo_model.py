@@ -62,6 +62,12 @@ def _llama(shape: Shape) -> Any:
     return LlamaConfig(**_usual(shape), tie_word_embeddings=False)
 
 
+def _qwen2(shape: Shape) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**_usual(shape, _divided(shape)), tie_word_embeddings=False)
+
+
 def _qwen3(shape: Shape) -> Any:
     from transformers import Qwen3Config
 
@@ -168,6 +174,7 @@ ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {
     "llama": _llama,
     "olmoe": _olmoe,
     "opt": _opt,
+    "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
 }

@@ -1,4 +1,4 @@
-"""Ranks of one model as processes that each run the whole engine, alike; started with RANK, MASTER_ADDR and MASTER_PORT."""
+"""Ranks of one model as processes that each run the whole engine, alike; told by RANK, MASTER_ADDR and MASTER_PORT."""
 
 from __future__ import annotations
 

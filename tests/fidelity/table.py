@@ -7,69 +7,95 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.fidelity.measure import COLUMNS, Cells
-from tests.oracle.checkpoints import ARCHITECTURES as RAW
+from tests.fidelity.measure import PHASES, Cells, conditions
 
 # tensor-parallel size → architecture → its cells
 Measured = dict[int, dict[str, Cells]]
-PHASES = ("prefill", "decode")
 LARGEST = 1e-4  # of an error that is called supported
+# What lies between these lines is written by hand and stays.
+KEPT = ("<!-- kept: written by hand -->", "<!-- end of kept -->")
 
 HEAD = """\
 # Fidelity
 
 Every location of every architecture against transformers' eager float32 forward on the same weights: small random
-checkpoints (`interpose demo-model`), two layers, prefill and one decode step. `tests/fidelity/` measures it and writes this
-page; the test suite measures it again and fails if a location is supported or refused otherwise than it says here, or is
-further off.
+checkpoints (`interpose demo-model`), two layers, prefill and one decode step, on one rank and over two tensor-parallel
+ranks. `tests/fidelity/` measures it and writes this page; the test suite measures it again and fails if a location is
+supported or refused otherwise than it says here, or is further off.
 
 A number is the order of magnitude of the largest error of any element and row under all of these conditions:
 
-- alone, and among 8 concurrent traces with plain requests beside them;
+- alone, and among 8 concurrent traces, four or five of which read it, with plain requests beside them;
 - prompts whole, and cut into chunks (a traced prompt is never cut, a plain one beside it is);
 - prefix cache off, and on with the same prompt in it.
 
 "R" and a number is a refusal with the message below, under all of them. There is no third verdict: the suite fails on a
-value further off than {largest:.0e}, on a location that is refused under some of these conditions only, and on tokens that
-are not those of transformers. An empty cell is a part that the architecture does not have.
+value further off than {largest:.0e}, on a location that is refused under some of these conditions only, on tokens that
+are not those of transformers, and on a module's location for which nothing says what it must be. An empty cell is a part
+that the architecture does not have.
 
 What changes of locations do is compared with the same changes in transformers elsewhere (`tests/engine/`, `tests/e2e/`), to
-the same {largest:.0e}. Over two ranks, llama and gpt2 are measured in `tests/e2e/`, through the whole service.
+the same {largest:.0e}; there llama and gpt2 are also measured over two ranks through the whole service.
 
 A traced prompt longer than a step of the engine runs (`max_num_batched_tokens`, 8192 by default) is refused: "the prompt has
 … tokens, more than the engine runs in one step; trace a shorter one, or have max_num_batched_tokens raised where the model is
 served".
 """
+BY_CONDITION = """\
+The largest error of any location that is given, canonical value or module; refusals are the same under all conditions."""
+RAW = """\
+All of vLLM's modules: those outside of the layers, those of the second layer, and of the first layer its first norm, where
+the stream begins, and what all layers share. `.input` is the first argument, `.inputs` all arguments. Where transformers has
+no module of the kind, the value is compared with what follows from its modules: an attention kernel is given the rotated
+queries and keys, a layer what the layer before it returned."""
 
 
-def render(measured: Measured) -> str:
-    """Return the page."""
+def render(measured: Measured, written: str = "") -> str:
+    """Return the page.
+
+    Args:
+        measured: what was measured.
+        written: the page as it is, for what is written by hand in it.
+    """
     refusals: list[str] = []
     parts = [HEAD.format(largest=LARGEST)]
-    for ranks, architectures in measured.items():
+    for ranks, columns in measured.items():
         for phase in PHASES:
-            title = f"## {phase.capitalize()}, {'one rank' if ranks == 1 else f'{ranks} tensor-parallel ranks'}"
-            canonical = _table(architectures, phase, refusals, list(architectures), raw=False)
-            raw = _table(
-                architectures,
-                phase,
-                refusals,
-                [column for column in architectures if COLUMNS[column][0] in RAW],
-                raw=True,
-            )
-            parts += [title, "Canonical values:", canonical, "vLLM's modules as they are:", raw]
+            rows = dict.fromkeys(row for cells in columns.values() for row in cells if not row.startswith("raw: "))
+            parts += [
+                f"## {phase.capitalize()}, {_ranks(ranks)}",
+                _table(
+                    list(columns),
+                    {
+                        f"`{row}`": [_shown(verdict(cells.get(row), phase), refusals) for cells in columns.values()]
+                        for row in sorted(rows, key=_order)
+                    },
+                ),
+            ]
+    parts += ["## By condition", BY_CONDITION, _by_condition(measured)]
+    parts += ["## vLLM's modules as they are", RAW]
+    for column in dict.fromkeys(column for columns in measured.values() for column in columns):
+        parts += [f"### {column}", _modules({ranks: columns[column] for ranks, columns in measured.items()}, refusals)]
     messages = [f"- R{i}: {message}" for i, message in enumerate(refusals, 1)]
-    parts += ["## Refusals", "\n".join(messages)]
+    parts += ["## Refusals", 'Where it says "MODULE", the message has the module\'s path.', "\n".join(messages)]
+    parts.append(kept(written))
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def _table(architectures: dict[str, Cells], phase: str, refusals: list[str], columns: list[str], raw: bool) -> str:
-    rows = dict.fromkeys(row for arch in columns for row in architectures[arch] if row.startswith("raw: ") == raw)
+def kept(written: str) -> str:
+    """Return the part of a page that is written by hand, with the lines around it."""
+    begin, end = KEPT
+    inside = written.partition(begin)[2].partition(end)[0].strip("\n")
+    return "\n".join([begin, *([inside] if inside else []), end])
+
+
+def _ranks(ranks: int) -> str:
+    return "one rank" if ranks == 1 else f"{ranks} tensor-parallel ranks"
+
+
+def _table(columns: list[str], rows: dict[str, list[str]]) -> str:
     lines = [f"| | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
-    for row in sorted(rows, key=_order):
-        cells = [_shown(verdict(architectures[arch].get(row), phase), refusals) for arch in columns]
-        lines.append(f"| {row.removeprefix('raw: ') if raw else f'`{row}`'} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"| {row} | {' | '.join(cells)} |" for row, cells in rows.items())])
 
 
 _ROWS = (
@@ -80,25 +106,54 @@ _ROWS = (
 
 def _order(row: str) -> tuple[int, str]:
     found = [i for i, name in enumerate(_ROWS) if f".{name}." in f".{row}."]
-    return (found[0] if found and not row.startswith("raw: ") else len(_ROWS)), row
+    return (found[0] if found else len(_ROWS)), row
 
 
-def verdict(conditions: dict[str, float | str] | None, phase: str) -> float | str | None:
+def _by_condition(measured: Measured) -> str:
+    """Return the table of the conditions: each with the largest error that any location has under it."""
+    rows = {}
+    for ranks, columns in measured.items():
+        for condition in conditions():
+            cells = [
+                f"{max(value for row in cells.values() if isinstance(value := row[condition], float)):.0e}"
+                for cells in columns.values()
+            ]
+            rows[f"{_ranks(ranks)}, {condition}"] = cells
+    return _table(list(next(iter(measured.values()))), rows)
+
+
+def _modules(by_ranks: dict[int, Cells], refusals: list[str]) -> str:
+    """Return the table of one architecture's modules."""
+    rows = dict.fromkeys(row for cells in by_ranks.values() for row in cells if row.startswith("raw: "))
+    return _table(
+        [f"{phase}, {_ranks(ranks)}" for ranks in by_ranks for phase in PHASES],
+        {
+            f"`{row.removeprefix('raw: ')}`": [
+                _shown(verdict(cells.get(row), phase), refusals) for cells in by_ranks.values() for phase in PHASES
+            ]
+            for row in rows
+        },
+    )
+
+
+def verdict(row: dict[str, float | str] | None, phase: str) -> float | str | None:
     """Return a row's largest error in a phase under all conditions, or its refusal; None if the architecture has no such row.
 
     Raises:
-        AssertionError: it is refused under some conditions only, or further off than is called supported.
+        AssertionError: it is refused under some conditions only, further off than is called supported, or not measured
+            under a condition.
     """
-    if conditions is None:
+    if row is None:
         return None
-    found = [value for condition, value in conditions.items() if condition.startswith(phase)]
+    assert row.keys() == set(conditions()), sorted(set(conditions()) - row.keys())
+    found = [value for condition, value in row.items() if condition.startswith(phase)]
     refused = {value for value in found if isinstance(value, str)}
     if refused:
         assert len(refused) == 1, refused
-        assert len(refused) == len(set(found)), f"refused under some conditions only: {conditions}"
+        assert len(refused) == len(set(found)), f"refused under some conditions only: {row}"
         return refused.pop()
     largest = max(value for value in found if isinstance(value, float))
-    assert largest <= LARGEST, conditions
+    assert largest <= LARGEST, row
     return largest
 
 
@@ -124,7 +179,7 @@ def differences(written: str, now: str) -> list[str]:
     ]
 
 
-_ERROR = re.compile(r"(?<=\| )(?:0|1e-\d+)(?= \|)")
+_ERROR = re.compile(r"(?<=\| )(?:0|\de-\d+)(?= \|)")
 
 
 def _agree(before: str, after: str) -> bool:

@@ -21,17 +21,21 @@ what a module returns, the layout is vLLM's:
 
 * values are flat rows `[tokens, width]`, without a batch dimension;
 * a linear layer returns `(output, None)`; its second element is a bias that was not added, always None here;
-* llama and qwen3 fuse projections: `qkv_proj` returns `[q | k | v]`, `gate_up_proj` returns `[gate | up]`;
-* llama and qwen3 carry the residual stream as a pair: a block returns `(what its MLP adds, the stream before that)`,
-  whose sum is what a transformers block returns. Norms add before they normalise: they take the pair and return
-  `(normalised, sum)`, so a norm's input (its first argument) is what the attention or the MLP before it added. Only
-  the first block's `input_layernorm` gets one tensor, the embeddings, and returns one;
+* all but gpt2 fuse projections: `qkv_proj` returns `[q | k | v]`, and where an MLP has a gate, `gate_up_proj` returns
+  `[gate | up]`;
+* llama and its descendants (qwen, gemma, the mixtures of experts) carry the residual stream as a pair: a block returns
+  `(what its MLP adds, the stream before that)`, whose sum is what a transformers block returns. Norms add before they
+  normalise: they take the pair and return `(normalised, sum)`, so a norm's input (its first argument) is what the
+  attention or the MLP before it added. Only the first block's `input_layernorm` gets one tensor, the embeddings, and
+  returns one. gemma's norms of what is added are given one tensor and return one, and its embeddings are scaled after
+  `embed_tokens` has returned them;
+* a router returns logits alone;
 * `self_attn` and gpt2's `attn` return one tensor, without attention weights;
 * `logits` has the one row that the next token is chosen from.
 
-Left out on purpose: a llama block's first argument is the positions and an attention module takes keywords only, so
-their `.input` is no activation; `rotary_emb` and gpt2's `mlp.act` are one object shared by all layers, which no single
-layer's value could be named after.
+Left out on purpose: a llama or gptj block's first argument is the positions and an attention module takes keywords only, so
+their `.input` is no activation (`tests/fidelity` compares all of what they are given); `rotary_emb` and some activation
+modules are one object shared by all layers, which no single layer's value could be named after.
 """
 
 from tests.oracle.location import Edit, Location, Reference, difference

@@ -23,13 +23,26 @@ class Visit(Protocol):
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return transformers' [1, tokens, ...] as a view [tokens, ...]."""
-    return tensor.squeeze(0)
+    """Return transformers' [1, tokens, ...] as a view [tokens, ...]; some of its MLPs work on rows already."""
+    return tensor.squeeze(0) if tensor.dim() > 2 else tensor
 
 
 def batch(tensor: torch.Tensor) -> torch.Tensor:
     """Return rows [tokens, ...] as a view [1, tokens, ...]."""
     return tensor.unsqueeze(0)
+
+
+def like(given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return rows with the batch dimension that transformers' own tensor has, or without one."""
+    return value.reshape(given.shape)
+
+
+def choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What transformers' routers make of logits: the softmax's largest, renormalised if the configuration says so."""
+    weights, experts = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
+    if router.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, experts
 
 
 class Bindings:
@@ -68,24 +81,35 @@ class Bindings:
         self._handles.append(module.register_forward_hook(hook))
 
     def input(self, module: nn.Module, path: str, sharding: Sharding) -> None:
-        """Bind the first positional argument, [1, tokens, ...] in transformers."""
+        """Bind the first positional argument."""
         self.add(path, "input", sharding)
-        self.before(module, lambda _, args: (batch(self.visit(path, "input", rows(args[0]))), *args[1:]))
+        self.before(module, lambda _, args: (like(args[0], self.visit(path, "input", rows(args[0]))), *args[1:]))
 
     def output(self, module: nn.Module, path: str, sharding: Sharding) -> None:
-        """Bind an output that is one tensor in both, [1, tokens, ...] in transformers."""
+        """Bind an output that is one tensor in both."""
         self.add(path, "output", sharding)
-        self.after(module, lambda _, args, output: batch(self.visit(path, "output", rows(output))))
+        self.after(module, lambda _, args, output: like(output, self.visit(path, "output", rows(output))))
 
     def linear(self, module: nn.Module, path: str, sharding: Sharding) -> None:
         """Bind the output of a linear layer, a pair with an absent bias in vLLM."""
         self.add(path, "output", sharding)
-        self.after(module, lambda _, args, output: batch(self.visit(path, "output", (rows(output), None))[0]))
+        self.after(module, lambda _, args, output: like(output, self.visit(path, "output", (rows(output), None))[0]))
 
-    def attention(self, module: nn.Module, path: str) -> None:
-        """Bind the output of an attention module, a pair with the attention weights in transformers."""
-        self.add(path, "output", "attention")
+    def attention(self, module: nn.Module, path: str, sharding: Sharding = "attention") -> None:
+        """Bind the output of a module that gives a pair with the attention weights in transformers."""
+        self.add(path, "output", sharding)
         self.after(module, lambda _, args, output: (batch(self.visit(path, "output", rows(output[0]))), *output[1:]))
+
+    def router(self, module: nn.Module, path: str) -> None:
+        """Bind a router, which gives logits alone in vLLM, and what is chosen by them as well in transformers."""
+        self.input(module, path, "router")
+        self.add(path, "output", "router")
+
+        def after(_: nn.Module, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            logits, _bias = self.visit(path, "output", (output[0], None))
+            return output if logits is output[0] else choose(module, logits)
+
+        self.after(module, after)
 
     def fused_linear(self, parts: list[nn.Module], path: str) -> None:
         """Bind linear layers that share one input and that vLLM merges into one, side by side.
@@ -124,6 +148,6 @@ class Bindings:
             x = rows(args[0])
             if made_by is not None:
                 x = self.visit(made_by, "output", x)
-            return (batch(self.visit(path, "input", x)),)
+            return (like(args[0], self.visit(path, "input", x)),)
 
         self.before(module, hook)

@@ -1,8 +1,9 @@
-"""llama and qwen3 carry the residual stream in vLLM as a pair whose sum is what transformers carries.
+"""llama and its descendants carry the residual stream in vLLM as a pair whose sum is what transformers carries.
 
 vLLM fuses each addition to the stream with the norm that follows: a block returns `(added, residual)`, a norm takes the
 pair and returns `(normalised, added + residual)`. transformers adds first and hands the sum to block and norm alike.
-The pair is followed here beside the forward pass, and an edit of either half goes into the sum.
+The pair is followed here beside the forward pass, and an edit of either half goes into the sum. gemma has two further norms
+in a layer, of what is added, which take and give one tensor in both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.oracle.binding import Bindings, batch, rows
+from tests.oracle.location import Kind, Sharding
 
 
 class ResidualStream:
@@ -29,12 +31,20 @@ class ResidualStream:
         self.added: torch.Tensor
         self.residual: torch.Tensor | None = None
 
-    def embedding(self, module: nn.Module, path: str) -> None:
-        """Bind the embedding, with which the stream begins."""
-        self.to.output(module, path, "embedding")
+    def embedding(self, module: Any, path: str) -> None:
+        """Bind the embedding, with which the stream begins; gemma's module scales it, which vLLM does outside of it."""
+        scale = getattr(module, "embed_scale", None)
+        if scale is None:
+            self.to.output(module, path, "embedding")
+        else:
+            self.to.add(path, "output", "embedding")
 
-        def begin(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        def begin(_: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            if scale is not None:
+                plain = nn.functional.embedding(args[0], module.weight)
+                output = batch(self.to.visit(path, "output", rows(plain))) * scale
             self.added, self.residual = rows(output), None
+            return output
 
         self.to.after(module, begin)
 
@@ -43,9 +53,9 @@ class ResidualStream:
         self.to.attention(module, path)
         self.to.after(module, lambda _, args, output: setattr(self, "added", rows(output[0])))
 
-    def mlp(self, module: nn.Module, path: str) -> None:
-        """Bind an MLP's output, which is added next."""
-        self.to.output(module, path, "mlp")
+    def adds(self, module: nn.Module, path: str, sharding: Sharding) -> None:
+        """Bind the output of a module, which is added next."""
+        self.to.output(module, path, sharding)
         self.to.after(module, lambda _, args, output: setattr(self, "added", rows(output)))
 
     def norm(self, module: nn.Module, path: str) -> None:
@@ -93,26 +103,62 @@ class ResidualStream:
 
 
 def bind(model: Any, to: Bindings) -> None:
-    """Bind every location of a `LlamaForCausalLM` or `Qwen3ForCausalLM`, in the order of execution."""
+    """Bind every location of a model of llama's kind, in the order of execution."""
     stream = ResidualStream(to)
     stream.embedding(model.model.embed_tokens, "model.embed_tokens")
     for i, block in enumerate(model.model.layers):
         path = f"model.layers.{i}"
-        attention, mlp = block.self_attn, block.mlp
         stream.norm(block.input_layernorm, f"{path}.input_layernorm")
-        to.fused_linear([attention.q_proj, attention.k_proj, attention.v_proj], f"{path}.self_attn.qkv_proj")
-        for name in ("q_norm", "k_norm"):
-            if hasattr(attention, name):
-                to.input(getattr(attention, name), f"{path}.self_attn.{name}", "heads")
-                to.output(getattr(attention, name), f"{path}.self_attn.{name}", "heads")
-        to.row_input(attention.o_proj, f"{path}.self_attn.o_proj", made_by=f"{path}.self_attn.attn")
-        to.linear(attention.o_proj, f"{path}.self_attn.o_proj", "row-output")
-        stream.attention(attention, f"{path}.self_attn")
-        stream.norm(block.post_attention_layernorm, f"{path}.post_attention_layernorm")
-        to.input(mlp, f"{path}.mlp", "mlp")
-        to.fused_linear([mlp.gate_proj, mlp.up_proj], f"{path}.mlp.gate_up_proj")
-        to.row_input(mlp.down_proj, f"{path}.mlp.down_proj", made_by=f"{path}.mlp.act_fn")
-        to.linear(mlp.down_proj, f"{path}.mlp.down_proj", "row-output")
-        stream.mlp(mlp, f"{path}.mlp")
+        _attention(block.self_attn, f"{path}.self_attn", to)
+        if hasattr(block, "pre_feedforward_layernorm"):
+            to.attention(block.self_attn, f"{path}.self_attn")
+            to.input(block.post_attention_layernorm, f"{path}.post_attention_layernorm", "norm")
+            stream.adds(block.post_attention_layernorm, f"{path}.post_attention_layernorm", "norm")
+            stream.norm(block.pre_feedforward_layernorm, f"{path}.pre_feedforward_layernorm")
+            _mlp(block.mlp, f"{path}.mlp", to)
+            to.output(block.mlp, f"{path}.mlp", "mlp")
+            to.input(block.post_feedforward_layernorm, f"{path}.post_feedforward_layernorm", "norm")
+            stream.adds(block.post_feedforward_layernorm, f"{path}.post_feedforward_layernorm", "norm")
+        else:
+            stream.attention(block.self_attn, f"{path}.self_attn")
+            stream.norm(block.post_attention_layernorm, f"{path}.post_attention_layernorm")
+            _mlp(block.mlp, f"{path}.mlp", to)
+            stream.adds(block.mlp, f"{path}.mlp", "mlp")
         stream.block(block, path)
     stream.norm(model.model.norm, "model.norm")
+
+
+def _attention(attention: Any, path: str, to: Bindings) -> None:
+    """Bind what is inside an attention module."""
+    to.fused_linear([attention.q_proj, attention.k_proj, attention.v_proj], f"{path}.qkv_proj")
+    for name in ("q_norm", "k_norm"):
+        if hasattr(attention, name):
+            _head_norm(getattr(attention, name), f"{path}.{name}", to)
+    to.row_input(attention.o_proj, f"{path}.o_proj", made_by=f"{path}.attn")
+    to.linear(attention.o_proj, f"{path}.o_proj", "row-output")
+
+
+def _head_norm(module: nn.Module, path: str, to: Bindings) -> None:
+    """Bind a norm of queries or keys, by heads or of all heads at once; gemma3 gives it [1, heads, tokens, width]."""
+    to.add(path, "input", "heads")
+    to.add(path, "output", "heads")
+    heads_first = "Gemma" in type(module).__name__
+
+    def visit(kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
+        given = tensor.transpose(1, 2) if heads_first else tensor
+        value = batch(to.visit(path, kind, rows(given)))
+        return value.transpose(1, 2) if heads_first else value
+
+    to.before(module, lambda _, args: (visit("input", args[0]),))
+    to.after(module, lambda _, args, output: visit("output", output))
+
+
+def _mlp(mlp: Any, path: str, to: Bindings) -> None:
+    """Bind what is inside an MLP, or inside a mixture of experts, and what it is given."""
+    to.input(mlp, path, "mlp")
+    if hasattr(mlp, "experts"):
+        to.router(mlp.gate, f"{path}.gate")
+        return
+    to.fused_linear([mlp.gate_proj, mlp.up_proj], f"{path}.gate_up_proj")
+    to.row_input(mlp.down_proj, f"{path}.down_proj", made_by=f"{path}.act_fn")
+    to.linear(mlp.down_proj, f"{path}.down_proj", "row-output")

@@ -20,6 +20,7 @@ Sharding = Literal[
     "row-input",
     "row-output",
     "heads",
+    "router",
     "embedding",
     "logits",
     "view",

@@ -9,12 +9,18 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tests.oracle import gpt2, llama, views
+from tests.oracle import gpt2, gptj, llama, opt, views
 from tests.oracle.binding import Bindings, Visit
 from tests.oracle.location import Edit, Kind, Location, Reference, copy_of, layout_of, write_into
 
 Binder = Callable[[Any, Bindings], None]
-BINDERS: dict[str, Binder] = {"gpt2": gpt2.bind, "llama": llama.bind, "qwen3": llama.bind}
+_LIKE_LLAMA = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmoe", "qwen3_moe")
+BINDERS: dict[str, Binder] = {
+    "gpt2": gpt2.bind,
+    "gptj": gptj.bind,
+    "opt": opt.bind,
+    **dict.fromkeys(_LIKE_LLAMA, llama.bind),
+}
 
 
 class Oracle:
@@ -22,7 +28,8 @@ class Oracle:
 
     Args:
         checkpoint: the model's directory.
-        canonical: report values under their canonical names ("blocks.1.attn.z") instead of vLLM's modules.
+        canonical: report values under their canonical names ("blocks.1.attn.z") instead of vLLM's modules; `run` may say
+            otherwise.
         dtype: another precision.
         device: where it computes.
     """
@@ -44,6 +51,7 @@ class Oracle:
         steps: int = 1,
         edits: Sequence[Edit] = (),
         force: Sequence[int] | None = None,
+        canonical: bool | None = None,
     ) -> Reference:
         """Generate greedily and return every value of every step.
 
@@ -52,13 +60,14 @@ class Oracle:
             steps: how many tokens to generate; each step after the first computes the one row of the token before.
             edits: changes made as the forward pass reaches them, in this order where several name one location.
             force: tokens that take the place of the chosen ones, from the first on; the rest is chosen as usual.
+            canonical: under which names to report; None for those that the oracle was made with.
 
         Raises:
             ValueError: an edit changed a value's layout, or names a location or steps that the run did not reach.
         """
         reference = Reference()
         visit = _Recorder(reference, edits)
-        bindings = _bind(self.model, visit, self._canonical)
+        bindings = _bind(self.model, visit, self._canonical if canonical is None else canonical)
         try:
             cache = DynamicCache(config=self.config)
             ids = list(prompt_ids)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.oracle.binding import Bindings, batch, rows
+from tests.oracle.binding import Bindings, batch, choose, rows
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ _GEMMA = Parts(middle="pre_feedforward_layernorm")
 _EXPERTS = Parts(gate=None, up=None, down=None, router="mlp.gate")
 PARTS = {
     "llama": Parts(),
+    "qwen2": Parts(),
     "qwen3": Parts(),
     "gpt2": _GPT,
     "gptj": _GPTJ,
@@ -252,7 +253,7 @@ def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
         def chosen(router: Any, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             logits = to.visit(f"{path}.router_logits", "output", output[0])
             if logits is not output[0]:
-                output = _choose(router, logits)
+                output = choose(router, logits)
             to.visit(f"{path}.experts", "output", output[2])
             to.visit(f"{path}.expert_weights", "output", output[1])
             return output
@@ -267,11 +268,3 @@ def _flat(path: str, to: Bindings) -> Callable[..., torch.Tensor]:
         return to.visit(path, "output", output.view(-1, output.shape[-1])).view_as(output)
 
     return after
-
-
-def _choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What transformers' routers make of logits: the softmax's largest, renormalised if the configuration says so."""
-    weights, experts = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
-    if router.norm_topk_prob:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return logits, weights, experts

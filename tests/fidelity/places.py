@@ -1,0 +1,251 @@
+"""The locations that are measured: every canonical value, and every module of the engine's, with what each must be.
+
+A module's value is compared with transformers' under the names of `tests.oracle`. What the oracle does not list follows from
+what it does: an attention kernel is given the rotated queries and keys, a layer what the layer before it returned. A module
+that the forward pass does not call, or calls several times in a step, must be refused. There is no fourth kind: a location
+for which none of this holds stops the measurement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from executor.tree import LOGITS, SAMPLES, ModuleTree
+from tests.engine.conftest import expression
+from tests.oracle import Location, Oracle, Reference, locations
+
+# What a layer begins with, in the architectures whose attention is given its output.
+FIRST_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What transformers computed for one prompt.
+
+    Attributes:
+        prompt: its ids.
+        raw: the values by vLLM's names.
+        canonical: the values by canonical names.
+    """
+
+    prompt: list[int]
+    raw: Reference
+    canonical: Reference
+
+    @classmethod
+    def of(cls, oracle: Oracle, prompt: list[int], steps: int) -> Truth:
+        """Compute it."""
+        return cls(prompt, oracle.run(prompt, steps), oracle.run(prompt, steps, canonical=True))
+
+    def ids(self, step: int) -> torch.Tensor:
+        """The tokens that a step computes."""
+        return torch.tensor(self.raw.tokens[step - 1 : step] if step else self.prompt)
+
+    def positions(self, step: int) -> torch.Tensor:
+        """The positions of the tokens that a step computes."""
+        return torch.arange(len(self.prompt)) if step == 0 else torch.tensor([len(self.prompt) + step - 1])
+
+    def flat(self, name: str, step: int) -> torch.Tensor:
+        """A canonical value of heads, side by side as the engine has them."""
+        value: torch.Tensor = self.canonical.value(name, step=step)
+        return value.flatten(-2)
+
+
+Expected = Callable[[Truth, int], Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A location.
+
+    Attributes:
+        row: of the table.
+        source: what a block writes for it.
+        order: when the model comes to it; what is refused is asked for first.
+        truth: what it must be; None if it must be refused.
+        module: the path of the module; "" of a canonical value.
+    """
+
+    row: str
+    source: str
+    order: int
+    truth: Expected | None
+    module: str = ""
+
+
+def places_of(checkpoint: Path, tree: ModuleTree) -> list[Place]:
+    """Return the locations of a model, in the order in which a block has to ask for them."""
+    found = [*_canonical(checkpoint, tree), *_raw(checkpoint, tree)]
+    return sorted(found, key=lambda place: place.order)
+
+
+def _canonical(checkpoint: Path, tree: ModuleTree) -> Iterator[Place]:
+    known = {at.path for at in locations(checkpoint, canonical=True)} - {LOGITS}
+    names = [name.replace(".1.", ".0.") for name in sorted(known) if ".1." in name]
+    absent = {f"blocks.0.{name}" for name in ("resid_mid", "mlp.gate", "mlp.up", "mlp.act")} - set(names)
+    for path in sorted({*known, *absent}):
+        above, _, name = path.rpartition(".")
+        node = tree.find(above)
+        assert node is not None
+        view = node.views[name]
+        truth = (lambda truth, step, path=path: truth.canonical.value(path, step=step)) if path in known else None
+        order = _order(tree, view.node.path, view.kind)
+        yield Place(re.sub(r"blocks\.\d+", "blocks[i]", path), expression(path), order, truth)
+    yield Place("unembed.output", "model.unembed.output", _order(tree, LOGITS, "output"), _logits)
+
+
+def _logits(truth: Truth, step: int) -> torch.Tensor:
+    return truth.raw.logits[step]
+
+
+def _order(tree: ModuleTree, path: str, kind: str) -> int:
+    return tree.order_of(path, kind) if tree.runs(path, kind) else -1
+
+
+def _raw(checkpoint: Path, tree: ModuleTree) -> Iterator[Place]:
+    """Every module outside of the layers, those of the second layer, and of the first what is different there."""
+    listed = {(at.path, at.kind): at for at in locations(checkpoint)}
+    for path in tree.nodes:
+        second = re.sub(r"\.0(?=\.|$)", ".1", path)
+        if second != path and second in tree.nodes and not path.endswith(".0.input_layernorm"):
+            continue
+        for kind in ("input", "output"):
+            yield from _module(tree, path, kind, listed.get((path, kind)))
+    yield Place("raw: model.logits.output", "model.logits.output", _order(tree, LOGITS, "output"), _logits)
+    yield Place("raw: model.samples.output", "model.samples.output", _order(tree, SAMPLES, "output"), _sampled)
+
+
+def _sampled(truth: Truth, step: int) -> torch.Tensor:
+    return torch.tensor([truth.raw.tokens[step : step + 1]])
+
+
+def _module(tree: ModuleTree, path: str, kind: str, listed: Location | None) -> Iterator[Place]:
+    name = expression(path) if path else "model"
+    row, order = f"raw: {name}.{kind}", _order(tree, path, kind)
+    if not tree.runs(path, kind):
+        yield Place(row, f"{name}.{kind}", order, None, path)
+        return
+    if listed is not None:
+        yield Place(row, f"{name}.{kind}", order, lambda truth, step: truth.raw.value(path, kind, step), path)
+        if kind == "output" or listed.sharding != "norm":  # a norm may be given what it adds to as well
+            return
+    expected = _given(tree, path) if kind == "input" else _returned(tree, path)
+    if kind == "output":
+        yield Place(row, f"{name}.output", order, expected, path)
+    else:
+        yield Place(f"{row}s", f"[*{name}.inputs[0], *{name}.inputs[1].values()]", order, expected, path)
+
+
+def _given(tree: ModuleTree, path: str) -> Expected:
+    """What a module is given, all of it, where that is more than one tensor that the oracle lists."""
+    module = tree.nodes[path].module
+    parent, _, name = path.rpartition(".")
+    layer = _layer_of(tree, path)
+    if path == "" or _holds_layers(tree, path):
+        return lambda truth, step: [truth.ids(step), truth.positions(step), None, None]
+    if isinstance(module, VocabParallelEmbedding):
+        return lambda truth, step: [truth.ids(step)]
+    if isinstance(module, nn.Embedding):
+        return lambda truth, step: [truth.positions(step)]
+    if path == layer:
+        return _layer_given(tree, path)
+    if isinstance(module, Attention):
+        heads = f"blocks.{_index(layer)}.attn"
+        return lambda truth, step: [truth.flat(f"{heads}.{one}", step) for one in ("rot_q", "rot_k", "v")]
+    if any(isinstance(child.module, Attention) for child in tree.nodes[path].children.values()):
+        return _attention_given(tree, layer)
+    if isinstance(module, RotaryEmbedding):
+        return lambda truth, step: [
+            truth.positions(step),
+            *(truth.raw.value(f"{parent}.{norm}", step=step).flatten(-2) for norm in ("q_norm", "k_norm")),
+        ]
+    if isinstance(module, MoERunner):
+        return lambda truth, step: _experts_given(tree, parent, truth, step)
+    if name == "act_fn":
+        return lambda truth, step: [truth.raw.value(f"{parent}.gate_up_proj", step=step)[0]]
+    return lambda truth, step: _norm_given(truth, path, step)
+
+
+def _layer_given(tree: ModuleTree, path: str) -> Expected:
+    """Positions first, where vLLM passes them; the stream as one tensor or as the pair that the layer before returned."""
+    before = f"{path.rpartition('.')[0]}.{_index(path) - 1}"
+
+    def given(truth: Truth, step: int) -> list[Any]:
+        stream = truth.raw.value(before, step=step)
+        return [*_positions(tree, truth, step), *(stream if isinstance(stream, tuple) else [stream])]
+
+    return given
+
+
+def _attention_given(tree: ModuleTree, layer: str) -> Expected:
+    [norm] = [name for name in FIRST_NORMS if name in tree.nodes[layer].children]
+
+    def given(truth: Truth, step: int) -> list[Any]:
+        normalised = truth.raw.value(f"{layer}.{norm}", step=step)
+        if isinstance(normalised, tuple):
+            normalised = normalised[0]
+        return [*_positions(tree, truth, step), normalised]
+
+    return given
+
+
+def _positions(tree: ModuleTree, truth: Truth, step: int) -> list[torch.Tensor]:
+    """Layers that rotate are given the positions; those of the others were embedded."""
+    learned = any(
+        isinstance(node.module, nn.Embedding) and not isinstance(node.module, VocabParallelEmbedding)
+        for node in tree.nodes.values()
+    )
+    return [] if learned else [truth.positions(step)]
+
+
+def _experts_given(tree: ModuleTree, block: str, truth: Truth, step: int) -> list[Any]:
+    """Rows, and the router's logits; rows again where the experts call their router themselves."""
+    rows = truth.raw.value(block, "input", step)
+    inside = tree.order_of(f"{block}.gate", "input") > tree.order_of(f"{block}.experts", "input")
+    return [rows, rows if inside else truth.raw.value(f"{block}.gate", step=step)[0]]
+
+
+def _norm_given(truth: Truth, path: str, step: int) -> list[Any]:
+    """What is added and what it is added to, of a norm that returns their sum too; the one argument of another."""
+    added, made = truth.raw.value(path, "input", step), truth.raw.value(path, "output", step)
+    return [added, made[1] - added] if isinstance(made, tuple) else [added]
+
+
+def _returned(tree: ModuleTree, path: str) -> Expected:
+    """What a module returns, where the oracle has it under another name."""
+    module = tree.nodes[path].module
+    parent = path.rpartition(".")[0]
+    if path == "" or _holds_layers(tree, path):
+        return lambda truth, step: truth.canonical.value("final_norm.output", step=step)
+    if isinstance(module, RotaryEmbedding):
+        heads = f"blocks.{_index(_layer_of(tree, path))}.attn"
+        return lambda truth, step: tuple(truth.flat(f"{heads}.{one}", step) for one in ("rot_q", "rot_k"))
+    if isinstance(module, MoERunner):
+        return lambda truth, step: truth.raw.value(parent, step=step)
+    raise AssertionError(f"nothing says what {path}.output must be")
+
+
+def _holds_layers(tree: ModuleTree, path: str) -> bool:
+    return any(isinstance(child.module, nn.ModuleList) for child in tree.nodes[path].children.values())
+
+
+def _layer_of(tree: ModuleTree, path: str) -> str:
+    """Return the path of the decoder layer that a module is in, "" if it is in none."""
+    while path and not isinstance(tree.nodes[path.rpartition(".")[0]].module, nn.ModuleList):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _index(layer: str) -> int:
+    return int(layer.rpartition(".")[2])
