@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import json
 import secrets
 import signal
 import subprocess
@@ -14,18 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import interpose
-from interpose.errors import DeadlineExceeded, Unavailable
+from interpose.errors import DeadlineExceeded, Unauthenticated, Unavailable
 from tests.e2e.service import START_SECONDS, RunningService, clean_environment, free_port
 from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Oracle
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "serving.md"
+OVERLAY = ROOT / "k8s" / "overlays" / "cpu-dev" / "serve.yaml"
+RAYSERVICE = ROOT / "k8s" / "base" / "rayservice.yaml"
+SMOKE_JOB = ROOT / "k8s" / "smoke" / "job.yaml"
+KEY = "the key of the cluster's only tenant"
 
 _STATE = """
 import json, ray
@@ -53,7 +58,9 @@ class Head:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "VLLM_RPC_BASE_PATH": str(folder),
-            # What the document says of the proxy's address.
+            # As the pods get it from a Secret; for what is built on the cluster, not for what joins it.
+            "INTERPOSE_TENANTS": json.dumps([{"name": "tester", "api_key": KEY}]),
+            # What docs/serving.md says of the proxy's address.
             "INTERPOSE_GRPC__HOST": "127.0.0.1",
             "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.proxy.listen_on_host",
             "PYTHONPATH": str(ROOT),
@@ -119,9 +126,9 @@ def head() -> Iterator[Head]:
             running.stop()
 
 
-def check(address: str, name: str, checkpoint: Path) -> None:
-    """One worker, over gRPC, Serve and Ray, reads what transformers computes."""
-    with interpose.connect(address, progress=False) as client:
+def check(address: str, name: str, checkpoint: Path, key: str | None = None) -> None:
+    """The workers, over gRPC, Serve and Ray, read what transformers computes."""
+    with interpose.connect(address, key, progress=False) as client:
         served = Served(client, name, checkpoint, Oracle(checkpoint))
         for prompt in PROMPTS:
             check_everything(served, prompt, *read_everything(served, prompt))
@@ -144,15 +151,18 @@ def test_serve_joins_a_cluster_and_leaves_it_as_it_was(
         assert time.monotonic() < deadline, head.state()
 
 
-def test_the_file_of_the_document_deployed_by_serve(head: Head, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", DOCUMENT.read_text(), flags=re.DOTALL | re.MULTILINE)
-    config = yaml.safe_load(text)
+def test_the_application_of_the_kubernetes_overlay_deployed_by_serve(
+    head: Head, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """`serveConfigV2` of `k8s/overlays/cpu-dev` as it is, but for the path of the model and the ports. It asks for one ingress
+    replica on each of three pods; here is one node, where one of them runs."""
+    config = yaml.safe_load(yaml.safe_load(OVERLAY.read_text())["spec"]["serveConfigV2"])
     config["grpc_options"]["port"] = free_port()
     config["http_options"]["port"] = free_port()
     (application,) = config["applications"]
-    address = f"127.0.0.1:{config['grpc_options']['port']}"
     (settings,) = application["args"]["models"]
-    settings.update(name="gpt2", model=str(checkpoints["gpt2"]), tensor_parallel_size=1)
+    settings["model"] = str(checkpoints["llama"])
+    address = f"127.0.0.1:{config['grpc_options']['port']}"
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(config))
     with (tmp_path / "serve.log").open("w") as output:
@@ -162,15 +172,43 @@ def test_the_file_of_the_document_deployed_by_serve(head: Head, checkpoints: dic
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                with interpose.connect(address, progress=False) as client:
+                with interpose.connect(address, KEY, progress=False) as client:
+                    assert pod_is_ready(address)  # whatever the model does
                     if client.status().models[0].state == "RUNNING":
                         break
-            except (Unavailable, DeadlineExceeded):
+            except (Unavailable, DeadlineExceeded, grpc.RpcError):
                 pass  # it is starting, on a machine that may be busy
             assert serve.poll() is None and time.monotonic() < deadline, (tmp_path / "serve.log").read_text()
             time.sleep(0.5)
-        check(address, "gpt2", checkpoints["gpt2"])
+        check(address, settings["name"], checkpoints["llama"], KEY)
+        with pytest.raises(Unauthenticated):
+            interpose.connect(address, "another key", progress=False)
+        run_smoke_job(address, tmp_path)
     finally:
         # Not SIGINT, which a process that was started in the background ignores.
         serve.terminate()
         serve.wait(60)
+
+
+def pod_is_ready(address: str) -> bool:
+    """What the workers' readiness probe in `k8s/base` finds at their gRPC port."""
+    cluster = yaml.safe_load(RAYSERVICE.read_text())["spec"]["rayClusterConfig"]
+    (container,) = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    request = health_pb2.HealthCheckRequest(service=container["readinessProbe"]["grpc"]["service"])
+    with grpc.insecure_channel(address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=20)
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def run_smoke_job(address: str, folder: Path) -> None:
+    """The command of `k8s/smoke`, with what the cluster puts into its environment."""
+    (container,) = yaml.safe_load(SMOKE_JOB.read_text())["spec"]["template"]["spec"]["containers"]
+    assert {variable["name"] for variable in container["env"]} == {"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"}
+    program, *arguments = container["command"]
+    assert program == "python"
+    environment = clean_environment() | {"INTERPOSE_ADDRESS": address, "INTERPOSE_API_KEY": KEY, "HOME": str(folder)}
+    result = subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "tiny: works" in result.stdout
