@@ -27,6 +27,7 @@ LOGITS = "logits"
 SAMPLES = "samples"
 PSEUDO = (LOGITS, SAMPLES)
 _AFTER_FORWARD = 1 << 30
+_TRANSFORMERS_BACKEND = "vllm.model_executor.models.transformers."
 
 
 class Computed(Protocol):
@@ -82,6 +83,8 @@ class ModuleTree:
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.nodes: dict[str, Node] = {}
         self.paths: dict[torch.nn.Module, str] = {}
+        # Modules of transformers itself work on [1, tokens, …]: what looks like rows there is none, but in a step of one row.
+        self._batched = any(base.__module__.startswith(_TRANSFORMERS_BACKEND) for base in type(model).__mro__)
         for path, module in model.named_modules():
             node = Node(path, module, Layouts(path or "model", module, tp_size))
             self.nodes[path] = node
@@ -142,8 +145,12 @@ class ModuleTree:
         self._order[(path, new)] = self._order[(path, kind)] - 1
 
     def runs(self, path: str, kind: str = "output") -> bool:
-        """Whether a forward reaches a location, once."""
-        return (path, kind) in self._order and path not in self._repeated
+        """Whether a forward reaches a location, once, and its values are rows."""
+        return (path, kind) in self._order and path not in self._repeated and not self._in_batch(path)
+
+    def _in_batch(self, path: str) -> bool:
+        """Whether a module's values have one batch dimension for all requests."""
+        return self._batched and path != "" and path not in self.pseudo
 
     def execution_order(self) -> list[str]:
         """Module paths in the order the forward pass runs them."""
@@ -154,9 +161,16 @@ class ModuleTree:
         """Return the place of a location in a step.
 
         Raises:
-            Refusal: UNKNOWN_LOCATION for a location no forward reaches, or one that runs more than once in a step.
+            Refusal: UNKNOWN_LOCATION for a location no forward reaches, one that runs more than once in a step, or one whose
+                values are not rows.
         """
         where = f"{path}.{kind}" if path else kind
+        if self._in_batch(path):
+            raise self._refuse(
+                f"vLLM runs this model through its Transformers backend, whose modules do not hold requests as rows, so {where} "
+                "cannot be given; read model.output, what the unembedding is given, or model.logits.output",
+                where,
+            )
         if path in self._repeated:
             raise self._refuse(
                 f"{path} runs more than once in a step (several modules share it), so {where} is ambiguous; read the "

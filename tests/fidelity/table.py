@@ -40,6 +40,10 @@ the same {largest:.0e}; there llama and gpt2 are also measured over two ranks th
 A traced prompt longer than a step of the engine runs (`max_num_batched_tokens`, 8192 by default) is refused: "the prompt has
 … tokens, more than the engine runs in one step; trace a shorter one, or have max_num_batched_tokens raised where the model is
 served".
+
+An architecture that vLLM has no code for (GPT-NeoX, say) runs through its Transformers backend, whose modules do not hold
+requests as rows. There `model.output`, the logits and the samples are given, and every other location is refused
+(`tests/engine/test_transformers_backend.py`).
 """
 BY_CONDITION = """\
 The largest error of any location that is given, canonical value or module; refusals are the same under all conditions."""
