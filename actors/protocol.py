@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.saved import Saved
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -43,6 +45,8 @@ class Order:
         job: it runs to its end whoever follows.
         keep: somebody may come back for its values until the retention time ends.
         remotes: ids of the blobs of earlier traces of the session that it uses.
+        foreign: the same of other sessions of the tenant, by id.
+        variables: ids of what it shares with other traces of the session.
         edits: the standing edits that it runs with, serialized `Edit`s.
     """
 
@@ -56,6 +60,8 @@ class Order:
     job: bool = False
     keep: bool = False
     remotes: tuple[str, ...] = ()
+    foreign: tuple[tuple[str, Saved], ...] = ()
+    variables: frozenset[str] = frozenset()
     edits: tuple[bytes, ...] = field(default=(), repr=False)
 
 

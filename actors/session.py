@@ -21,8 +21,10 @@ import ray
 from actors.engine_stream import EngineCalls
 from actors.failures import not_found
 from actors.protocol import Order, SessionStats, Target
+from actors.saved import Saved
 from actors.trace_run import TraceRun
 from actors.upload import Upload
+from actors.variables import SharedVariables
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -60,6 +62,8 @@ class Session:
         self._by_key: dict[str, TraceRun] = {}
         self._uploads: dict[str, Upload] = {}
         self._uploaded: dict[str, tuple[ray.ObjectRef, int]] = {}
+        self._variables = SharedVariables()
+        self._forgotten = False  # whether values may be here whose own trace is not
         self._done = 0
         self._touched = time.monotonic()
 
@@ -219,12 +223,18 @@ class Session:
             ServiceFailure: NOT_FOUND, there is none, or not any more.
         """
         self._check(session_id)
-        for run in self._traces.values():
-            if blob_id.startswith(run.key + "/"):
-                ref = await run.blob(blob_id)
-                if ref is not None:
-                    return [ref]
-        raise self._gone(f"saved value {blob_id}")
+        run = self._by_key.get(blob_id.partition("/")[0])
+        saved = await run.blob(blob_id) if run is not None else None
+        return [(saved or self._saved(blob_id)).ref]
+
+    async def saved(self, session_id: str, blob_ids: list[str]) -> list[Saved]:
+        """Return saved values for a trace of another session of the tenant.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, one of them is not here, or not any more.
+        """
+        self._check(session_id)
+        return [self._saved(blob_id) for blob_id in blob_ids]
 
     # The workers' side
 
@@ -259,7 +269,8 @@ class Session:
         run = self._by_key.get(key)
         if run is None:
             raise not_found(f"there is no trace {key}")
-        refs = [run.remotes.get(name) or self._uploaded.get(name, (None, 0))[0] for name in ids]
+        remotes = run.remotes
+        refs = [remotes[name].ref if name in remotes else self._uploaded.get(name, (None, 0))[0] for name in ids]
         missing = [name for name, ref in zip(ids, refs, strict=True) if ref is None]
         if missing:
             raise not_found(f"not uploaded to this session: {', '.join(missing)}")
@@ -306,18 +317,30 @@ class Session:
         refusal = self._no_room(len(order.trace))
         if refusal is not None:
             raise ServiceFailure(refusal)
-        remotes = {blob_id: self._saved(blob_id) for blob_id in order.remotes}
+        remotes = {blob_id: self._saved(blob_id) for blob_id in order.remotes} | dict(order.foreign)
+        before = [
+            run for run in self._traces.values() if run.running and not run.order.variables.isdisjoint(order.variables)
+        ]
         key = f"{uuid.uuid4().hex[:12]}.{order.trace_id}"
-        run = self._traces[order.trace_id] = self._by_key[key] = TraceRun(order, key, self._no_room, remotes)
+        run = TraceRun(order, key, self._no_room, remotes, self._variables, before)
+        self._traces[order.trace_id] = self._by_key[key] = run
         run.start(functools.partial(self._engines.run, order.target))
         self._done += 1
         return run
 
-    def _saved(self, blob_id: str) -> ray.ObjectRef:
-        for run in self._traces.values():
-            if blob_id in run.blobs:
-                return run.blobs[blob_id]
+    def _saved(self, blob_id: str) -> Saved:
+        """Return a saved value, which another trace than its own may have kept."""
+        run = self._by_key.get(blob_id.partition("/")[0])
+        for blobs in (run.blobs if run is not None else {}, self._shared_again()):
+            if blob_id in blobs:
+                return blobs[blob_id]
         raise self._gone(f"saved value {blob_id}")
+
+    def _shared_again(self) -> dict[str, Saved]:
+        """The saved values in variables, and those that later traces saved again, by blob id."""
+        return self._variables.blobs | {
+            name: saved for run in self._traces.values() for name, saved in run.again.items()
+        }
 
     def _status(self, run: TraceRun) -> service_pb2.JobStatus:
         return run.progress.status(run.stored_bytes, self._expires_at(run))
@@ -341,7 +364,10 @@ class Session:
             self._uploads.pop(upload.digest, None)
 
     def _stored(self) -> int:
-        held = sum(run.stored_bytes for run in self._traces.values())
+        held = sum(run.stored_bytes for run in self._traces.values()) + self._variables.size
+        if self._forgotten:
+            left = self._shared_again().items()
+            held += sum(saved.size for name, saved in left if name.partition("/")[0] not in self._by_key)
         held += sum(size for _, size in self._uploaded.values())
         return held + sum(upload.size for upload in self._uploads.values())
 
@@ -365,6 +391,7 @@ class Session:
         if run is not None:
             self._traces.pop(run.id, None)
             self._by_key.pop(run.key, None)
+            self._forgotten = True
 
     async def _sweep(self) -> None:
         while True:
@@ -377,3 +404,5 @@ class Session:
             expires_at = self._expires_at(run)
             if expires_at is not None and expires_at < now:
                 self._forget(run)
+        if not self._traces and self._touched + self._retention < now:
+            self._variables.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -13,10 +13,11 @@ from actors.failures import describe, unavailable
 from actors.increments import Increments
 from actors.protocol import Order
 from actors.recording import Recording
+from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
+from actors.variables import Left, SharedVariables
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1 import value_pb2
 
 # A worker hands over a blob about when its engine names it; a blob that is still missing after this is lost.
 ADOPTION_SECONDS = 60.0
@@ -34,16 +35,26 @@ class TraceRun:
         order: what to run.
         key: the trace's name inside the service; clients choose trace ids, keys do not collide.
         room: asks the session whether it has room for a saved value.
-        remotes: references to values of earlier traces that this one uses, by blob id; they stay as long as it does.
+        remotes: values of earlier traces that this one uses, by blob id; they stay as long as it runs.
+        variables: what the traces of the session share.
+        before: the traces that must have ended before this one begins: they share a variable with it.
 
     Attributes:
         recording: its events, for any number of readers.
-        blobs: references to saved values by blob id; this process owns them.
-        shared: the canonical copy of the variables that its invokes share: as sent at first, as last updated later.
+        blobs: its saved values by blob id.
+        again: values of earlier traces that it saved as they were, by blob id.
         followers: who reads its events now; a trace that nobody follows is cancelled.
     """
 
-    def __init__(self, order: Order, key: str, room: Room, remotes: Mapping[str, ray.ObjectRef] | None = None) -> None:
+    def __init__(
+        self,
+        order: Order,
+        key: str,
+        room: Room,
+        remotes: Mapping[str, Saved] | None = None,
+        variables: SharedVariables | None = None,
+        before: Iterable[TraceRun] = (),
+    ) -> None:
         self.id = order.trace_id
         self.key = key
         self.order = order
@@ -51,8 +62,11 @@ class TraceRun:
         self.remotes = dict(remotes or {})
         self._room = room
         self.recording = Recording()
-        self.blobs: dict[str, ray.ObjectRef] = {}
-        self.shared = pb.Saves(invoke=-1)
+        self.blobs: dict[str, Saved] = {}
+        self.again: dict[str, Saved] = {}
+        self._variables = variables or SharedVariables()
+        self._before = tuple(before)
+        self._left: tuple[pb.Saves, list[Left]] | None = None  # what it leaves of the variables, once it has ended well
         self.followers: set[str] = set()
         self.saved_bytes = 0
         self.abandoned = False
@@ -110,7 +124,7 @@ class TraceRun:
         else:
             self.saved_bytes += data.nbytes
             # The copy into the object store takes long enough for other traces to notice.
-            self.blobs[blob_id] = await asyncio.to_thread(ray.put, data)
+            self.blobs[blob_id] = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
         async with self._adopted:
             self._adopted.notify_all()
 
@@ -127,8 +141,8 @@ class TraceRun:
         async with self._adopted:
             self._adopted.notify_all()
 
-    async def blob(self, blob_id: str) -> ray.ObjectRef | None:
-        """Return the reference to a saved value, once it is here; None if it will never be."""
+    async def blob(self, blob_id: str) -> Saved | None:
+        """Return a saved value, once it is here; None if it will never be."""
         async with self._adopted:
             while blob_id not in self.blobs and self.running and self._refusal is None:
                 await self._adopted.wait()
@@ -141,6 +155,11 @@ class TraceRun:
             await self._wait_for_workers()
             if self._refusal is not None:
                 raise ServiceFailure(self._refusal)
+            if self._left is not None:
+                saves, left = self._left
+                mine, earlier = named(saves)
+                blobs = {name: self.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
+                self._variables.keep(saves.objects, left, blobs)
             usage.saved_bytes = self.saved_bytes
             self.recording.append(pb.Event(done=pb.Done(usage=usage)))
         except asyncio.CancelledError:
@@ -150,6 +169,7 @@ class TraceRun:
         finally:
             self.progress.end(ended)
             self.remotes.clear()
+            self._before = ()
             self.recording.end(ended)
             async with self._adopted:
                 self._adopted.notify_all()
@@ -159,13 +179,19 @@ class TraceRun:
         trace.id = self.key
         self._streamed = trace.stream
         trace.applied.extend(pb.Edit.FromString(data) for data in self.order.edits)
-        self.shared.objects.CopyFrom(trace.scope)
-        self.shared.names.extend(trace.shared)
+        own = len(trace.scope.values)
+        if trace.variables:
+            for run in self._before:
+                await run.wait()
+            self.remotes.update(self._variables.lend(trace))
+        shared: pb.Event | None = None
+        failed = False
         async with contextlib.aclosing(engine(trace)) as events:
             async for event in events:
                 self.progress.observe(event)
                 kind = event.WhichOneof("kind")
                 if kind == "failed":
+                    failed = True
                     event.failed.trace_id = self.id
                     # An engine that is gone has failed every invoke; the trace as a whole may be tried again.
                     if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
@@ -176,15 +202,31 @@ class TraceRun:
                         await self._before_output(event.output)
                 elif kind == "increment":
                     await self._before_increment(event.increment)
-                    self._named.update(_blob_ids(event.increment))
+                    self._name(event.increment)
                 elif kind == "saves":
-                    self._named.update(_blob_ids(event.saves))
-                    if event.saves.invoke < 0:
-                        self.shared = event.saves
+                    if event.saves.invoke < 0 and trace.variables:
+                        shared = event  # until it is known how every invoke ended
+                        continue
+                    self._name(event.saves)
                 self.recording.append(event)
                 if self._refusal is not None:
                     raise ServiceFailure(self._refusal)
+        if shared is not None:
+            self._left = (shared.saves, self._variables.settle(trace, shared.saves, own, failed))
+            self._name(shared.saves)
+            self.recording.append(shared)
         return self.progress.usage()
+
+    async def wait(self) -> None:
+        """Wait until it has ended, however it does."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _name(self, message: pb.Saves | pb.Increment) -> None:
+        """Note which saved values must have come from the workers; those of earlier traces are here."""
+        own, earlier = named(message)
+        self._named |= own
+        self.again.update((name, self.remotes[name]) for name in earlier)
 
     async def _before_output(self, output: pb.Output) -> None:
         """Record what the tokens of an output's steps saved, once it is here."""
@@ -201,7 +243,7 @@ class TraceRun:
 
     def _record(self, increments: list[pb.Increment]) -> None:
         for increment in increments:
-            self._named.update(_blob_ids(increment))
+            self._name(increment)
             self.recording.append(pb.Event(increment=increment))
 
     async def _wait_for_workers(self) -> None:
@@ -228,24 +270,3 @@ class TraceRun:
             f"the trace saves more than it may: {self.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
             "values, or parts of them",
         )
-
-
-def _blob_ids(saves: pb.Saves | pb.Increment) -> Iterator[str]:
-    todo: list[value_pb2.Value] = [*saves.objects.values]
-    todo.extend(binding.value for binding in saves.names)
-    if isinstance(saves, pb.Saves):
-        todo.extend(update.value for update in saves.updates)
-    else:
-        todo.extend(value_pb2.Value(tensor=patch.tensor) for patch in saves.patches if patch.HasField("tensor"))
-    while todo:
-        value = todo.pop()
-        kind = value.WhichOneof("kind")
-        if kind == "tensor":
-            if value.tensor.WhichOneof("payload") == "blob":
-                yield value.tensor.blob.id
-        elif kind in ("list", "tuple", "set", "frozen_set", "size"):
-            todo.extend(getattr(value, kind).items)
-        elif kind in ("dict", "record"):
-            mapping = value.dict if kind == "dict" else value.record.fields
-            todo.extend(mapping.keys)
-            todo.extend(mapping.values)

@@ -61,7 +61,8 @@ def collect(
 
     # Nothing is inline in a trace whose client leaves its tensors here.
     inline_bytes = -1 if scope.remote else limits.inline_bytes
-    encoder = SaveEncoder(scope.registry, inline_bytes, put, limits.max_saved_bytes - scope.saved_bytes)
+    left = limits.max_saved_bytes - scope.saved_bytes
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed.origin)
     saves = pb.Saves(invoke=invoke)
     what = ""
     try:

@@ -228,6 +228,7 @@ class TraceEngine:
                 remote=trace.remote,
                 applied=trace.applied,
                 exchanged=trace.exchanged,
+                variables=trace.variables,
             ),
             index,
             len(trace.invokes),

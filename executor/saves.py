@@ -11,7 +11,7 @@ from executor.control import Refusal
 from executor.envoy import Envoy
 from executor.served import Outputs, Served
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Objects, Tensor, Value
+from interpose.v1.value_pb2 import Objects, RemoteTensor, Tensor, Value
 from interpose.wire import Encoder
 
 _MAX_DEPTH = 100
@@ -135,14 +135,21 @@ class SaveEncoder:
         inline_bytes: tensors up to this size travel inside the message.
         put_blob: takes a larger tensor's bytes, returns its blob id.
         limit: bytes this trace may still save.
+        origin: says of which tensor on the server a value is a copy that has not been changed, None for any other.
     """
 
     def __init__(
-        self, registry: SaveRegistry, inline_bytes: int, put_blob: Callable[[memoryview], str], limit: int
+        self,
+        registry: SaveRegistry,
+        inline_bytes: int,
+        put_blob: Callable[[memoryview], str],
+        limit: int,
+        origin: Callable[[Any], RemoteTensor | None] = lambda value: None,
     ) -> None:
         self._registry = registry
         self._put = put_blob
         self._limit = limit
+        self._origin = origin
         self.bytes = 0
         self._encoder = Encoder(inline_bytes=inline_bytes, put_blob=self._put_blob, special=self._special)
 
@@ -178,6 +185,9 @@ class SaveEncoder:
         snapshot = self._registry.snapshot(value)
         if snapshot is not value:
             return self._encoder.encode(snapshot)
+        stayed = self._origin(value)
+        if stayed is not None:
+            return self._encoder.refer(value, lambda: Value(remote=stayed))
         if isinstance(value, torch.Tensor):
             self._count(value.nbytes)
         if isinstance(value, Outputs):

@@ -12,9 +12,13 @@ import hashlib
 import importlib
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
+
+import numpy
+import torch
 
 from executor.barriers import Barrier
 from executor.budget import Budget
@@ -23,12 +27,14 @@ from executor.envoy import Envoy, Tracer, current
 from executor.random_state import RandomState
 from executor.rebuild import Rebuilder, Watch, ordinary_tensors, tracers_in
 from executor.saves import SaveRegistry
+from executor.stayed import Stayed
 from executor.tree import ModuleTree
+from interpose import arrays
 from interpose.capture import rewrite
 from interpose.saving import call_save
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
-from interpose.v1.value_pb2 import Blob, Class, Function, Instance, Namespace
+from interpose.v1.value_pb2 import Blob, Class, Function, Instance, Namespace, RemoteTensor
 from interpose.wire import Decode, Decoder, Resolver, WireError
 
 _USES_RANDOM = re.compile(
@@ -86,14 +92,14 @@ class _TraceResolver(Resolver):
         tree: ModuleTree,
         rebuild: Rebuilder,
         watch: Watch,
-        get_blob: Callable[[Blob], Any],
+        stayed: Stayed,
         barriers: dict[int, Barrier],
     ) -> None:
         self._barriers = barriers
         self._tree = tree
         self._rebuild = rebuild
         self._watch = watch
-        self._get_blob = get_blob
+        self._stayed = stayed
 
     def module(self, path: str) -> object:
         node = self._tree.find(path)
@@ -143,8 +149,8 @@ class _TraceResolver(Resolver):
         except ImportError as error:
             raise WireError(f"the server cannot import {name}: {error}") from None
 
-    def remote(self, blob_id: str) -> Any:
-        return self._get_blob(Blob(id=blob_id))
+    def remote(self, tensor: RemoteTensor) -> Any:
+        return self._stayed.tensor(tensor, self.placed)
 
     def placed(self, tensor: Any) -> Any:
         return tensor.to(self._tree.device)
@@ -161,6 +167,9 @@ class TraceScope:
         get_blob: returns the bytes of an uploaded value.
         budget: bounds what the user's classes do while they are made.
         arrival: how many traces came to this worker before; blocks of earlier traces are served first.
+
+    Attributes:
+        stayed: the tensors of earlier traces that it uses.
     """
 
     def __init__(
@@ -191,16 +200,24 @@ class TraceScope:
         watch = Watch(budget, self.sources.lines, self.random_state)
         rebuild = Rebuilder(new_namespace, self.sources.add, watch)
         self.barriers: dict[int, Barrier] = {}
-        resolver = _TraceResolver(tree, rebuild, watch, get_blob, self.barriers)
+        self.stayed = Stayed(get_blob)
+        resolver = _TraceResolver(tree, rebuild, watch, self.stayed, self.barriers)
         self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
         self._exchanges = list(trace.exchanged)
         self._exchanged: dict[str, Any] = {}
+        self._of_session = {variable.entry for variable in trace.variables}
+        self._kept: set[str] = set()  # shared names of what the session keeps
+        self._sums: dict[str, int] = {}  # of the shared tensors as they came
         self.shared: dict[str, Any] = {}
         with ordinary_tensors():
             for binding in trace.shared:
                 value = self._decoder.decode(binding.value)
                 self.shared[binding.name] = value
                 self.registry.mark(value, value)
+                if binding.value.WhichOneof("kind") == "ref" and binding.value.ref in self._of_session:
+                    self._kept.add(binding.name)
+                if isinstance(value, torch.Tensor | numpy.ndarray):
+                    self._sums[binding.name] = _checksum(value)
         self._shared_at_start = dict(self.shared)
 
     def program(self, program: pb.Program, after: Iterable[int]) -> tuple[CodeType, dict[str, Any]]:
@@ -260,7 +277,12 @@ class TraceScope:
         self._exports[invoke] = {name: namespace[name] for name in writes if name in namespace}
 
     def captured(self) -> dict[int, int]:
-        """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id."""
+        """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id.
+
+        None of a trace that shares what its session keeps: its copy is replaced when the whole trace has ended well.
+        """
+        if self._of_session:
+            return {}
         made = self._decoder.made().items()
         return {id(value): index for index, value in made if isinstance(value, list | dict | set)}
 
@@ -268,10 +290,11 @@ class TraceScope:
         """Return what the whole trace gives back.
 
         Returns:
-            The shared names that are bound to another object than at the start, and, by index in the trace's scope, the
-            captured lists, dicts and sets that are saved or hold saved values and have not been streamed.
+            The shared names that are bound to another object than at the start, or to a tensor that was changed in place, or
+            to what the session keeps; and, by index in the trace's scope, the captured lists, dicts and sets that are saved
+            or hold saved values and have not been streamed.
         """
-        names = {name: value for name, value in self.shared.items() if value is not self._shared_at_start[name]}
+        names = {name: value for name, value in self.shared.items() if name in self._kept or self._is_new(name)}
         containers = {}
         for index, value in self._decoder.made().items():
             if index in self.streamed:
@@ -279,3 +302,12 @@ class TraceScope:
             if isinstance(value, list | dict | set) and self.registry.reaches(value):
                 containers[index] = value
         return names, containers
+
+    def _is_new(self, name: str) -> bool:
+        value = self.shared[name]
+        return value is not self._shared_at_start[name] or (name in self._sums and self._sums[name] != _checksum(value))
+
+
+def _checksum(value: Any) -> int:
+    data = arrays.tensor_bytes(value) if isinstance(value, torch.Tensor) else arrays.ndarray_bytes(value)
+    return zlib.crc32(data)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interpose.accounting import Accounting
     from interpose.async_client import AsyncClient, connect_async
+    from interpose.awaited import AsyncJob, AsyncSession
     from interpose.client import Client, connect
     from interpose.envoy import Envoy
     from interpose.errors import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Accounting": "accounting",
     "AsyncClient": "async_client",
+    "AsyncJob": "awaited",
+    "AsyncSession": "awaited",
     "Client": "client",
     "connect_async": "async_client",
     "connect": "client",
@@ -83,6 +86,8 @@ _HOMES = {
 __all__ = [
     "Accounting",
     "AsyncClient",
+    "AsyncJob",
+    "AsyncSession",
     "Cancelled",
     "Client",
     "DeadlineExceeded",

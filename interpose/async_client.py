@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from interpose.aio import in_thread
+from interpose.awaited import AsyncJob, AsyncSession
 from interpose.client import DEFAULT_TIMEOUT, Client, connect
 from interpose.model import Model
 from interpose.v1.service_pb2 import Limits, StatusReply
@@ -41,7 +42,7 @@ class AsyncClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        client.awaited = True
+        client.awaited = client.own_session.awaited = True
         self.address: str = client.address
         self.models: tuple[str, ...] = client.models
         self.server_version: str = client.server_version
@@ -55,6 +56,21 @@ class AsyncClient:
             InvalidArgument: it serves several, and no name was given.
         """
         return await in_thread(self._client.model, name)
+
+    def job(self, job_id: str) -> AsyncJob:
+        """Return the background job of an id (`tracer.job.id`); its methods are awaited.
+
+        Raises:
+            InvalidArgument: it is no job's id.
+        """
+        return AsyncJob(self._client.job(job_id))
+
+    def session(self, session_id: str = "") -> AsyncSession:
+        """Return a session whose values stay on the server between its traces: `async with client.session() as s:`.
+
+        Args: as of `Client.session`.
+        """
+        return AsyncSession(self._client.session(session_id))
 
     async def status(self) -> StatusReply:
         """Return models, sessions and tenants' usage as the server reports them."""

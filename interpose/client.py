@@ -120,6 +120,7 @@ class Client:
                 gives what it holds.
         """
         session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
+        session.awaited = self.awaited
         return SessionBlock(self, session)
 
     def call(self, method: str, request: Any) -> Any:

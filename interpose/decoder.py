@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
-import numpy as np
-
-from interpose import arrays, calls, indexing
+from interpose import arrays, calls
 from interpose.arrays import ArrayError
 from interpose.cache import Cache, Visit
 from interpose.encoder import MAX_DEPTH, WireError
@@ -87,8 +85,8 @@ class Resolver:
         """Return a pickled object."""
         raise WireError("pickled objects are not taken here")
 
-    def remote(self, blob_id: str) -> Any:
-        """Return the bytes of a tensor that an earlier trace saved."""
+    def remote(self, tensor: value_pb2.RemoteTensor) -> Any:
+        """Return a tensor that an earlier trace saved."""
         raise WireError("tensors of earlier traces are not taken here")
 
     def placed(self, tensor: Any) -> Any:
@@ -302,16 +300,6 @@ class Decoder:
         scalar = value.tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not value.tensor.shape
         return array[()] if scalar else array
 
-    def _remote(self, value: Value) -> Any:
-        view = value.remote.view
-        data = np.frombuffer(self._resolver.remote(value.remote.blob_id), dtype=np.uint8)
-        try:
-            found = indexing.apply(data, view)
-        except IndexError as error:
-            raise WireError(f"a tensor of an earlier trace: {error}") from error
-        flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
-        return self._placed(arrays.from_bytes(view.dtype, found.shape, flat, torch_wanted=self._torch))
-
     def _placed(self, made: Any) -> Any:
         return self._resolver.placed(made) if arrays.is_tensor(made) else made
 
@@ -391,6 +379,6 @@ _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "attribute": lambda d, v: d._resolver.attribute(d.decode(v.attribute.object), v.attribute.name),
     "call": Decoder._call,
     "captured": lambda d, v: d._resolver.captured(v.captured),
-    "remote": Decoder._remote,
+    "remote": lambda d, v: d._resolver.remote(v.remote),
     "pickled": lambda d, v: d._resolver.pickled(v.pickled),
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from interpose import capture
 from interpose.outcome import Delivered, update_in_place
+from interpose.v1.trace_pb2 import SessionVariable
 
 if TYPE_CHECKING:
     from interpose.session_block import SessionBlock
@@ -24,6 +25,7 @@ class Delivery:
         captured: the caller's objects by their index in the trace's scope.
         session: is told what is assigned and changed, to fetch at its end what is on the server.
         groups: the invokes of each prompt, one for each of its sequences.
+        shared: the first shared name of entries of the trace's scope, by index.
     """
 
     def __init__(
@@ -34,21 +36,30 @@ class Delivery:
         captured: Mapping[int, object],
         session: SessionBlock | None = None,
         groups: Sequence[Sequence[int]] = (),
+        shared: Mapping[int, str] | None = None,
     ) -> None:
         self._block = block
         self._scope = scope
         self._places = list(places)
         self.captured = captured
         self._session = session
+        self._shared = dict(shared or {})
         self._groups = {invoke: group for group in groups for invoke in group if len(group) > 1}
 
-    def deliver(self, values: Iterable[Delivered], late: bool = False) -> None:
+    def deliver(
+        self, values: Iterable[Delivered], late: bool = False, variables: Iterable[SessionVariable] = ()
+    ) -> None:
         """Give contents to the caller's objects and values to its names.
 
         Args:
             late: this is long after the block: names in functions that have returned meanwhile are left out.
+            variables: what the session's traces share, with the version that the values are; those of which a later version
+                has arrived stay as they are.
         """
+        variables = list(variables)
         for invoke, names, updates in self._together(values):
+            if invoke < 0 and self._session is not None:
+                names, updates = self._newer(self._session, variables, names, updates)
             for index, contents in updates.items():
                 container = self.captured.get(index)
                 update_in_place(container, contents)
@@ -60,6 +71,28 @@ class Delivery:
             scope.assign(names)
             if self._session is not None:
                 self._session.assigned(scope, names)
+
+    def _newer(
+        self,
+        session: SessionBlock,
+        variables: Iterable[SessionVariable],
+        names: dict[str, object],
+        updates: dict[int, object],
+    ) -> tuple[dict[str, object], dict[int, object]]:
+        """Leave out what is older than what is here; the session learns of the rest when it has been delivered."""
+        names, updates = dict(names), dict(updates)
+        for variable in variables:
+            first = self._shared.get(variable.entry, "")
+            if session.variables.is_old(variable):
+                names.pop(first, None)
+                updates.pop(variable.entry, None)
+                continue
+            container = self.captured.get(variable.entry)
+            if variable.entry in updates and first not in names:
+                update_in_place(container, updates.pop(variable.entry))
+                session.changed(container)
+            session.variables.learn(variable, names.get(first, container))
+        return names, updates
 
     def _together(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
         """Put what the sequences of one prompt saved in the place of what the first of them that saved anything did."""

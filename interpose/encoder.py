@@ -124,6 +124,16 @@ class Encoder:
             raise
         return Value(ref=index)
 
+    def reserve(self, obj: object) -> int:
+        """Give obj an entry in the table that holds nothing yet, if it has none; return its index."""
+        return self.refer(obj, lambda: Value(none=True)).ref
+
+    def fill(self, obj: Any) -> None:
+        """Put a list, dict, set, tensor or array into the entry that it has."""
+        build = self._contents_of(obj)
+        assert build is not None
+        self.objects.values[self._entries[id(obj)][0]].CopyFrom(build())
+
     def array(self, obj: Any) -> Value:
         """Return a tensor's or an array's elements now, without an entry in the table."""
         if arrays.is_tensor(obj):
@@ -135,12 +145,9 @@ class Encoder:
         if scalar is not None:
             return scalar
         kind = type(obj)
-        if kind is list:
-            return self.refer(obj, lambda: Value(list=self._items(obj)))
-        if kind is dict or kind is OrderedDict:
-            return self.refer(obj, lambda: Value(dict=self._mapping(obj)))
-        if kind is set:
-            return self.refer(obj, lambda: Value(set=self._items(obj)))
+        build = self._contents_of(obj)
+        if build is not None:
+            return self.refer(obj, build)
         if kind is tuple:
             return self._frozen(obj, Value(tuple=self._items(obj)), obj)
         if kind is frozenset:
@@ -149,20 +156,29 @@ class Encoder:
             parts = (obj.start, obj.stop, obj.step)
             start, stop, step = self._items(parts).items
             return self._frozen(obj, Value(slice=value_pb2.SliceValue(start=start, stop=stop, step=step)), parts)
-        if kind is np.ndarray or kind is np.memmap:
-            return self.refer(obj, lambda: self.array(obj))
         if isinstance(obj, np.generic):
             scalar_array = np.asarray(obj)
             return self._array(scalar_array, arrays.ndarray_bytes(scalar_array), value_pb2.ARRAY_LIBRARY_NUMPY)
         if kind in _RECORDS:
             name = kind.__name__.lower()
             return self.refer(obj, lambda: Value(record=value_pb2.Record(type=name, fields=self._mapping(vars(obj)))))
-        if arrays.is_tensor(obj):
-            return self.refer(obj, lambda: self.array(obj))
         made = calls.parts_of(obj)
         if made is not None:
             return self.refer(obj, lambda: Value(call=self._call(*made)))
         return self._torch_constant(obj)
+
+    def _contents_of(self, obj: Any) -> Callable[[], Value] | None:
+        """Return what encodes the contents of an object that has an entry in the table; None for one of another kind."""
+        kind = type(obj)
+        if kind is list:
+            return lambda: Value(list=self._items(obj))
+        if kind is dict or kind is OrderedDict:
+            return lambda: Value(dict=self._mapping(obj))
+        if kind is set:
+            return lambda: Value(set=self._items(obj))
+        if kind is np.ndarray or kind is np.memmap or arrays.is_tensor(obj):
+            return lambda: self.array(obj)
+        return None
 
     def _torch_constant(self, obj: Any) -> Value:
         torch = arrays.loaded_torch()

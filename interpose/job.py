@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from interpose.envoy import Node
 from interpose.errors import Cancelled, DeadlineExceeded, InterposeError, InvalidArgument, Unavailable, from_failure
-from interpose.outcome import Outcome, take_event, values_of
+from interpose.outcome import Delivered, Outcome, take_event, values_of
 from interpose.result import Result
 from interpose.session import Session
 from interpose.transfer import BACKOFF_SECONDS
+from interpose.transport import Stream
 from interpose.v1 import service_pb2
 from interpose.v1.trace_pb2 import Usage
 
@@ -113,7 +115,23 @@ class JobResult(Mapping[str, object]):
         return f"<result of a trace: {', '.join(self._values) or 'nothing saved'}>"
 
 
-Deliver = Callable[[Outcome], None]
+class Late(Protocol):
+    """Puts what a trace saved where its block stands, long after it."""
+
+    def values(self, outcome: Outcome) -> list[Delivered]:
+        """Fetch what was saved."""
+
+    def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
+        """Assign it, where that is still possible; called where the caller's frames are."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a job gave, fetched and not yet assigned."""
+
+    outcome: Outcome
+    late: Late | None
+    values: list[Delivered]
 
 
 class Job:
@@ -124,7 +142,7 @@ class Job:
         session_id: the session on the server that holds it.
         trace_id: the trace's id.
         tree_of: gives the module tree of a served model.
-        deliver: puts what the trace saved where its block stands, where that is still possible.
+        late: puts what the trace saved where its block stands; None for a job that was found by its id.
         fetch: whether saved tensors come along; else they are `RemoteValue`s.
     """
 
@@ -134,14 +152,14 @@ class Job:
         session_id: str,
         trace_id: str,
         tree_of: Callable[[str], Node],
-        deliver: Deliver | None = None,
+        late: Late | None = None,
         fetch: bool = True,
     ) -> None:
         self._session = session
         self._session_id = session_id
         self._trace_id = trace_id
         self._tree_of = tree_of
-        self._deliver = deliver
+        self._late = late
         self._fetch = fetch
         self._printed = 0  # characters of prints that have been shown
         self.outcome: Outcome | None = None
@@ -194,41 +212,63 @@ class Job:
             NotFound: there is no such job, or the retention time has ended.
             InterposeError: the trace failed; what it had saved is assigned all the same.
         """
-        outcome = self._ended(timeout)
-        deliver, self._deliver = self._deliver, None
-        if deliver is not None:
-            deliver(outcome)
-        if outcome.failures:
-            raise from_failure(outcome.failures[0])
+        self.deliver(self.arrive(timeout))
 
-    def result(self, timeout: float | None = None, *, fetch: bool | None = None) -> JobResult:
+    def arrive(
+        self, timeout: float | None = None, following: Callable[[Stream], None] = lambda stream: None
+    ) -> Arrived:
+        """Wait until the job has ended and fetch what it saved, without assigning anything.
+
+        Args:
+            following: gets each call that is waited for; cancelling it ends the waiting.
+        """
+        outcome = self._ended(timeout, following)
+        late, self._late = self._late, None
+        return Arrived(outcome, late, late.values(outcome) if late is not None else [])
+
+    def deliver(self, arrived: Arrived) -> None:
+        """Assign what has arrived; raise the trace's failure."""
+        if arrived.late is not None:
+            arrived.late.deliver(arrived.outcome, arrived.values)
+        if arrived.outcome.failures:
+            raise from_failure(arrived.outcome.failures[0])
+
+    def result(
+        self,
+        timeout: float | None = None,
+        *,
+        fetch: bool | None = None,
+        following: Callable[[Stream], None] = lambda stream: None,
+    ) -> JobResult:
         """Wait until the job has ended and return what it saved and generated.
 
         Args:
             timeout: seconds to wait.
             fetch: whether saved tensors come along; False gives `RemoteValue`s. Default: as the trace was written.
+            following: as of `arrive`.
 
         Raises:
             DeadlineExceeded: it still runs after `timeout`.
             NotFound: there is no such job, or the retention time has ended.
             InterposeError: the trace failed.
         """
-        outcome = self._ended(timeout)
+        outcome = self._ended(timeout, following)
         if outcome.failures:
             raise from_failure(outcome.failures[0])
         return result_of(outcome, self._session, self._tree_of, self._fetch if fetch is None else fetch)
 
-    def _ended(self, timeout: float | None) -> Outcome:
+    def _ended(self, timeout: float | None, following: Callable[[Stream], None]) -> Outcome:
         if self.outcome is None:
-            self.outcome = self._follow(None if timeout is None else time.monotonic() + timeout)
+            self.outcome = self._follow(None if timeout is None else time.monotonic() + timeout, following)
         return self.outcome
 
-    def _follow(self, deadline: float | None) -> Outcome:
+    def _follow(self, deadline: float | None, following: Callable[[Stream], None]) -> Outcome:
         """Read the job's events from the first on, again from there when the connection breaks, to the last."""
         attempt = 0
         while True:
             outcome = Outcome(session_id=self._session_id)
             stream = self._session.attach(self._session_id, self._trace_id)
+            following(stream)
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), stream.cancel) if deadline else None
             if timer is not None:
                 timer.daemon = True

@@ -13,12 +13,22 @@ from interpose.accounting import Accounting
 from interpose.envoy import Envoy, Node
 from interpose.errors import EngineError
 from interpose.progress import Progress
-from interpose.remote import RemoteDecoder
+from interpose.remote import RemoteDecoder, RemoteValue
 from interpose.result import Logprob, Result
 from interpose.running import Running
 from interpose.session import Session
-from interpose.v1.trace_pb2 import CapturedName, Event, Failure, Output, Saves, TokenLogprobs, Trace, Usage
-from interpose.v1.value_pb2 import Blob, Value
+from interpose.v1.trace_pb2 import (
+    CapturedName,
+    Event,
+    Failure,
+    Output,
+    Saves,
+    SessionVariable,
+    TokenLogprobs,
+    Trace,
+    Usage,
+)
+from interpose.v1.value_pb2 import Blob, RemoteTensor, Value
 from interpose.wire import Decoder, Resolver, WireError
 
 
@@ -34,6 +44,7 @@ class Outcome:
         failures: of invokes that ended by an error, in the order they arrived.
         usage: what the trace cost.
         accounting: what each invoke did, by invoke; of one that never ran there is none.
+        variables: what the session keeps of what its traces share, with its new version.
     """
 
     session_id: str = ""
@@ -44,6 +55,7 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     accounting: dict[int, Accounting] = field(default_factory=dict)
+    variables: list[SessionVariable] = field(default_factory=list)
 
 
 def follow(
@@ -94,6 +106,7 @@ def take_event(outcome: Outcome, event: Event) -> None:
         _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
     elif kind == "saves":
         outcome.saves.append(event.saves)
+        outcome.variables.extend(event.saves.variables)
     elif kind == "failed":
         outcome.failures.append(event.failed)
     elif kind == "log":
@@ -123,16 +136,25 @@ def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
 
 
 class NotebookResolver(Resolver):
-    """In the notebook a module is its envoy again."""
+    """In the notebook a module is its envoy again, and a tensor that stayed on the server is there or comes.
 
-    def __init__(self, tree: Callable[[], Node]) -> None:
+    Args:
+        tree: gives the model's modules.
+        stayed: gives a tensor of an earlier trace that was saved again as it was.
+    """
+
+    def __init__(self, tree: Callable[[], Node], stayed: Callable[[RemoteTensor], object] | None = None) -> None:
         self._tree = tree
+        self._stayed = stayed or super().remote
 
     def module(self, path: str) -> object:
         tree = node = self._tree()
         for name in path.split(".") if path else ():
             node = node.child(name)
         return Envoy(node, tree)
+
+    def remote(self, tensor: RemoteTensor) -> object:
+        return self._stayed(tensor)
 
 
 # An invoke (-1: shared), its names and their values, and the new contents of the caller's objects by their index.
@@ -165,10 +187,15 @@ def values_of(
         buffer = buffers.pop(blob.id, None)
         return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]
 
+    def stayed(tensor: RemoteTensor) -> object:
+        holder = tensor.session_id or outcome.session_id
+        value = RemoteValue(session, holder, tensor.blob_id, tensor.view, tensor.library)
+        return value.fetch_here() if fetch else value
+
     ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
     for saves in ordered:
         kind = Decoder if fetch else RemoteDecoder
-        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree))
+        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree, stayed))
         if isinstance(decoder, RemoteDecoder):
             decoder.session, decoder.session_id = session, outcome.session_id
         try:

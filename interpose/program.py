@@ -18,6 +18,8 @@ from interpose.capture.rewrite import parse_block
 from interpose.check import check_locations, frame_at, refused
 from interpose.envoy import Envoy, Node
 from interpose.errors import InvalidArgument
+from interpose.remote import RemoteValue
+from interpose.session_variables import SessionVariables, inside
 from interpose.shipping import Shipper
 from interpose.together import barriers_of, circular, wholes
 from interpose.v1.service_pb2 import Limits
@@ -49,7 +51,8 @@ class TraceBuilder:
         limits: what the server takes.
         is_tracer: says whether an object is this trace's tracer.
         sampling: the trace's own sampling parameters.
-        session_id: the session it will run in, "" if none is open yet.
+        session_id: the session it will run in, "" if none is open yet; None: it outlives any, so it uses no value of one.
+        variables: what the traces of that session share; None: it keeps nothing for later traces.
 
     Attributes:
         id: the trace's id.
@@ -61,7 +64,8 @@ class TraceBuilder:
     limits: Limits
     is_tracer: Callable[[object], bool]
     sampling: Mapping[str, object] = field(default_factory=dict)
-    session_id: str = ""
+    session_id: str | None = None
+    variables: SessionVariables | None = None
 
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -132,15 +136,15 @@ class TraceBuilder:
             InvalidArgument: a value cannot travel, or the whole is larger than the server takes.
         """
         trace = Trace(id=self.id, model=self.model)
+        kept = self._reserved()
         for name, value in self._shared.items():
-            where = f"the shared variable {name!r}"
-            trace.shared.add(
-                name=name, value=self._encode(value, where, self._planned[0].block if self._planned else None, name)
-            )
+            trace.shared.add(name=name, value=self._encode(value, *self._shared_place(name)))
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
         self._bring_together(trace)
+        if self.variables is not None:
+            self._bring(trace, self.variables, kept)
         try:
             blocks = [planned.block for planned in self._planned]
             capture.refuse_shared(self._shipper.pieces, zip(blocks, self._scopes, strict=True))
@@ -164,6 +168,71 @@ class TraceBuilder:
     def captured(self) -> dict[int, object]:
         """Return the caller's objects by their index in the trace's scope."""
         return self._encoder.entries()
+
+    def _shared_place(self, name: str) -> tuple[str, capture.Block | None, str]:
+        return f"the shared variable {name!r}", self._planned[0].block if self._planned else None, name
+
+    def _reserved(self) -> dict[str, object]:
+        """Make room for what the session's traces share; return it by the first of its names in this trace.
+
+        What it is made of is encoded last: as long as nothing else refers to it, it need not travel.
+        """
+        variables = self.variables
+        if variables is None:
+            return {}
+        for planned in self._planned:
+            found = {name: value for name, value in planned.reads.items() if value in variables}
+            self._shared.update({name: value for name, value in found.items() if name not in self._shared})
+        for planned in self._planned:
+            for name, value in planned.reads.items():
+                if self._shared.get(name, value) is not value and (
+                    value in variables or self._shared[name] in variables
+                ):
+                    raise InvalidArgument(
+                        f"{name!r} is something that the session's traces share, and another object in another prompt of this "
+                        "trace: give each a name of its own",
+                        frames=[frame_at(node, planned.block.filename) for node in _uses(planned.block.body, name)][:1],
+                    )
+        kept: dict[str, object] = {}
+        for name, value in self._shared.items():
+            if variables.takes(value) and all(value is not other for other in kept.values()):
+                kept[name] = value
+                self._encoder.reserve(value)
+        return kept
+
+    def _bring(self, trace: Trace, variables: SessionVariables, kept: Mapping[str, object]) -> None:
+        """Say which of the trace's objects the session's traces share, and bring those that the session does not have so."""
+        left = dict(kept)
+        uses = {name: variables.use(value, self._encoder.reserve(value)) for name, value in kept.items()}
+        for value in self._encoder.entries().values():  # those that only functions and objects of the block's lead to
+            if value in variables and all(value is not other for other in left.values()):
+                name = f"__interpose_session_{len(left)}__"
+                left[name] = value
+                trace.shared.add(name=name, value=self._encoder.encode(value))
+                uses[name] = variables.use(value, self._encoder.reserve(value))
+                uses[name].canonical = False  # it is in the table already
+        # One that holds something which another value of the trace holds too has to be the same object in the block.
+        while name := next(
+            (name for name, value in left.items() if not uses[name].canonical or self._aliased(value)), ""
+        ):
+            uses[name].canonical = False
+            self._fill(name, left.pop(name))
+        trace.variables.extend(uses.values())
+
+    def _aliased(self, value: object) -> bool:
+        return any(self._encoder.index_of(item) is not None for item in inside(value))
+
+    def _fill(self, name: str, value: object) -> None:
+        def contents() -> Value:
+            if isinstance(value, RemoteValue):
+                self._encoder.objects.values[self._encoder.reserve(value)].CopyFrom(
+                    value.to_value(self.session_id or "")
+                )
+            else:
+                self._encoder.fill(value)
+            return Value()
+
+        self._wired(contents, *self._shared_place(name))
 
     def _invoke(self, index: int, planned: _Planned) -> Invoke:
         block = planned.block
@@ -267,8 +336,15 @@ class TraceBuilder:
         ]
 
     def _encode(self, value: object, what: str, block: capture.Block | None, name: str) -> Value:
-        try:
+        def encoded() -> Value:
             return self._encoder.encode(value) if block is None else self._shipper.read(name, value, block.body)
+
+        return self._wired(encoded, what, block, name)
+
+    def _wired(self, encode: Callable[[], Value], what: str, block: capture.Block | None, name: str) -> Value:
+        """Encode; of what cannot travel say what it is, and where the block uses it."""
+        try:
+            return encode()
         except WireError as error:
             frames = []
             if block is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from interpose import arrays, indexing
+from interpose.aio import in_thread
 from interpose.decoder import Decoder
-from interpose.errors import InvalidArgument, NotFound
+from interpose.errors import NotFound
 from interpose.session import Session
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor, Tensor, TensorView, Value
 
@@ -72,12 +73,16 @@ class RemoteValue:
         return int(self.shape[0])
 
     def fetch(self) -> Any:
-        """Return the tensor; only its own bytes are sent.
+        """Return the tensor; only its own bytes are sent. With a client for asyncio, `await value.fetch()`.
 
         Raises:
             NotFound: the server does not keep it any more.
             Unavailable: the server cannot be reached.
         """
+        return in_thread(self.fetch_here) if self._session.awaited else self.fetch_here()
+
+    def fetch_here(self) -> Any:
+        """The same, without an event loop."""
         blob = Blob(id=self._blob_id, size=self.nbytes)
         try:
             data = self._session.fetch_view(self._session_id, blob, self._view)
@@ -90,17 +95,14 @@ class RemoteValue:
         return arrays.from_bytes(self._view.dtype, tuple(self.shape), data, torch_wanted=self._is_torch)
 
     def to_value(self, session_id: str) -> Value:
-        """Return it as it travels in a trace of its session.
+        """Return it as it travels in a trace of a session of the same tenant.
 
-        Raises:
-            InvalidArgument: the trace runs in another session.
+        Args:
+            session_id: of the trace's session, "" if it is not open yet.
         """
-        if session_id != self._session_id:
-            raise InvalidArgument(
-                "it is kept in another session than the trace runs in; use it inside `with client.session(id)` of its own "
-                "session, or send what x.fetch() gives"
-            )
-        return Value(remote=RemoteTensor(blob_id=self._blob_id, view=self._view))
+        elsewhere = "" if session_id == self._session_id else self._session_id
+        remote = RemoteTensor(blob_id=self._blob_id, view=self._view, library=self._library, session_id=elsewhere)  # type: ignore[arg-type]
+        return Value(remote=remote)
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a value on the server is not iterated over; fetch() it first")
@@ -144,7 +146,7 @@ class Fetching:
         """Return a value without anything in it that is on the server."""
         if isinstance(value, RemoteValue):
             if id(value) not in self._seen:
-                self._seen[id(value)] = (value, value.fetch())
+                self._seen[id(value)] = (value, value.fetch_here())
             return self._seen[id(value)][1]
         if type(value) in (list, dict):
             if id(value) not in self._seen:

@@ -42,6 +42,9 @@ class Session:
     Args:
         kept: whether its values stay when the client goes, for whoever knows its id.
         session_id: of one that is there already; "" for one that is opened when it is needed.
+
+    Attributes:
+        awaited: whether its client is one for asyncio: what a notebook calls is awaited then.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Session:
         self._kept = kept
         self._lock = threading.Lock()
         self._id = session_id
+        self.awaited = False
 
     @property
     def id(self) -> str:

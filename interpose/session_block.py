@@ -8,19 +8,44 @@ gone, `client.session(id)` finds it and what it holds.
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from interpose import capture
+from interpose.aio import in_thread
 from interpose.delivery import still_there
 from interpose.errors import InterposeError, InvalidArgument, Unavailable
 from interpose.job import Job
 from interpose.remote import Fetching
 from interpose.session import Session
-from interpose.v1.service_pb2 import JOB_STATE_DONE, JobStatus
+from interpose.session_variables import SessionVariables
+from interpose.v1.service_pb2 import JOB_STATE_DONE, JobStatus, SessionDescription
 
 if TYPE_CHECKING:
     from interpose.client import Client
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What a session's block left on the server, at its end: containers, and names that still hold what was assigned."""
+
+    containers: list[object]
+    names: list[tuple[capture.Scope, str, object]]
+
+    def fetch(self) -> list[object]:
+        """Fetch what is in the containers; return what the names are to hold."""
+        fetching = Fetching()
+        for container in self.containers:
+            fetching.value(container)
+        return [fetching.value(value) for _, _, value in self.names]
+
+    def assign(self, tensors: list[object]) -> None:
+        """Give the names what was fetched for them; called where the block stands."""
+        for (scope, name, value), tensor in zip(self.names, tensors, strict=True):
+            if tensor is not value:
+                scope.assign({name: tensor})
+
 
 _entered: ContextVar[tuple[SessionBlock, ...]] = ContextVar("interpose_sessions", default=())
 
@@ -31,6 +56,9 @@ class SessionBlock:
     Args:
         client: the connection.
         session: the session on the server.
+
+    Attributes:
+        variables: what its traces share.
     """
 
     def __init__(self, client: Client, session: Session) -> None:
@@ -39,6 +67,7 @@ class SessionBlock:
         self._token: Token[tuple[SessionBlock, ...]] | None = None
         self._names: list[tuple[capture.Scope, str, object]] = []
         self._containers: list[object] = []
+        self.variables = SessionVariables()
 
     @property
     def id(self) -> str:
@@ -51,10 +80,9 @@ class SessionBlock:
         return self._session
 
     def __enter__(self) -> SessionBlock:
-        if self._token is not None:
-            raise InvalidArgument("this session's block is running already")
+        self._refuse_twice()
         self._session.describe()  # opens it, or says that there is none of that id
-        self._token = _entered.set((*_entered.get(), self))
+        self._enter()
         return self
 
     def __exit__(
@@ -64,20 +92,58 @@ class SessionBlock:
 
         After an interrupt, or when the server could not be reached, the session is left as it is: its id finds it again.
         """
-        assert self._token is not None
-        _entered.reset(self._token)
-        self._token = None
-        names, self._names = self._names, []
-        containers, self._containers = self._containers, []
-        if error is not None and (not isinstance(error, Exception) or isinstance(error, Unavailable)):
+        gathered = self._left(error)
+        if gathered is None:
             return
         try:
-            self._fetch_all(names, containers)
+            gathered.assign(gathered.fetch())
         except InterposeError:
             if error is None:
                 raise
             return
         self.close()
+
+    async def enter_async(self) -> None:
+        """`__enter__`, on an event loop."""
+        self._refuse_twice()
+        await in_thread(self._session.describe)
+        self._enter()
+
+    async def exit_async(self, error: BaseException | None) -> None:
+        """`__exit__`, on an event loop."""
+        gathered = self._left(error)
+        if gathered is None:
+            return
+        try:
+            gathered.assign(await in_thread(gathered.fetch))
+        except InterposeError:
+            if error is None:
+                raise
+            return
+        await in_thread(self.close)
+
+    def _refuse_twice(self) -> None:
+        if self._token is not None:
+            raise InvalidArgument("this session's block is running already")
+
+    def _enter(self) -> None:
+        self._token = _entered.set((*_entered.get(), self))
+
+    def _left(self, error: BaseException | None) -> _Gathered | None:
+        """The block is over; return what is to be fetched at its end, None if the session stays as it is."""
+        assert self._token is not None
+        _entered.reset(self._token)
+        self._token = None
+        self.variables = SessionVariables()
+        names, self._names = self._names, []
+        containers, self._containers = self._containers, []
+        if error is not None and (not isinstance(error, Exception) or isinstance(error, Unavailable)):
+            return None
+        return _Gathered(containers, [one for one in names if _still_holds(*one)])
+
+    def describe(self) -> SessionDescription:
+        """Return what the session holds on the server: its traces, and how many bytes of how many."""
+        return self._session.describe()
 
     def saved(self) -> dict[str, object]:
         """Return what the session's finished traces saved, by name, large tensors as `RemoteValue`s; the latest of a name wins.
@@ -110,20 +176,6 @@ class SessionBlock:
         """Note that a trace changed a list or dict of the caller's."""
         self._containers.append(container)
 
-    def _fetch_all(self, names: list[tuple[capture.Scope, str, object]], containers: list[object]) -> None:
-        fetching = Fetching()
-        for container in containers:
-            fetching.value(container)
-        for scope, name, value in names:
-            try:
-                unchanged = still_there(scope) and scope.lookup(name) is value
-            except KeyError:
-                continue
-            if unchanged:
-                tensor = fetching.value(value)
-                if tensor is not value:
-                    scope.assign({name: tensor})
-
     def __repr__(self) -> str:
         return f"<interpose session {self._session.id or 'that is not open'}>"
 
@@ -131,3 +183,11 @@ class SessionBlock:
 def entered(client: Client) -> SessionBlock | None:
     """Return the innermost session of a client whose block is running here."""
     return next((block for block in reversed(_entered.get()) if block._client is client), None)
+
+
+def _still_holds(scope: capture.Scope, name: str, value: object) -> bool:
+    """Whether a name is there and holds what a trace assigned to it."""
+    try:
+        return still_there(scope) and scope.lookup(name) is value
+    except KeyError:
+        return False

@@ -15,7 +15,6 @@ from typing import Any
 from interpose import calls, capture, instances, symbols
 from interpose.barrier import Barrier
 from interpose.envoy import Envoy, Node
-from interpose.errors import InvalidArgument
 from interpose.remote import RemoteValue
 from interpose.v1 import value_pb2
 from interpose.v1.service_pb2 import Limits
@@ -33,11 +32,13 @@ class Shipper:
         tree: the served model's modules.
         limits: what the server takes.
         is_tracer: says whether an object is the trace's tracer.
-        session_id: the session that the trace runs in, for tensors that stayed there.
+        session_id: the session that the trace runs in, for tensors that stayed there; None: none may.
         encoder: encodes what these are made of; it asks `special` first for every object.
     """
 
-    def __init__(self, tree: Node, limits: Limits, is_tracer: Callable[[object], bool], session_id: str = "") -> None:
+    def __init__(
+        self, tree: Node, limits: Limits, is_tracer: Callable[[object], bool], session_id: str | None = None
+    ) -> None:
         self._session_id = session_id
         self._tree = tree
         self._limits = limits
@@ -55,7 +56,13 @@ class Shipper:
                 raise WireError(f"it is a module of another model ({obj._tree.model}); a trace runs on one", obj)
             return Value(module=obj.path)
         if isinstance(obj, RemoteValue):
-            return self.encoder.refer(obj, lambda: self._remote(obj))
+            session_id = self._session_id
+            if session_id is None:
+                raise WireError(
+                    "it is on the server for as long as its session, which an edit outlives; send what x.fetch() gives",
+                    obj,
+                )
+            return self.encoder.refer(obj, lambda: obj.to_value(session_id))
         if isinstance(obj, capture.CapturedContext):
             if self._is_tracer(obj):
                 return Value(tracer=True)
@@ -78,12 +85,6 @@ class Shipper:
         if isinstance(obj, enum.Enum):
             return Value(attribute=Attribute(object=self.encoder.encode(type(obj)), name=obj.name))
         return self._object(obj)
-
-    def _remote(self, value: RemoteValue) -> Value:
-        try:
-            return value.to_value(self._session_id)
-        except InvalidArgument as error:
-            raise WireError(error.message, value) from None
 
     def read(self, name: str, value: object, user: Iterable[ast.AST]) -> Value:
         """Return the value of a name that code reads; of a module of the user's own what the code uses of it.

@@ -7,13 +7,15 @@ caller's scope.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
 from interpose.accounting import Accounting
 from interpose.aio import in_thread, warn_if_on_a_loop
+from interpose.awaited import AsyncJob
 from interpose.barrier import Barrier
 from interpose.captured import CapturedBlock
 from interpose.check import OUTER, TRACER_WORDS, frame_at, refused
@@ -74,8 +76,11 @@ class Tracer(CapturedBlock):
         self._outcome: Outcome | None = None
 
     @property
-    def job(self) -> Job:
-        """The trace as a background job, after the block of a trace with `blocking=False`."""
+    def job(self) -> Any:
+        """The trace as a background job, after the block of a trace with `blocking=False`: a `Job`.
+
+        Of a client for asyncio, an `AsyncJob`, whose methods are awaited.
+        """
         if self._job is None:
             when = (
                 "has not been sent yet"
@@ -83,7 +88,7 @@ class Tracer(CapturedBlock):
                 else "is no job: model.trace(…, blocking=False) is"
             )
             raise InvalidArgument(f"the trace {when}")
-        return self._job
+        return AsyncJob(self._job) if self._model.awaited else self._job
 
     @property
     def usage(self) -> Usage:
@@ -206,8 +211,10 @@ class Tracer(CapturedBlock):
         """Gather the trace's invokes while it runs."""
         model = self._model
         defaults = {name: value for name, value in self._sampling.items() if name != "n"}
+        session = model.session_block
+        variables = session.variables if session is not None else None
         builder = TraceBuilder(
-            model.name, model.tree, model.limits, self._is_own, defaults, session_id=model.session.id
+            model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables
         )
         self._builder, self._places, self._outcome, self._streamed, self._job = builder, [], None, None, None
         self._groups = []
@@ -263,7 +270,7 @@ class Tracer(CapturedBlock):
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
         captured, session = builder.captured(), self._model.session_block
-        return trace, Delivery(block, scope, self._places, captured, session, self._groups)
+        return trace, Delivery(block, scope, self._places, captured, session, self._groups, _first_names(trace))
 
     def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
         return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
@@ -274,15 +281,12 @@ class Tracer(CapturedBlock):
 
     def _as_job(self, session_id: str, session: Session, delivery: Delivery) -> Job:
         """Return the job that a trace has become."""
-
-        def deliver(outcome: Outcome) -> None:
-            delivery.deliver(self._values(outcome, session), late=True)
-
-        return Job(session, session_id, self.id, self._model.tree_of, deliver, self._fetches(session))
+        late = _LateDelivery(lambda outcome: list(self._values(outcome, session)), delivery)
+        return Job(session, session_id, self.id, self._model.tree_of, late, self._fetches(session))
 
     def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
         self._outcome = outcome
-        delivery.deliver(values)
+        delivery.deliver(values, variables=outcome.variables)
         if outcome.failures:
             failure = outcome.failures[0]
             numbers = (number for number, group in enumerate(self._groups) if failure.invoke in group)
@@ -378,6 +382,17 @@ class Tracer(CapturedBlock):
         return outcome
 
 
+@dataclass(frozen=True)
+class _LateDelivery:
+    """Delivers what a job saved when it is waited for."""
+
+    values: Callable[[Outcome], list[Delivered]]
+    delivery: Delivery
+
+    def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
+        self.delivery.deliver(values, late=True, variables=outcome.variables)
+
+
 class Invoker(CapturedBlock):
     """One prompt of a trace and its block; made by `tracer.invoke`."""
 
@@ -418,6 +433,12 @@ class Invoker(CapturedBlock):
         if name in TRACER_WORDS:
             raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
         raise AttributeError(f"an invoke has no attribute {name!r}")
+
+
+def _first_names(trace: Trace) -> dict[int, str]:
+    """Return the first shared name of each entry of the trace's scope that has one."""
+    shared = [binding for binding in trace.shared if binding.value.WhichOneof("kind") == "ref"]
+    return {binding.value.ref: binding.name for binding in reversed(shared)}
 
 
 def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:

@@ -27,10 +27,16 @@ MAX_VALUES = 1_000_000
 MAX_NAMES = 10_000
 MAX_CHAT_MESSAGES = 1000
 MAX_EDITS = 16  # of one trace
+MAX_VARIABLES = 256  # of one trace
+MAX_SESSIONS = 16  # whose saved values one trace uses
 
 _TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _EDIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_SHARED = ("list", "dict", "set", "tensor", "remote")
+
+# Ids of blobs of earlier traces, by the session that holds them: "" is the trace's own.
+Remotes = dict[str, tuple[str, ...]]
 
 M = TypeVar("M", bound=Message)
 
@@ -87,11 +93,11 @@ def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
 
 def check_trace(
     trace: pb.Trace, model: ModelSettings, tenant: Tenant, description: model_pb2.ModelDescription
-) -> tuple[str, ...]:
+) -> Remotes:
     """Refuse a trace that could not run: counts, sizes, names and references are all within bounds afterwards.
 
     Returns:
-        The ids of the blobs of earlier traces that it uses.
+        The blobs of earlier traces that it uses.
 
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
@@ -121,6 +127,7 @@ def check_trace(
         raise refuse(reason, trace.id)
     if len(trace.exchanged) > MAX_NAMES or not all(name.isidentifier() for name in trace.exchanged):
         raise refuse(f"a trace exchanges up to {MAX_NAMES} names", trace.id)
+    _check_variables(trace)
     values: list[value_pb2.Value] = [*trace.scope.values]
     for bindings in (trace.shared, trace.sampling, *(invoke.sampling for invoke in trace.invokes)):
         values.extend(binding.value for binding in bindings)
@@ -189,6 +196,24 @@ def _check_prompt(prompt: pb.Prompt, description: model_pb2.ModelDescription, tr
             raise refuse(f"a chat of {count} messages; from 1 to {MAX_CHAT_MESSAGES} are taken", trace_id, invoke)
 
 
+def _check_variables(trace: pb.Trace) -> None:
+    """Refuse what cannot be shared by the traces of a session."""
+    variables = trace.variables
+    if len(variables) > MAX_VARIABLES:
+        raise refuse(f"a trace shares up to {MAX_VARIABLES} objects of its session, not {len(variables)}", trace.id)
+    for field in ("id", "entry"):
+        if len({getattr(variable, field) for variable in variables}) < len(variables):
+            raise refuse(f"two variables of the session with one {field}", trace.id)
+    for variable in variables:
+        if not _TRACE_ID.fullmatch(variable.id):
+            raise refuse("a variable's id has up to 100 letters, digits, '.', '_', ':' and '-'", trace.id)
+        kind = trace.scope.values[variable.entry].WhichOneof("kind") if variable.entry < len(trace.scope.values) else ""
+        if kind not in (("none",) if variable.canonical else _SHARED):
+            raise refuse(
+                f"a variable of the session cannot be the entry {variable.entry} of the trace's scope", trace.id
+            )
+
+
 def _check_program(program: pb.Program, limits: Limits, trace_id: str, invoke: int) -> None:
     size = len(program.source.encode())
     if size > limits.max_program_bytes:
@@ -219,14 +244,14 @@ def _check_sampling(
         )
 
 
-def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, trace_id: str) -> tuple[str, ...]:
+def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, trace_id: str) -> Remotes:
     """Count values and look for those that need trust; what they mean is checked where they are decoded.
 
     Returns:
-        The ids of the blobs of earlier traces that are among them.
+        The blobs of earlier traces that are among them.
     """
     todo = list(todo)
-    remotes: set[str] = set()
+    remotes: dict[str, set[str]] = {}
     count = 0
     while todo:
         value = todo.pop()
@@ -244,8 +269,10 @@ def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, tr
                 raise refuse(f"{what}; the limit is {limits.max_program_bytes}", trace_id)
         elif kind == "remote":
             check_view(value.remote.view, trace_id)
-            remotes.add(value.remote.blob_id)
+            remotes.setdefault(value.remote.session_id, set()).add(value.remote.blob_id)
+            if len(remotes) > MAX_SESSIONS:
+                raise refuse(f"the trace uses saved values of more than {MAX_SESSIONS} sessions: fetch some", trace_id)
         elif kind == "pickled" and not pickled:
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace_id))
-    return tuple(sorted(remotes))
+    return {session: tuple(sorted(ids)) for session, ids in remotes.items()}

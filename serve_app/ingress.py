@@ -16,8 +16,9 @@ from ray.exceptions import ActorDiedError
 from ray.serve.handle import DeploymentHandle
 
 from actors.directory import HEARTBEAT_SECONDS, directory
-from actors.failures import not_found, unavailable
+from actors.failures import describe, not_found, unavailable
 from actors.protocol import DirectoryStatus, Lease, ModelState, Target
+from actors.saved import Saved
 from interpose.errors import ServiceFailure
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -136,7 +137,9 @@ class IngressDeployment:
         edits = ()
         if trace.edits:
             edits = await self._directory.edits.remote(tenant.name, model.name, list(trace.edits))
-        order = order_of(trace, remotes, edits, lease.session_id, model, self._targets[model.name], request.job)
+        foreign = await self._foreign(remotes, lease, tenant)
+        own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
+        order = order_of(trace, own, foreign, edits, lease.session_id, model, self._targets[model.name], request.job)
         if request.job:
             yield pb.Event.FromString(await self._ask(lease, "start", order))
             return
@@ -289,6 +292,23 @@ class IngressDeployment:
             data = await asyncio.wait_for(self._engines[model.name].describe.remote(), CALL_SECONDS)
             found = self._descriptions[model.name] = model_pb2.ModelDescription.FromString(data)
         return found
+
+    async def _foreign(self, remotes: admission.Remotes, lease: Lease, tenant: Tenant) -> tuple[tuple[str, Saved], ...]:
+        """Return the saved values of the tenant's other sessions that a trace uses, by blob id."""
+        found: list[tuple[str, Saved]] = []
+        for session_id in remotes.keys() - {"", lease.session_id}:
+            try:
+                held = await self._ask(await self._lease(session_id, tenant), "saved", list(remotes[session_id]))
+            except (ServiceFailure, ray.exceptions.RayTaskError) as error:
+                fact = describe(error)
+                if fact.code != pb.ERROR_CODE_NOT_FOUND:
+                    raise
+                raise not_found(
+                    f"a value of another session, {session_id[:80]!r}, is not here (any more): {fact.message}; send what "
+                    "x.fetch() gives, or run the trace that saved it again"
+                ) from None
+            found.extend(zip(remotes[session_id], held, strict=True))
+        return tuple(found)
 
     async def _open(self, tenant: Tenant, kept: bool = False) -> Lease:
         return self._cache(await self._directory.open.remote(tenant.name, kept))

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 
 from actors.protocol import Order, Target
+from actors.saved import Saved
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import ModelSettings
 
@@ -16,6 +17,7 @@ _CONTAINERS = ("list", "dict", "set")
 def order_of(
     trace: pb.Trace,
     remotes: tuple[str, ...],
+    foreign: tuple[tuple[str, Saved], ...],
     edits: tuple[bytes, ...],
     session_id: str,
     model: ModelSettings,
@@ -25,7 +27,8 @@ def order_of(
     """Return the order to run a trace.
 
     Args:
-        remotes: ids of the blobs of earlier traces that it uses.
+        remotes: ids of the blobs of earlier traces of the session that it uses.
+        foreign: those of other sessions, by id.
         edits: the standing edits that it names, serialized.
         session_id: of the lease under which it runs.
         target: where it runs.
@@ -44,6 +47,8 @@ def order_of(
         job=job,
         keep=job or trace.remote,
         remotes=remotes,
+        foreign=foreign,
+        variables=frozenset(variable.id for variable in trace.variables),
         edits=edits,
     )
 

@@ -53,7 +53,7 @@ class CanonicalNode(_message.Message):
     def __init__(self, path: _Optional[str] = ..., title: _Optional[str] = ..., values: _Optional[_Iterable[_Union[CanonicalValue, _Mapping]]] = ..., not_applied: _Optional[str] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("name", "class_name", "modules", "generation_config_json", "config_json", "max_model_len", "dtype", "tensor_parallel_size", "pipeline_parallel_size", "vocab_size", "engine_version", "execution_order", "sampling_parameters", "layers", "aliases", "digest", "max_prompt_tokens", "canonical")
+    __slots__ = ("name", "class_name", "modules", "generation_config_json", "config_json", "max_model_len", "dtype", "tensor_parallel_size", "pipeline_parallel_size", "vocab_size", "engine_version", "execution_order", "sampling_parameters", "layers", "aliases", "digest", "max_prompt_tokens", "canonical", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class ModelDescription(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     class_name: str
     modules: _containers.RepeatedCompositeFieldContainer[Module]
@@ -90,7 +91,8 @@ class ModelDescription(_message.Message):
     digest: str
     max_prompt_tokens: int
     canonical: _containers.RepeatedCompositeFieldContainer[CanonicalNode]
-    def __init__(self, name: _Optional[str] = ..., class_name: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., generation_config_json: _Optional[str] = ..., config_json: _Optional[str] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., engine_version: _Optional[str] = ..., execution_order: _Optional[_Iterable[str]] = ..., sampling_parameters: _Optional[_Iterable[str]] = ..., layers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., canonical: _Optional[_Iterable[_Union[CanonicalNode, _Mapping]]] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., class_name: _Optional[str] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., generation_config_json: _Optional[str] = ..., config_json: _Optional[str] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., engine_version: _Optional[str] = ..., execution_order: _Optional[_Iterable[str]] = ..., sampling_parameters: _Optional[_Iterable[str]] = ..., layers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., canonical: _Optional[_Iterable[_Union[CanonicalNode, _Mapping]]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizerFile(_message.Message):
     __slots__ = ("name", "size", "digest")

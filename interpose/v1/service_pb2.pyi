@@ -323,18 +323,20 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "state", "replicas", "running", "waiting")
+    __slots__ = ("name", "state", "replicas", "running", "waiting", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     replicas: int
     running: int
     waiting: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., replicas: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., replicas: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
     __slots__ = ("name", "sessions", "traces_running", "traces_done", "stored_bytes")

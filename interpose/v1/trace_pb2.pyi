@@ -85,23 +85,25 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class Invoke(_message.Message):
-    __slots__ = ("prompt", "sampling", "program", "after", "together", "whole")
+    __slots__ = ("prompt", "sampling", "program", "after", "together", "whole", "lora")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     program: Program
     after: _containers.RepeatedScalarFieldContainer[int]
     together: bool
     whole: bool
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ..., whole: bool = ...) -> None: ...
+    lora: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ..., whole: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "variables", "lora")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +115,8 @@ class Trace(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
@@ -124,7 +128,21 @@ class Trace(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[Edit]
     remote: bool
     exchanged: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ...) -> None: ...
+    variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
+    lora: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ...) -> None: ...
+
+class SessionVariable(_message.Message):
+    __slots__ = ("id", "entry", "version", "canonical")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    entry: int
+    version: int
+    canonical: bool
+    def __init__(self, id: _Optional[str] = ..., entry: _Optional[int] = ..., version: _Optional[int] = ..., canonical: bool = ...) -> None: ...
 
 class Edit(_message.Message):
     __slots__ = ("name", "scope", "program")
@@ -251,16 +269,18 @@ class Update(_message.Message):
     def __init__(self, index: _Optional[int] = ..., value: _Optional[_Union[_value_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class Saves(_message.Message):
-    __slots__ = ("invoke", "objects", "names", "updates")
+    __slots__ = ("invoke", "objects", "names", "updates", "variables")
     INVOKE_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
     invoke: int
     objects: _value_pb2.Objects
     names: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     updates: _containers.RepeatedCompositeFieldContainer[Update]
-    def __init__(self, invoke: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ...) -> None: ...
+    variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
+    def __init__(self, invoke: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ...) -> None: ...
 
 class Patch(_message.Message):
     __slots__ = ("index", "list", "set", "dict", "tensor")

@@ -213,12 +213,16 @@ class Positions(_message.Message):
     def __init__(self, at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RemoteTensor(_message.Message):
-    __slots__ = ("blob_id", "view")
+    __slots__ = ("blob_id", "view", "library", "session_id")
     BLOB_ID_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     blob_id: str
     view: TensorView
-    def __init__(self, blob_id: _Optional[str] = ..., view: _Optional[_Union[TensorView, _Mapping]] = ...) -> None: ...
+    library: ArrayLibrary
+    session_id: str
+    def __init__(self, blob_id: _Optional[str] = ..., view: _Optional[_Union[TensorView, _Mapping]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ComplexNumber(_message.Message):
     __slots__ = ("real", "imaginary")

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import interpose
+from interpose import session as session_module
+from interpose.running import Running
 from interpose.v1 import service_pb2
 from tests.e2e.service import RunningService, wait_for
 from tests.e2e.test_recovery import quiet
@@ -146,6 +148,80 @@ def test_a_value_that_is_gone(service: RunningService, client: interpose.Client)
         with model.trace(PROMPT):
             model.model.layers[1].output[0][-1] = hidden[-1]
     assert model.session.id == hidden.session_id, "the session itself is still there"
+
+
+def test_what_the_traces_of_a_session_share_never_leaves_the_server(
+    service: RunningService, client: interpose.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two ranks: each trace sees what the one before left, also one that nobody has waited for or that failed."""
+    moved: list[int] = []
+    event, submit, upload = Running._event, session_module.SubmitRequest, session_module.upload
+    monkeypatch.setattr(
+        Running, "_event", lambda self, one: (moved.append(one.ByteSize() if one else 0), event(self, one))[1]
+    )
+    monkeypatch.setattr(
+        session_module,
+        "SubmitRequest",
+        lambda **fields: (moved.append(fields["trace"].ByteSize()), submit(**fields))[1],
+    )
+    monkeypatch.setattr(
+        session_module,
+        "upload",
+        lambda *args: (moved.append(sum(len(data) for data in args[2].values())), upload(*args))[1],
+    )
+    model = client.model("llama")
+    with client.session() as s:
+        with model.trace(temperature=0.0) as tracer:
+            rows, total = [].save(), torch.zeros(300, 128).save()
+            with tracer.invoke(PROMPT):
+                total[0] = 1
+                rows.append(model.model.layers[1].output[0][-1].repeat(300, 1))
+        assert isinstance(rows[0], interpose.RemoteValue) and isinstance(total, interpose.RemoteValue)
+        stored = s.session.describe().stored_bytes
+        brought = sum(moved)
+        with model.trace(PROMPT, temperature=0.0, blocking=False) as job:
+            total[1] = rows[0][1] * 2
+        with model.trace(PROMPT, temperature=0.0):
+            assert total[0].eq(1).all() and total[1].eq(rows[0][1] * 2).all()
+            total[2] = 3
+            rows.append(len(rows))
+        with pytest.raises(interpose.InterventionError, match="ZeroDivisionError"):
+            with model.trace(PROMPT):
+                rows.append("never")
+                total[3] = 4
+                1 / 0
+        with model.trace(PROMPT):
+            total[4] = 5
+            rows.append("last")
+        assert rows[1:] == [1, "last"]
+        job.job.wait()
+        assert rows[1:] == [1, "last"] and sum(moved) - brought < 60_000, "five traces, and no tensor of 150 kB"
+        assert s.session.describe().stored_bytes - stored < 4 * 300 * 128 * 4, "the unchanged one is kept once"
+    assert total[:5, 0].tolist()[2:] == [3, 0, 5] and torch.equal(total[1], rows[0][0] * 2)
+    assert total[5:].abs().sum() == 0 and rows[0].shape == (300, 128)
+    with model.trace(PROMPT, temperature=0.0):
+        expected = model.model.layers[1].output[0][-1].save()
+    assert (rows[0][7] - expected).abs().max() < 1e-4
+
+
+def test_a_value_is_used_in_other_sessions_of_the_tenant(service: RunningService, client: interpose.Client) -> None:
+    model = client.model("llama")
+    with model.trace(PROMPT, temperature=0.0, fetch=False):
+        clean = model.model.layers[1].output[0].save()
+    with interpose.connect(service.address, progress=False) as other:
+        with other.session():
+            with other.model("llama").trace("A completely different sentence", temperature=0.0):
+                model.model.layers[1].output[0][-1] = clean[-1]
+                patched = model.model.layers[1].output[0][-1].save()
+                again = clean.save()
+        assert torch.equal(patched, clean[-1].fetch()) and torch.equal(again, clean.fetch())
+        gone = service.open_session()
+        clean._session_id, known = gone, clean._session_id
+        service.close_session(gone)
+        with pytest.raises(interpose.NotFound, match=r"another session.*x\.fetch\(\)"):
+            with other.model("llama").trace(PROMPT):
+                print(clean.sum())
+        clean._session_id = known
 
 
 def test_a_session_outlives_the_client_that_is_killed(

@@ -163,6 +163,7 @@ class LocalEngine:
                     stream=trace.stream,
                     applied=self.applied,
                     exchanged=trace.exchanged,
+                    variables=trace.variables,
                 ),
                 index,
                 count,

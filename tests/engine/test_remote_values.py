@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from interpose import indexing
+from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_BFLOAT16, DTYPE_FLOAT32, RemoteTensor, TensorView, Value
 from tests.engine.conftest import Bench, expression
-from tests.engine.harness import Block, close
+from tests.engine.harness import Block, Ran, close
 
 
 def remote(blob_id: str, value: torch.Tensor, dtype: int, *subscripts: object) -> Value:
@@ -54,3 +55,67 @@ def test_bytes_that_are_no_such_tensor(bench: Bench) -> None:
     [ran] = bench.engine.run(Block([5, 6, 7], "seen = row.save()", captured=captured))
     assert ran.failure is not None and "7 bytes are not a float32 array" in ran.failure.message
     del uploads["kept/0/0"]
+
+
+def saves_of(ran: Ran) -> dict[int, pb.Saves]:
+    """What a trace sent, by invoke, as it was sent."""
+    events = [pb.Event.FromString(data) for data in ran.events]
+    return {event.saves.invoke: event.saves for event in events if event.WhichOneof("kind") == "saves"}
+
+
+def test_what_is_saved_again_as_it_was_stays_where_it_is(bench: Bench) -> None:
+    whole = torch.arange(6 * 9000, dtype=torch.float32).reshape(6, 9000)
+    outbox = bench.engine.worker.interpose_outbox
+    outbox.uploads["kept/0/0"] = whole.numpy().tobytes()
+    captured = {
+        "row": remote("kept/0/0", whole, DTYPE_FLOAT32, -1),
+        "rows": remote("kept/0/0", whole, DTYPE_FLOAT32, np.s_[1:]),
+        "whole": remote("kept/0/0", whole, DTYPE_FLOAT32),
+    }
+    source = """
+        same = [row, row].save()
+        part = row[2:].save()
+        rows[0] += 1
+        changed = rows.save()
+        whole[0, 0] += 1
+        whole[0, 0] -= 1
+        back = whole.save()
+    """
+    trace = bench.engine.trace([Block([], source, captured=captured)], {})
+    [ran] = bench.engine.run_traces([[Block([5, 6, 7])]], captured=trace)
+    saves = saves_of(ran)[0]
+    found = {binding.name: saves.objects.values[binding.value.ref] for binding in saves.names}
+    first, second = found["same"].list.items
+    stayed = saves.objects.values[first.ref].remote
+    assert first.ref == second.ref and stayed.blob_id == "kept/0/0" and stayed.view.indices[0].items[0].at == -1
+    assert found["back"].remote.blob_id == "kept/0/0" and not found["back"].remote.view.indices
+    assert found["part"].tensor.blob.size == 8998 * 4 and found["changed"].tensor.blob.size == 5 * 9000 * 4
+    assert sum(len(data) for data in outbox.blobs.values()) == (8998 + 5 * 9000) * 4, "and nothing else left the worker"
+    outbox.blobs.clear()
+    del outbox.uploads["kept/0/0"]
+
+
+def test_a_shared_tensor_that_is_changed_in_place_comes_back(bench: Bench) -> None:
+    rans = bench.engine.run(
+        Block([5, 6, 7], "total += 1\nseen = untouched + 0"),
+        shared={"total": torch.zeros(3), "untouched": torch.ones(2)},
+    )
+    assert rans[0].failure is None and torch.equal(rans[0].saved["total"], torch.ones(3))
+    assert "untouched" not in rans[0].saved
+
+
+def test_what_the_session_keeps_always_comes_back(bench: Bench) -> None:
+    """Also where nothing changed it, under its name, so that the session knows where in the table it is."""
+    trace = bench.engine.trace(
+        [Block([], "rows.append(1)", captured={})], {"rows": [], "total": torch.zeros(3), "count": 4}
+    )
+    for entry, name in enumerate(("rows", "total")):
+        trace.variables.add(id=name, entry=entry)
+    trace.stream = True
+    [ran] = bench.engine.run_traces([[Block([5, 6, 7])]], captured=trace)
+    saves = saves_of(ran)[-1]
+    assert [binding.name for binding in saves.names] == ["rows", "total"] and [one.index for one in saves.updates] == [
+        0
+    ]
+    assert saves.objects.values[saves.names[0].value.ref] == saves.updates[0].value
+    assert not any(increment.captured for increment in ran.increments), "a stream's increments leave it to the end"

@@ -134,15 +134,17 @@ def test_a_later_trace_refers_to_it(service, model, remote):
     assert not service.fetched_from
 
 
-def test_another_session_does_not_have_it(service, client, remote):
-    other = interpose.connect(service.address, progress=False)
-    model = other.model()
-    with pytest.raises(interpose.InvalidArgument, match="another session") as caught:
+def test_a_trace_of_another_session_names_the_one_that_has_it(service, remote):
+    with interpose.connect(service.address, progress=False) as other:
+        model = other.model()
         with model.trace("Hello"):
-            print(remote)
-    assert caught.value.frames[0].text.strip() == "print(remote)"
-    assert len(service.traces) == 1
-    other.close()
+            print(remote[-1])
+        with other.session(remote.session_id):
+            with model.trace("Hello"):
+                print(remote[-1])
+    found = [trace.scope.values[trace.invokes[0].program.reads[0].value.ref].remote for trace in service.traces[1:]]
+    assert [one.session_id for one in found] == [remote.session_id, ""], "of its own session it is not said"
+    assert not service.fetched_from
 
 
 def test_what_is_gone_says_so(service, remote):

@@ -194,7 +194,7 @@ def test_values_of_earlier_traces_are_named_and_their_indices_checked() -> None:
     view = value_pb2.TensorView(dtype=value_pb2.DTYPE_FLOAT32, shape=[4, 2])
     for blob_id in ("b", "a", "b"):
         message.scope.values.add().remote.CopyFrom(value_pb2.RemoteTensor(blob_id=blob_id, view=view))
-    assert admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION) == ("a", "b")
+    assert admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION) == {"": ("a", "b")}
     message.scope.values[0].remote.view.indices.add().items.add(at=9)
     assert "out of bounds" in refusal(message).message
     message.scope.values[0].remote.view.shape[0] = -1
@@ -217,3 +217,44 @@ def test_a_view_that_does_not_fit_the_bytes() -> None:
     with pytest.raises(ServiceFailure, match="8 bytes are not a uint8 array") as caught:
         admission.selected(data, view)
     assert caught.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+
+
+VARIABLE = pb.SessionVariable(id="v", entry=0, canonical=True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ([pb.SessionVariable(id="", entry=0, canonical=True)], "letters"),
+        ([pb.SessionVariable(id="a/b", entry=0, canonical=True)], "letters"),
+        ([pb.SessionVariable(id="v", entry=9, canonical=True)], "entry 9"),
+        ([pb.SessionVariable(id="v", entry=1, canonical=True)], "entry 1"),
+        ([pb.SessionVariable(id="v", entry=0)], "entry 0"),
+        ([VARIABLE, pb.SessionVariable(id="v", entry=2)], "one id"),
+        ([VARIABLE, pb.SessionVariable(id="w", entry=0, canonical=True)], "one entry"),
+        ([pb.SessionVariable(id=str(i), entry=i) for i in range(admission.MAX_VARIABLES + 1)], "up to 256"),
+    ],
+)
+def test_what_traces_of_a_session_cannot_share(variables: list[pb.SessionVariable], words: str) -> None:
+    message = trace(variables=variables)
+    message.scope.values.extend([value_pb2.Value(none=True), value_pb2.Value(integer=3), value_pb2.Value(list={})])
+    assert words in refusal(message).message
+
+
+def test_what_they_share() -> None:
+    message = trace(variables=[VARIABLE, pb.SessionVariable(id="w", entry=1)])
+    message.scope.values.extend([value_pb2.Value(none=True), value_pb2.Value(list={})])
+    admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
+
+
+def test_values_of_other_sessions() -> None:
+    message = trace()
+    view = value_pb2.TensorView(dtype=value_pb2.DTYPE_FLOAT32, shape=[2])
+    for session in ("", "s", "s", *map(str, range(admission.MAX_SESSIONS - 2))):
+        message.scope.values.add().remote.CopyFrom(
+            value_pb2.RemoteTensor(blob_id=f"{session}/b", view=view, session_id=session)
+        )
+    found = admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
+    assert found[""] == ("/b",) and found["s"] == ("s/b",) and len(found) == admission.MAX_SESSIONS
+    message.scope.values.add().remote.CopyFrom(value_pb2.RemoteTensor(blob_id="b", view=view, session_id="one more"))
+    assert "more than 16 sessions" in refusal(message).message

@@ -1,0 +1,56 @@
+"""Saved values as a session holds them, and where they are named in what a trace leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Value
+from interpose.values import parts
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The bytes of one saved tensor.
+
+    Attributes:
+        ref: reference to them, uint8 of shape [size].
+        size: how many.
+    """
+
+    ref: Any
+    size: int
+
+
+def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str]]:
+    """Return the blob ids of the tensors that a trace saved: of its own, and of earlier traces.
+
+    Those of other sessions become the session's own, as it holds them too from now on.
+    """
+    values: list[Value] = [*message.objects.values]
+    values.extend(binding.value for binding in message.names)
+    if isinstance(message, pb.Saves):
+        values.extend(update.value for update in message.updates)
+    else:
+        values.extend(Value(tensor=patch.tensor) for patch in message.patches if patch.HasField("tensor"))
+    own: set[str] = set()
+    earlier: set[str] = set()
+    for value in nested(values):
+        kind = value.WhichOneof("kind")
+        if kind == "tensor" and value.tensor.WhichOneof("payload") == "blob":
+            own.add(value.tensor.blob.id)
+        elif kind == "remote":
+            value.remote.session_id = ""
+            earlier.add(value.remote.blob_id)
+    return own, earlier
+
+
+def nested(values: Iterable[Value]) -> Iterator[Value]:
+    """Iterate over saved values and all that they are made of."""
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        yield value
+        todo.extend(parts(value))

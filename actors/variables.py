@@ -1,0 +1,176 @@
+"""The variables that a session's traces share: one copy of each lies here, and it is the one that counts.
+
+A trace that shares one gets it from here when its turn has come, that is when all traces before it that share it have ended,
+and leaves its own in its place if it ends well. So a later trace sees what an earlier one did to it, also one that its client
+has not heard of yet; a trace that fails leaves everything as it was; and no large tensor in it passes by the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from actors.failures import not_found
+from actors.saved import Saved, nested
+from interpose.errors import ServiceFailure, failure
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Objects, RemoteTensor, TensorView, Value
+
+MAX_VARIABLES = 4096  # of one session
+
+
+@dataclass(frozen=True)
+class Left:
+    """A variable as a trace leaves it: with its new version, at an index of the trace's table of saved objects."""
+
+    variable: pb.SessionVariable
+    index: int
+
+
+@dataclass(frozen=True)
+class _Copy:
+    version: int
+    objects: Objects  # the table that it lies in, with what else the same trace left
+    index: int
+    blobs: Mapping[str, Saved] = field(repr=False)
+
+
+class SharedVariables:
+    """The copies that count, by the ids that the client chose."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, _Copy] = {}
+
+    @property
+    def blobs(self) -> dict[str, Saved]:
+        """The saved tensors in them, by blob id."""
+        return {blob_id: saved for copy in self._copies.values() for blob_id, saved in copy.blobs.items()}
+
+    @property
+    def size(self) -> int:
+        """Bytes of their tables."""
+        return sum({id(copy.objects): copy.objects.ByteSize() for copy in self._copies.values()}.values())
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._copies.clear()
+
+    def lend(self, trace: pb.Trace) -> dict[str, Saved]:
+        """Put the copies into a trace that takes them as they are; return the saved tensors in them, by blob id.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, one is not here (any more); INVALID_ARGUMENT, the client has changed a version that is
+                not the latest; QUOTA_EXCEEDED, there are too many.
+        """
+        new = {variable.id for variable in trace.variables} - self._copies.keys()
+        if len(self._copies) + len(new) > MAX_VARIABLES:
+            message = f"the traces of a session share up to {MAX_VARIABLES} objects: put some into one list or dict"
+            raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, trace_id=trace.id))
+        lent: dict[str, Saved] = {}
+        tables: dict[int, tuple[Objects, dict[int, int]]] = {}
+        for variable in trace.variables:
+            copy = self._copies.get(variable.id)
+            if variable.canonical and copy is not None:
+                lent.update(copy.blobs)
+                tables.setdefault(id(copy.objects), (copy.objects, {}))[1][copy.index] = variable.entry
+            elif variable.canonical:
+                raise not_found(
+                    "the session does not keep (any more) what its traces share: share it anew, in the outer block of a "
+                    "trace: x = [].save()"
+                )
+            elif copy is not None and copy.version != variable.version:
+                message = (
+                    "an object that traces of the session share was changed in the notebook and by another trace: wait for "
+                    "that one (tracer.job.wait()) before you change it"
+                )
+                raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=trace.id))
+        for objects, places in tables.values():
+            _splice(trace.scope, objects, places)
+        return lent
+
+    def settle(self, trace: pb.Trace, saves: pb.Saves, own: int, failed: bool) -> list[Left]:
+        """Make what a trace shared ready for its client: the new versions, or nothing of a trace that failed.
+
+        Args:
+            trace: the trace.
+            saves: its shared scope at its end; changed.
+            own: how many entries of the trace's scope are the client's.
+            failed: whether any of its invokes failed.
+
+        Returns:
+            What `keep` takes when all of it is here.
+        """
+        names = _names(trace)
+        bound = {binding.name: binding.value for binding in saves.names}
+        updates = {update.index: update.value for update in saves.updates}
+        without_names: set[str] = set()
+        without_updates = {index for index in updates if index >= own}
+        left: list[Left] = []
+        for variable in trace.variables:
+            mine = names.get(variable.entry, [])
+            if failed:
+                without_names.update(mine)
+                without_updates.add(variable.entry)
+                continue
+            # What was only changed in place keeps its identity in the notebook: its new contents are enough there.
+            contents = updates.get(variable.entry)
+            if contents is not None:
+                without_names.update(name for name in mine if _at(saves, bound.get(name)) == contents)
+            value = bound.get(mine[0]) if mine else None
+            if value is None or value.WhichOneof("kind") != "ref":
+                continue  # its first name holds something else now, a number say
+            known = self._copies.get(variable.id)
+            version = max(variable.version, known.version if known is not None else 0) + 1
+            renewed = pb.SessionVariable(id=variable.id, entry=variable.entry, version=version)
+            left.append(Left(renewed, value.ref))
+        kept = [binding for binding in saves.names if binding.name not in without_names]
+        changed = [update for update in saves.updates if update.index not in without_updates]
+        del saves.names[:], saves.updates[:]
+        saves.names.extend(kept)
+        saves.updates.extend(changed)
+        saves.variables.extend(one.variable for one in left)
+        return left
+
+    def keep(self, objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -> None:
+        """Let what a trace left take the place of what was here.
+
+        Args:
+            objects: the table that it left.
+            left: what of it is a variable.
+            blobs: the saved tensors that the table names, by blob id.
+        """
+        for one in left:
+            self._copies[one.variable.id] = _Copy(one.variable.version, objects, one.index, blobs)
+
+
+def _names(trace: pb.Trace) -> dict[int, list[str]]:
+    """The shared names of the entries of a trace's scope, in their order."""
+    names: dict[int, list[str]] = {}
+    for binding in trace.shared:
+        if binding.value.WhichOneof("kind") == "ref":
+            names.setdefault(binding.value.ref, []).append(binding.name)
+    return names
+
+
+def _at(saves: pb.Saves, value: Value | None) -> Value | None:
+    return saves.objects.values[value.ref] if value is not None and value.WhichOneof("kind") == "ref" else None
+
+
+def _splice(scope: Objects, objects: Objects, places: Mapping[int, int]) -> None:
+    """Add a table to that of a trace.
+
+    Args:
+        places: the indices of the table that take the place of entries of the scope.
+    """
+    first = len(scope.values)
+    for index, value in enumerate(objects.values):
+        added = scope.values.add(none=True)
+        if index in places:
+            added = scope.values[places[index]]
+        added.CopyFrom(value)
+        for one in nested([added]):
+            if one.WhichOneof("kind") == "ref":
+                one.ref = places.get(one.ref, first + one.ref)
+            elif one.WhichOneof("kind") == "tensor" and one.tensor.WhichOneof("payload") == "blob":
+                view = TensorView(dtype=one.tensor.dtype, shape=one.tensor.shape)
+                one.remote.CopyFrom(RemoteTensor(blob_id=one.tensor.blob.id, view=view, library=one.tensor.library))

@@ -1,0 +1,218 @@
+"""What a session's traces share: one copy counts, traces take turns at it, and one that fails leaves it as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import numpy as np
+import pytest
+
+from actors.protocol import Order, Target
+from actors.saved import Saved
+from actors.session import Session
+from actors.variables import MAX_VARIABLES, SharedVariables
+from interpose.errors import ServiceFailure
+from interpose.v1 import service_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
+from interpose.wire import Decoder, Encoder
+from tests.unit.server.test_session import clock, ended, kinds
+
+__all__ = ["clock"]
+
+
+class Engine:
+    """Appends to the list that a trace shares, as `script` says, and fails if it is told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.fail = False
+
+    async def run(self, target: Target, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
+        [variable] = trace.variables
+        decoder = Decoder(trace.scope, get_blob=lambda blob: b"")
+        shared = decoder.object(variable.entry)
+        self.seen.append(list(shared))
+        gate = self.gates.get(trace.model)
+        if gate is not None:
+            await gate.wait()
+        shared.append(trace.model)
+        encoder = Encoder(inline_bytes=1 << 20, put_blob=lambda data: "")
+        saves = pb.Saves(invoke=-1)
+        saves.names.add(name="rows", value=encoder.encode(shared))
+        saves.names.add(name="count", value=encoder.encode(3))
+        saves.updates.add(index=variable.entry, value=encoder.objects.values[0])
+        saves.updates.add(index=variable.entry + 5, value=encoder.objects.values[0])
+        saves.objects.CopyFrom(encoder.objects)
+        if self.fail:
+            yield pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_INTERVENTION, message="boom"))
+        yield pb.Event(saves=saves)
+        yield pb.Event(output=pb.Output(token_ids=[7], finished=True))
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def session(engine: Engine) -> Session:
+    made = Session("name", None, 600.0, 1 << 20, 900.0)
+    made._engines = engine  # type: ignore[assignment]
+    await made.open("s", True)
+    return made
+
+
+def order(
+    name: str, *, version: int = 0, canonical: bool = False, items: tuple[int, ...] = (), job: bool = True
+) -> Order:
+    trace = pb.Trace(id=name, model=name)
+    trace.shared.add(name="rows", value=Value(ref=0))
+    trace.scope.values.append(
+        Value(none=True) if canonical else Value(list=Items(items=[Value(integer=item) for item in items]))
+    )
+    trace.variables.add(id="v", entry=0, version=version, canonical=canonical)
+    accepted = pb.Accepted(trace_id=name, session_id="s", model=name, invokes=1)
+    return Order(
+        "s", "f", name, trace.SerializeToString(), accepted.SerializeToString(), Target("a", "d"), 1 << 30, job=job,
+        keep=job, variables=frozenset({"v"}),
+    )  # fmt: skip
+
+
+async def told(session: Session, trace_id: str) -> pb.Saves | None:
+    """What the client is told of the shared scope."""
+    events = [pb.Event.FromString(data) async for data in session.attach("s", trace_id, "f")]
+    return next((event.saves for event in events if event.WhichOneof("kind") == "saves"), None)
+
+
+async def test_the_next_trace_sees_what_the_one_before_left(session: Session, engine: Engine) -> None:
+    await session.start("s", order("a", items=(1,)))
+    saves = await told(session, "a")
+    assert saves is not None and [(one.id, one.version) for one in saves.variables] == [("v", 1)]
+    assert [binding.name for binding in saves.names] == ["count"], "a list that was changed in place keeps its identity"
+    assert [update.index for update in saves.updates] == [0], "of what is not the client's it is told nothing"
+    await session.start("s", order("b", version=1, canonical=True))
+    await told(session, "b")
+    assert engine.seen == [[1], [1, "a"]]
+
+
+async def test_traces_that_share_take_turns(session: Session, engine: Engine) -> None:
+    engine.gates["a"] = asyncio.Event()
+    await session.start("s", order("a", items=(1,)))
+    await session.start("s", order("b", version=0, canonical=True))
+    await session.start("s", order("c", version=0, canonical=True))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert engine.seen == [[1]] and (await session.job("s", "c")).state == service_pb2.JOB_STATE_QUEUED
+    assert await session.cancel("s", "b")
+    engine.gates["a"].set()
+    assert (await ended(session, "c")).state == service_pb2.JOB_STATE_DONE
+    assert engine.seen == [[1], [1, "a"]], "the one that was cancelled had no turn"
+
+
+async def test_a_trace_that_fails_leaves_it_as_it_was(session: Session, engine: Engine) -> None:
+    await session.start("s", order("a", items=(1,)))
+    await ended(session, "a")
+    engine.fail = True
+    await session.start("s", order("b", version=1, canonical=True))
+    saves = await told(session, "b")
+    assert saves is not None and not saves.variables and not saves.updates
+    assert [binding.name for binding in saves.names] == ["count"]
+    engine.fail = False
+    await session.start("s", order("c", version=1, canonical=True))
+    saves = await told(session, "c")
+    assert saves is not None and saves.variables[0].version == 2
+    assert engine.seen == [[1], [1, "a"], [1, "a"]]
+
+
+async def test_a_copy_that_is_not_the_latest_is_refused(session: Session, engine: Engine) -> None:
+    await session.start("s", order("a", items=(1,)))
+    await ended(session, "a")
+    await session.start("s", order("stale", version=0, items=(1, 2)))
+    status = await ended(session, "stale")
+    assert status.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT and "wait for that one" in status.failure.message
+    await session.start("s", order("b", version=1, items=(1, 9)))
+    await ended(session, "b")
+    await session.start("s", order("c", version=2, canonical=True))
+    await ended(session, "c")
+    assert engine.seen == [[1], [1, 9], [1, 9, "b"]]
+
+
+async def test_it_goes_with_the_session_and_with_its_time(
+    session: Session, engine: Engine, clock: Callable[[float], None]
+) -> None:
+    await session.start("s", order("a", items=(1,)))
+    await ended(session, "a")
+    assert (await session.describe("s")).stored_bytes > 0
+    await session.cancel("s", "a", forget=True)
+    assert (await session.describe("s")).stored_bytes > 0, "the trace is forgotten, what it left is not"
+    clock(601)
+    await session._sweep_once()
+    assert (await session.stats()).stored_bytes == 0
+    await session.start("s", order("b", version=1, canonical=True))
+    status = await ended(session, "b")
+    assert status.failure.code == pb.ERROR_CODE_NOT_FOUND and "share it anew" in status.failure.message
+
+
+async def test_a_kept_session_that_is_full_says_so(session: Session, engine: Engine) -> None:
+    await session.start("s", order("a", items=tuple(range(60_000))))
+    await ended(session, "a")
+    with pytest.raises(ServiceFailure, match=r"no room for .*; results of jobs and of kept sessions") as caught:
+        await session.start("s", order("b", items=tuple(range(60_000))))
+    assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
+    with pytest.raises(ServiceFailure):
+        await kinds(session.run(order("c", items=tuple(range(60_000)), job=False)))
+
+
+def trace(*variables: pb.SessionVariable, values: int = 1) -> pb.Trace:
+    made = pb.Trace(id="t", variables=variables)
+    made.scope.values.extend([Value(none=True)] * values)
+    return made
+
+
+def tensor(blob_id: str) -> Value:
+    return Value(tensor=Tensor(dtype=DTYPE_FLOAT32, shape=[2], blob=Blob(id=blob_id, size=8)))
+
+
+def test_tables_that_lead_back_to_themselves_and_to_each_other() -> None:
+    """Two variables of one table stay connected where they are put, and tensors in them are taken from the session."""
+    variables = SharedVariables()
+    outer = Value(list=Items(items=[Value(ref=1), Value(ref=0), Value(ref=2)]))
+    inner = Value(list=Items(items=[Value(integer=4)]))
+    objects = Objects(values=[outer, inner, tensor("k/0/0")])
+    saves = pb.Saves(invoke=-1, objects=objects)
+    saves.names.add(name="outer", value=Value(ref=0))
+    saves.names.add(name="inner", value=Value(ref=1))
+    first = trace(pb.SessionVariable(id="o", entry=0), pb.SessionVariable(id="i", entry=1), values=2)
+    first.shared.add(name="outer", value=Value(ref=0))
+    first.shared.add(name="inner", value=Value(ref=1))
+    left = variables.settle(first, saves, 2, failed=False)
+    variables.keep(objects, left, {"k/0/0": Saved("the reference", 8)})
+    assert variables.size == objects.ByteSize()
+
+    both = trace(
+        pb.SessionVariable(id="i", entry=2, version=1, canonical=True),
+        pb.SessionVariable(id="o", entry=0, version=1, canonical=True),
+        values=3,
+    )
+    lent = variables.lend(both)
+    assert {name: saved.ref for name, saved in lent.items()} == {"k/0/0": "the reference"}
+    remotes = [value.remote for value in both.scope.values if value.WhichOneof("kind") == "remote"]
+    assert [(one.blob_id, list(one.view.shape), one.view.dtype) for one in remotes] == [("k/0/0", [2], DTYPE_FLOAT32)]
+
+    class Resolver:
+        def remote(self, stayed: object) -> object:
+            return np.zeros(2)
+
+    decoder = Decoder(both.scope, get_blob=lambda blob: b"", resolver=Resolver())  # type: ignore[arg-type]
+    outer_again, inner_again = decoder.object(0), decoder.object(2)
+    assert outer_again[0] is inner_again and outer_again[1] is outer_again and inner_again == [4]
+
+
+def test_more_than_a_session_keeps() -> None:
+    variables = SharedVariables()
+    with pytest.raises(ServiceFailure) as caught:
+        variables.lend(trace(*(pb.SessionVariable(id=str(i), entry=i) for i in range(MAX_VARIABLES + 1))))
+    assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
