@@ -252,3 +252,26 @@ def test_probe(example: tuple[Any, Any], llama: Any) -> None:
     scores = np.c_[truth, np.ones(len(truth))] @ weights
     np.testing.assert_allclose(found.scores, scores, atol=10 * TOLERANCE)
     assert found.accuracy > 0.65
+
+
+def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
+    monitor, found = example
+    towards, away = (
+        torch.stack([streams(llama, tokenizer.encode(prompt))[monitor.LAYER][-1] for prompt in prompts]).mean(0)
+        for prompts in (monitor.TOWARDS, monitor.AWAY)
+    )
+    direction = (towards - away) / (towards - away).norm()
+    np.testing.assert_allclose(found.direction, direction.numpy(), atol=TOLERANCE)
+    ids, readings, entropies = tokenizer.encode(monitor.PROMPT), [], []
+    for token in found.tokens:
+        stream = streams(llama, ids)
+        readings.append(float(stream[monitor.LAYER][-1] @ direction))
+        distribution = torch.distributions.Categorical(logits=logits(llama, ids))
+        entropies.append(float(distribution.entropy()))
+        assert int(distribution.logits.argmax()) == token
+        ids = [*ids, token]
+    np.testing.assert_allclose(found.readings, readings, atol=TOLERANCE)
+    np.testing.assert_allclose(found.entropies, entropies, atol=TOLERANCE)
+    assert found.arrived == list(range(1, monitor.STEPS + 1)), "each reading is here with its token"
+    first = next(i for i, reading in enumerate(readings) if reading > found.alarm)
+    assert found.stopped == first + 1 < monitor.STEPS
