@@ -124,7 +124,11 @@ class TraceRun:
         else:
             self.saved_bytes += data.nbytes
             # The copy into the object store takes long enough for other traces to notice.
-            self.blobs[blob_id] = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
+            saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
+            if self.running:
+                self.blobs[blob_id] = saved
+            else:  # nobody was waiting for it
+                self.saved_bytes -= data.nbytes
         async with self._adopted:
             self._adopted.notify_all()
 
@@ -155,6 +159,8 @@ class TraceRun:
             await self._wait_for_workers()
             if self._refusal is not None:
                 raise ServiceFailure(self._refusal)
+            for unnamed in self.blobs.keys() - self._named:  # of what an invoke that failed would have left
+                self.saved_bytes -= self.blobs.pop(unnamed).size
             if self._left is not None:
                 saves, left = self._left
                 mine, earlier = named(saves)
