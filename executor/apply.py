@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from vllm.forward_context import get_forward_context, set_forward_context
-from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from executor.adapters import adapts, layer_of
 from executor.control import Refusal
 from executor.shards import Layouts
 from executor.skips import holds_attention
@@ -64,13 +64,13 @@ class Call:
 
 def why_not_applied(node: Node) -> str:
     """Say why a module cannot be applied to values and what to write instead; "" if it can."""
-    module, path = node.module, node.path or "the model"
+    module, path = node.layer, node.path or "the model"
     if node.title:
-        return (
-            ""
-            if node.applies is not None
-            else f"{path} is a name for values, not a module; apply a module of the model"
-        )
+        if node.applies is None:
+            return f"{path} is a name for values, not a module; apply a module of the model"
+        return why_not_applied(node.applies) if node.applies.adapted else ""
+    if node.adapted:
+        return "where LoRA adapters are served, the logits processor looks for those of the batch's rows; write model.lm_head(h)"
     if module is None:
         return f"{path} is where sampled tokens are read, not a module" if node.path == SAMPLES else ""
     if isinstance(module, _CONTAINERS):
@@ -84,8 +84,11 @@ def why_not_applied(node: Node) -> str:
             f"the parts that have none (norms, mlp, linear layers), or read and change what the model gives {path} where it "
             "runs it"
         )
-    if any(isinstance(part, BaseLayerWithLoRA) for part in parts):
-        return f"{path} holds LoRA adapters, which belong to the batch's requests, so it cannot be applied to values"
+    if node.module is not None and adapts(node.module):
+        return (
+            f"{path} computes with the LoRA adapters of the batch's rows, so it cannot be applied to values; read and change "
+            "what the model gives it where it runs it, or apply norms, the embedding and the unembedding, which have none"
+        )
     if len(parts) > 1 and any(isinstance(part, VocabParallelEmbedding | torch.nn.Embedding) for part in parts):
         return f"{path} holds an embedding; apply the embedding and the modules after it one by one"
     return ""
@@ -135,7 +138,7 @@ class Applier:
             single,
         )
         check_arguments(
-            node.module or self._head(), call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None
+            node.layer or self._head(), call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None
         )
         return call
 
@@ -154,8 +157,8 @@ class Applier:
                 f"{node.path}(…) runs in the engine's inference mode, so no gradient goes through it; pass x.detach()",
             )
         kinds = {self._dtype}
-        if node.module is not None:
-            kinds |= {parameter.dtype for parameter in node.module.parameters() if parameter.is_floating_point()}
+        if node.layer is not None:
+            kinds |= {parameter.dtype for parameter in node.layer.parameters() if parameter.is_floating_point()}
         if value.is_floating_point() and value.dtype not in kinds:
             raise _refuse(
                 node,
@@ -188,9 +191,9 @@ class Applier:
     def _widest(self, node: Node) -> int:
         if node.path == LOGITS and node.module is None:
             return self._config.model_config.get_vocab_size()
-        assert node.module is not None
+        assert node.layer is not None
         widths = [1]
-        for part in node.module.modules():
+        for part in node.layer.modules():
             if isinstance(part, LinearBase):
                 widths += [part.input_size, part.output_size]
             elif isinstance(part, ParallelLMHead):
@@ -217,10 +220,11 @@ class Applier:
                 get_forward_context().all_moe_layers = None
                 if node.module is None:
                     result = self._tree.root.module.compute_logits(*call.args, **call.kwargs)  # type: ignore[union-attr]
-                elif isinstance(node.module, ParallelLMHead):
-                    result = self._unembed(node.module, *call.args, **call.kwargs)
+                elif isinstance(node.layer, ParallelLMHead):
+                    result = self._unembed(node.layer, *call.args, **call.kwargs)
                 else:
-                    return self._own(self._forward(node.module, call), (), self._layouts_of(node), call.single)
+                    assert node.layer is not None
+                    return self._own(self._forward(node.layer, call), (), self._layouts_of(node), call.single)
                 return self._own(result, (), None, call.single)
         finally:
             hook.remove()
@@ -233,22 +237,22 @@ class Applier:
 
     def _unembed(self, head: ParallelLMHead, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden @ weight + bias, [rows, vocab], as the model's logits processor computes it, before its scale."""
-        processor = next(part for part in self._tree.paths if isinstance(part, LogitsProcessor))
+        processor = next(part for part in map(layer_of, self._tree.paths) if isinstance(part, LogitsProcessor))
         logits = processor._get_logits(hidden, head, getattr(head, "bias", None))
         assert logits is not None, "the platform gathers logits on one rank only"
         return logits
 
     def _head(self) -> torch.nn.Module:
         """The unembedding: the model's head, or the embedding that it shares its weights with."""
-        embeddings = [part for part in self._tree.paths if isinstance(part, VocabParallelEmbedding)]
+        embeddings = [part for part in map(layer_of, self._tree.paths) if isinstance(part, VocabParallelEmbedding)]
         return max(embeddings, key=lambda part: isinstance(part, ParallelLMHead))
 
     def _layouts_of(self, node: Node) -> Layouts:
         """The layouts of a module's values when a block applies it: a location's own may hold for the forward pass only."""
         layouts = self._layouts.get(node.path)
         if layouts is None:
-            assert node.module is not None
-            layouts = self._layouts[node.path] = Layouts(f"{node.path}(…)", node.module, self._tp_size)
+            assert node.layer is not None
+            layouts = self._layouts[node.path] = Layouts(f"{node.path}(…)", node.layer, self._tp_size)
         return layouts
 
     @staticmethod

@@ -72,7 +72,7 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         generation_config_json=json.dumps(model_config.try_get_generation_config(), default=str),
     )
     for path, node in tree.nodes.items():
-        module = node.module
+        module = node.layer
         assert module is not None
         description.modules.append(
             pb.Module(

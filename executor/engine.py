@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from executor.adapters import Adapters
 from executor.failures import clip
 from executor.options import check_config, engine_options, prepare_environment, step_tokens
 from executor.outputs import output_event, result_of
@@ -39,6 +40,7 @@ class ModelSettings(Protocol):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     engine: dict[str, Any]
+    lora_modules: Mapping[str, str]
     limits: Any
 
 
@@ -57,8 +59,9 @@ class TraceEngine:
         llm: vLLM's engine.
     """
 
-    def __init__(self, llm: AsyncLLM, description: model_pb2.ModelDescription) -> None:
+    def __init__(self, llm: AsyncLLM, description: model_pb2.ModelDescription, adapters: Adapters) -> None:
         self.llm = llm
+        self._adapters = adapters
         self._description = description
         self._parameters = set(description.sampling_parameters)
         self._running = 0
@@ -88,13 +91,20 @@ class TraceEngine:
         described = await llm.collective_rpc("interpose_describe", timeout=_RPC_SECONDS)
         description = model_pb2.ModelDescription.FromString(described[0])
         description.name = model.name
+        adapters = Adapters(model.lora_modules)
+        description.adapters.extend(adapters.names)
         progress("warming up")
+        for adapter in adapters.requests:
+            if not await llm.add_lora(adapter):
+                raise ValueError(
+                    f"the engine did not take the LoRA adapter {adapter.lora_name} from {adapter.lora_path}"
+                )
         # An engine's first request takes seconds more than the next; nobody's trace should.
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
             pass
         progress("ready")
-        return cls(llm, description)
+        return cls(llm, description, adapters)
 
     def describe(self) -> model_pb2.ModelDescription:
         """Return the model's description."""
@@ -242,7 +252,8 @@ class TraceEngine:
         params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
         sent_text, sent_ids = 0, 0
         output: Any = None
-        async for output in self.llm.generate(prompt, params, request_id):
+        lora = self._adapters.request(invoke.lora or trace.lora)
+        async for output in self.llm.generate(prompt, params, request_id, lora_request=lora):
             completion = output.outputs[0]
             if output.finished:
                 break
@@ -313,6 +324,7 @@ class TraceEngine:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
         try:
             sampling = self._sampling(trace, index)
+            self._adapters.request(trace.invokes[index].lora or trace.lora)
             return self._prompt(trace.invokes[index].prompt, sampling), sampling
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None

@@ -58,7 +58,7 @@ class Envoy:
         return self._node.path
 
     def __repr__(self) -> str:
-        module = self._node.module
+        module = self._node.layer
         kind = type(module).__name__ if module is not None else self._node.title or "location"
         return f"<{self._node.path or 'model'}: {kind}>"
 

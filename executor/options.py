@@ -13,6 +13,8 @@ from typing import Any
 import vllm
 from vllm.platforms import current_platform
 
+from executor.adapters import Adapters
+
 VLLM_VERSION = "0.32.0"
 # Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
 STEP_TOKENS = 8192
@@ -117,9 +119,9 @@ def check_config(config: Any) -> None:
             "a prompt's rows are spread over ranks",
         ),
         "decode_context_parallel_size": (parallel.decode_context_parallel_size > 1, "a sequence is spread over ranks"),
-        "enable_lora": (
-            config.lora_config is not None,
-            "adapters' layers do not say how their rows lie over the ranks",
+        "fully_sharded_loras": (
+            config.lora_config is not None and config.lora_config.fully_sharded_loras,
+            "adapters' outputs are cut as the layers' are",
         ),
         "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
@@ -156,6 +158,7 @@ def engine_options(model: Any) -> dict[str, Any]:
     options.setdefault("max_num_batched_tokens", STEP_TOKENS)
     return {
         **options,
+        **Adapters(model.lora_modules).options(options),
         **trace_options(model.limits),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,

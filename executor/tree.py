@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.model_executor.layers.linear import QKVParallelLinear
 
+from executor.adapters import layer_of, modules_of
 from executor.control import Refusal
 from executor.shards import Layouts
 from interpose.v1 import trace_pb2 as pb
@@ -56,6 +58,7 @@ class Node:
         views: of a canonical node, the values that it has, by name.
         applies: of a canonical node, what is applied when a block calls it.
         title: of a canonical node, what it is called where a module has its class.
+        adapted: whether what a block would apply here looks for the LoRA adapters of the batch's rows.
     """
 
     path: str
@@ -66,6 +69,12 @@ class Node:
     views: dict[str, View] = field(default_factory=dict)
     applies: Node | None = None
     title: str = ""
+    adapted: bool = False
+
+    @property
+    def layer(self) -> torch.nn.Module | None:
+        """The model's own module: with LoRA adapters, `module` is what runs in its place."""
+        return layer_of(self.module)
 
 
 class ModuleTree:
@@ -85,20 +94,21 @@ class ModuleTree:
         self.paths: dict[torch.nn.Module, str] = {}
         # Modules of transformers itself work on [1, tokens, …]: what looks like rows there is none, but in a step of one row.
         self._batched = any(base.__module__.startswith(_TRANSFORMERS_BACKEND) for base in type(model).__mro__)
-        for path, module in model.named_modules():
-            node = Node(path, module, Layouts(path or "model", module, tp_size))
+        for path, module in modules_of(model):
+            node = Node(path, module, Layouts(path or "model", layer_of(module), tp_size))
             self.nodes[path] = node
             self.paths[module] = path
             if path:
                 parent, _, name = path.rpartition(".")
                 self.nodes[parent].children[name] = node
         for node in self.nodes.values():
-            modules = [child.module for child in node.children.values()]
+            modules = [child.layer for child in node.children.values()]
             projection = next((module for module in modules if isinstance(module, QKVParallelLinear)), None)
             for child in node.children.values():
                 child.layouts.projection = projection
         self.root = self.nodes[""]
         self.pseudo = {name: Node(name, None, Layouts(name, torch.nn.Identity(), 1)) for name in PSEUDO}
+        self.pseudo[LOGITS].adapted = any(isinstance(module, LogitsProcessorWithLoRA) for module in self.paths)
         self._order: dict[tuple[str, str], int] = {
             (LOGITS, "output"): _AFTER_FORWARD,
             (SAMPLES, "output"): _AFTER_FORWARD + 1,

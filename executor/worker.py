@@ -17,6 +17,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from executor.accounting import Precision
+from executor.adapters import check_wrapped
 from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits
@@ -44,6 +45,7 @@ class InterposeWorker(_Base):
         runner = self.model_runner
         settings = dict(self.vllm_config.additional_config["interpose"])
         tensor_parallel = self.parallel_config.tensor_parallel_size
+        check_wrapped(runner.get_model())
         tree = ModuleTree(runner.get_model(), tensor_parallel)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):

@@ -11,7 +11,7 @@ from interpose.envoy import Envoy, Node, tree_of
 from interpose.errors import InvalidArgument
 from interpose.progress import Progress
 from interpose.prompts import encode_prompt
-from interpose.sampling import check_sampling
+from interpose.sampling import check_adapter, check_sampling
 from interpose.session import Session
 from interpose.session_block import SessionBlock, entered
 from interpose.trace_options import TraceOptions
@@ -48,6 +48,7 @@ class Model(Envoy):
         blocking: bool = True,
         fetch: bool | None = None,
         edits: Sequence[str] = (),
+        lora: str | None = None,
         **sampling: Any,
     ) -> Tracer:
         """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
@@ -60,6 +61,7 @@ class Model(Envoy):
             fetch: False: saved tensors stay on the server, as `RemoteValue`s. By default they are fetched at the end of the
                 block, and inside `with client.session()` at its end.
             edits: names of standing edits (`model.edit`) that run in it before the block, in this order.
+            lora: name of the LoRA adapter that its requests run with, one of `model.adapters`.
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
@@ -69,7 +71,7 @@ class Model(Envoy):
             names = ("input_ids", "attention_mask", "token_type_ids")
             prompt = {name: sampling.pop(name) for name in names if name in sampling}
         encoded = None if prompt is None else self.encode_prompt(prompt)
-        options = TraceOptions(stream, blocking, fetch, check_names(edits))
+        options = TraceOptions(stream, blocking, fetch, check_names(edits), self.check_lora(lora))
         return Tracer(self, encoded, self.check_sampling(sampling), options)
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
@@ -116,6 +118,11 @@ class Model(Envoy):
     def name(self) -> str:
         """The name it is served under."""
         return self._description.name
+
+    @property
+    def adapters(self) -> list[str]:
+        """The LoRA adapters that a trace may name: `model.trace(prompt, lora="…")`."""
+        return list(self._description.adapters)
 
     @property
     def max_model_len(self) -> int:
@@ -186,5 +193,11 @@ class Model(Envoy):
         )
 
     def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
-        """Return sampling parameters that the engine has; InvalidArgument, with near misses, for another."""
-        return check_sampling(sampling, self._description.sampling_parameters)
+        """Return sampling parameters that the engine has, and a `lora`; InvalidArgument, with near misses, for another."""
+        given = dict(sampling)
+        lora = {"lora": self.check_lora(given.pop("lora"))} if "lora" in given else {}
+        return check_sampling(given, self._description.sampling_parameters) | lora
+
+    def check_lora(self, name: object) -> str:
+        """Return the name of an adapter, "" for none; InvalidArgument, with near misses, for one that there is not."""
+        return check_adapter(name, self._description.adapters)

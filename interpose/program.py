@@ -264,9 +264,13 @@ class TraceBuilder:
                     continue
                 raise
             program.reads.add(name=name, value=value)
-        sampling = self._sampling(planned.sampling)
+        own = dict(planned.sampling)
+        lora = str(own.pop("lora", ""))
+        sampling = self._sampling(own)
         whole = planned.prompt is None
-        return Invoke(prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole)
+        return Invoke(
+            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole, lora=lora
+        )
 
     def _writers(self, index: int, name: str) -> set[int]:
         """Return the invokes before one that assign a name."""

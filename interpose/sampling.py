@@ -43,10 +43,6 @@ def check_sampling(sampling: Mapping[str, object], known: Sequence[str]) -> dict
             raise InvalidArgument(
                 "max_new_tokens belongs to model.generate(…); here it is max_tokens", suggestions=["max_tokens"]
             )
-        if name == "lora":
-            raise InvalidArgument(
-                "this service has no LoRA adapters: the engine runs traces on the model's own weights"
-            )
         near = difflib.get_close_matches(name, known, n=3)
         hint = did_you_mean(near) if near else f"it has {', '.join(known)}"
         raise InvalidArgument(f"the engine has no sampling parameter {name!r}; {hint}", suggestions=near)
@@ -60,6 +56,25 @@ def check_sampling(sampling: Mapping[str, object], known: Sequence[str]) -> dict
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
     return dict(sampling)
+
+
+def check_adapter(name: object, adapters: Sequence[str]) -> str:
+    """Return the name of a LoRA adapter as it travels, "" for none.
+
+    Args:
+        name: what the notebook says, None for none.
+        adapters: those that there are.
+
+    Raises:
+        InvalidArgument: there is no such adapter, with near misses.
+    """
+    if name is None or (isinstance(name, str) and name in adapters):
+        return str(name or "")
+    if not adapters:
+        raise InvalidArgument("this service has no LoRA adapters: the engine runs traces on the model's own weights")
+    near = difflib.get_close_matches(str(name), adapters, n=3)
+    hint = did_you_mean(near) if near else f"it has {', '.join(adapters)}"
+    raise InvalidArgument(f"there is no LoRA adapter {name!r:.80}; {hint}", suggestions=near)
 
 
 def sequences(trace: Mapping[str, object], own: Mapping[str, object]) -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ class TraceOptions:
         blocking: the end of the block waits for the trace; else the trace is a background job.
         fetch: saved tensors come along; None: unless the session is one whose values stay on the server.
         edits: names of the standing edits that it runs with.
+        lora: name of the LoRA adapter that its requests run with; "": none.
 
     Raises:
         InvalidArgument: an option is of the wrong type, or two of them exclude each other.
@@ -25,6 +26,7 @@ class TraceOptions:
     blocking: bool = True
     fetch: bool | None = None
     edits: tuple[str, ...] = ()
+    lora: str = ""
 
     def __post_init__(self) -> None:
         for name in ("stream", "blocking", "fetch"):

@@ -124,7 +124,7 @@ class Tracer(CapturedBlock):
 
         Args:
             prompt: as for `model.trace`.
-            sampling: sampling parameters of this prompt alone; the trace's own are the defaults.
+            sampling: sampling parameters of this prompt alone, and its `lora`; the trace's own are the defaults.
         """
         if self._prompt is not None:
             raise InvalidArgument(
@@ -269,6 +269,7 @@ class Tracer(CapturedBlock):
         trace.stream = self._streams
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
+        trace.lora = self._options.lora
         captured, session = builder.captured(), self._model.session_block
         return trace, Delivery(block, scope, self._places, captured, session, self._groups, _first_names(trace))
 

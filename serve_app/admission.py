@@ -114,6 +114,8 @@ def check_trace(
     if trace.applied:
         raise refuse("a trace names edits; it does not bring their programs", trace.id)
     parameters = frozenset(description.sampling_parameters)
+    for index, lora in enumerate((trace.lora, *(invoke.lora for invoke in trace.invokes)), -1):
+        _check_lora(lora, description.adapters, trace.id, index)
     _check_sampling(trace.sampling, parameters, trace.id, -1)
     for index, invoke in enumerate(trace.invokes):
         if not invoke.whole:
@@ -194,6 +196,14 @@ def _check_prompt(prompt: pb.Prompt, description: model_pb2.ModelDescription, tr
         count = len(prompt.chat.messages)
         if not 0 < count <= MAX_CHAT_MESSAGES:
             raise refuse(f"a chat of {count} messages; from 1 to {MAX_CHAT_MESSAGES} are taken", trace_id, invoke)
+
+
+def _check_lora(name: str, adapters: Collection[str], trace_id: str, invoke: int) -> None:
+    if name and name not in adapters:
+        near = difflib.get_close_matches(name, adapters, n=3)
+        what = f"there is no LoRA adapter {name[:80]!r}; it has {', '.join(adapters) or 'none'}"
+        fact = failure(pb.ERROR_CODE_INVALID_ARGUMENT, what, trace_id=trace_id, invoke=invoke, suggestions=near)
+        raise ServiceFailure(fact)
 
 
 def _check_variables(trace: pb.Trace) -> None:

@@ -232,6 +232,7 @@ class IngressDeployment:
                 replicas=state.replicas,
                 running=state.running,
                 waiting=state.waiting,
+                adapters=list(model.lora_modules),
             )
         for usage in status.tenants:
             if usage.name == tenant.name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hmac
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -58,6 +59,9 @@ class ModelSettings(_Part):
     pipeline_parallel_size: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "gpu"] = "auto"
     engine: dict[str, Any] = Field(default_factory=dict, description="further arguments of the engine, by vLLM's names")
+    lora_modules: dict[str, str] = Field(
+        default_factory=dict, description="LoRA adapters: each one's folder by the name that requests use"
+    )
     replicas: int = Field(1, ge=1)
     max_running_traces: int = Field(256, ge=1, description="on one replica at a time")
     max_waiting_traces: int = Field(1024, ge=1, description="beyond the running ones, per session")
@@ -76,6 +80,38 @@ class ModelSettings(_Part):
         if not _NAME.fullmatch(name):
             raise ValueError(f"a model's name consists of letters, digits, '.', '_' and '-': {name!r} does not")
         return name
+
+    @field_validator("lora_modules", mode="before")
+    @classmethod
+    def _as_vllm_writes_them(cls, modules: Any) -> Any:
+        """Take `name=path`, and `{"name": …, "path": …}`, also as JSON, for one of them or in a list."""
+        if isinstance(modules, str) or (isinstance(modules, Mapping) and modules.keys() >= {"name", "path"}):
+            modules = [modules]
+        if not isinstance(modules, list | tuple):
+            return modules
+        found: dict[str, Any] = {}
+        for one in modules:
+            if isinstance(one, str) and one.lstrip().startswith("{"):
+                one = json.loads(one)
+            if isinstance(one, str):
+                name, equals, path = one.partition("=")
+                one = {"name": name, "path": path if equals else None}
+            if not isinstance(one, Mapping) or not (
+                isinstance(one.get("name"), str) and isinstance(one.get("path"), str)
+            ):
+                raise ValueError(f"an adapter is given as name=path, not {one!r}")
+            if one["name"] in found:
+                raise ValueError(f"two adapters with the name {one['name']!r}")
+            found[one["name"]] = one["path"]
+        return found
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _plain_names(cls, modules: dict[str, str]) -> dict[str, str]:
+        for name in modules:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"an adapter's name consists of letters, digits, '.', '_' and '-': {name!r} does not")
+        return modules
 
     @field_validator("engine")
     @classmethod

@@ -68,12 +68,12 @@ def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]
     """
     lists: dict[str, dict[str, list[str]]] = {}
     for path, node in tree.nodes.items():
-        if not isinstance(node.module, AttentionLayerBase) or recording.at(path, "output") is None:
+        if not isinstance(node.layer, AttentionLayerBase) or recording.at(path, "output") is None:
             continue
         parts = path.split(".")
         for end in range(1, len(parts)):
             above = ".".join(parts[:end])
-            if isinstance(tree.nodes[above].module, nn.ModuleList):
+            if isinstance(tree.nodes[above].layer, nn.ModuleList):
                 lists.setdefault(above, {}).setdefault(f"{above}.{parts[end]}", []).append(path)
                 break
     if not lists:
@@ -148,7 +148,7 @@ class _Builder:
 
     def _attention(self, path: str, name: str, heads: Heads | None) -> Node:
         node = _node(path, "Attention")
-        if heads is None or not isinstance(heads.kernel.module, Attention):
+        if heads is None or not isinstance(heads.kernel.layer, Attention):
             for attribute in ("q", "k", "v", "rot_q", "rot_k", "pattern", "z"):
                 self._refuse(node, name, attribute, "this layer does not have one attention kernel of the usual kind")
             return node
@@ -196,7 +196,7 @@ class _Builder:
                 self._refuse(node, name, attribute, "the layer that the experts are chosen by could not be found")
             return
         self._part(node, name, "router_logits", mlp.router, "output", (0,), None, None)
-        runner: Any = mlp.experts.module if mlp.experts is not None else None
+        runner: Any = mlp.experts.layer if mlp.experts is not None else None
         top = runner.moe_config.experts_per_token
         for attribute, item in (("expert_weights", 0), ("experts", 1)):
             node.views[attribute] = Chosen(
@@ -246,7 +246,7 @@ class _Builder:
     def _columns(raw: Node, kind: str, columns: tuple[int, int] | None) -> int:
         if columns is not None:
             return columns[1] - columns[0]
-        module: Any = raw.module
+        module: Any = raw.layer
         return int(module.output_size if kind == "output" else module.input_size)
 
     @staticmethod
@@ -260,7 +260,7 @@ class _Builder:
         stream = begins.value(self._recording)
         for path, raw in self._tree.nodes.items():
             made = self._recording.at(path, "output")
-            if isinstance(raw.module, ParallelLMHead) or not isinstance(raw.module, VocabParallelEmbedding):
+            if isinstance(raw.layer, ParallelLMHead) or not isinstance(raw.layer, VocabParallelEmbedding):
                 continue
             rows = made.tensors.get(()) if made is not None else None
             if rows is None:

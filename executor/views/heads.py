@@ -35,14 +35,14 @@ class Heads:
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of query heads and of key/value heads of the whole model."""
-        module = self.projection.module if self.projection is not None else None
+        module = self.projection.layer if self.projection is not None else None
         assert isinstance(module, QKVParallelLinear)
         return module.total_num_heads, module.total_num_kv_heads
 
     @property
     def widths(self) -> tuple[int, int]:
         """The widths of a query or key head and of a value head."""
-        kernel = self.kernel.module
+        kernel = self.kernel.layer
         assert isinstance(kernel, Attention)
         return kernel.head_size, kernel.head_size_v
 
@@ -53,7 +53,7 @@ def find_heads(tree: ModuleTree, recording: Recording, kernel: Node, layer: str)
     while path != layer:
         path = path.rpartition(".")[0]
         below = [node for name, node in tree.nodes.items() if name.startswith(path + ".")]
-        if any(isinstance(node.module, RowParallelLinear | QKVParallelLinear) for node in below):
+        if any(isinstance(node.layer, RowParallelLinear | QKVParallelLinear) for node in below):
             break
     projection = _projection(tree, recording, kernel, path)
     out = _out(tree, recording, kernel, path)
@@ -63,11 +63,11 @@ def find_heads(tree: ModuleTree, recording: Recording, kernel: Node, layer: str)
 
 
 def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str) -> Node | None:
-    begun, module = recording.at(kernel.path, "input"), kernel.module
+    begun, module = recording.at(kernel.path, "input"), kernel.layer
     if begun is None or not isinstance(module, Attention):
         return None
     for name, node in tree.nodes.items():
-        merged = node.module
+        merged = node.layer
         if not name.startswith(path + ".") or not isinstance(merged, QKVParallelLinear):
             continue
         made = recording.at(name, "output")
@@ -86,12 +86,12 @@ def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str)
 
 
 def _out(tree: ModuleTree, recording: Recording, kernel: Node, path: str) -> Node | None:
-    ended, module = recording.at(kernel.path, "output"), kernel.module
+    ended, module = recording.at(kernel.path, "output"), kernel.layer
     if ended is None or not isinstance(module, Attention):
         return None
     width = module.num_heads * module.head_size_v
     for name, node in tree.nodes.items():
-        row = node.module
+        row = node.layer
         if not name.startswith(path + ".") or not isinstance(row, RowParallelLinear):
             continue
         begun = recording.at(name, "input")

@@ -49,7 +49,7 @@ def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str)
         for name, node in tree.nodes.items()
         if name.startswith(layer + ".") and not (name + ".").startswith(attention + ".")
     ]
-    experts = [node for node in nodes if isinstance(node.module, MoERunner)]
+    experts = [node for node in nodes if isinstance(node.layer, MoERunner)]
     if experts:
         return MLP(
             router=_router(recording, nodes, experts[0]),
@@ -62,9 +62,9 @@ def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str)
     into = [
         node
         for node in ran
-        if isinstance(node.module, ColumnParallelLinear) and not isinstance(node.module, QKVParallelLinear)
+        if isinstance(node.layer, ColumnParallelLinear) and not isinstance(node.layer, QKVParallelLinear)
     ]
-    back = [node for node in ran if isinstance(node.module, RowParallelLinear)]
+    back = [node for node in ran if isinstance(node.layer, RowParallelLinear)]
     if len(into) != 1 or len(back) != 1:
         why = f"the layer has {len(into)} projections into an MLP and {len(back)} out of one; use their own paths"
         return MLP(why_gate=why, why_up=why, why_down=why)
@@ -72,7 +72,7 @@ def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str)
 
 
 def _dense(tree: ModuleTree, recording: Recording, into: Node, back: Node) -> MLP:
-    module = into.module
+    module = into.layer
     assert isinstance(module, ColumnParallelLinear)
     if not isinstance(module, MergedColumnParallelLinear):
         return MLP(up=(into, None), down=back, why_gate="this architecture's MLP has no gate; use mlp.up and mlp.act")
@@ -92,7 +92,7 @@ def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | No
     if made is None or merged is None:
         return None
     for begun in recording.after(made.index, "input"):
-        given, module = begun.tensors.get((0, 0)), tree.nodes[begun.path].module
+        given, module = begun.tensors.get((0, 0)), tree.nodes[begun.path].layer
         if given is None or given.shape != merged.shape or not torch.equal(given, merged) or module is None:
             continue
         left, right = torch.randn_like(merged).chunk(2, dim=-1)
@@ -108,8 +108,8 @@ def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | No
 
 def _router(recording: Recording, nodes: list[Node], experts: Node) -> Node | None:
     """Return the layer whose result is what the experts are chosen by."""
-    assert isinstance(experts.module, MoERunner)
-    count = experts.module.moe_config.num_logical_experts
+    assert isinstance(experts.layer, MoERunner)
+    count = experts.layer.moe_config.num_logical_experts
     for node in nodes:
         made = recording.at(node.path, "output")
         logits = made.tensors.get((0,)) if made is not None else None

@@ -50,9 +50,9 @@ class AttentionPattern:
     """
 
     def __init__(self, node: Node) -> None:
-        assert isinstance(node.module, Attention)
+        assert isinstance(node.layer, Attention)
         self._node = node
-        self._kernel: Attention = node.module
+        self._kernel: Attention = node.layer
         self._cache: CachedKeys | None = None
 
     def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:

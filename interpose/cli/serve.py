@@ -29,6 +29,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", help="what clients call the model (default: the last part of MODEL)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N")
+    parser.add_argument(
+        "--lora-modules", nargs="+", metavar="NAME=PATH", help="LoRA adapters, by the names that requests use"
+    )
     parser.add_argument("--port", type=int, help="where clients connect (default: 9000)")
     parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
@@ -96,7 +99,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     engine = _engine_arguments(args.engine_arguments)
-    of_model = {"name": args.name, "tensor_parallel_size": args.tensor_parallel_size, "engine": engine or None}
+    of_model = {
+        "name": args.name,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "lora_modules": args.lora_modules,
+        "engine": engine or None,
+    }
     given = {key: value for key, value in of_model.items() if value is not None}
     flags: dict[str, Any] = {"config_file": args.config}
     if args.model:

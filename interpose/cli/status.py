@@ -72,6 +72,9 @@ def table(status: Any) -> str:
             [(one.name, one.state, one.replicas, one.running, one.waiting) for one in status.models],
         ),
     ]
+    for one in status.models:
+        if one.adapters:
+            lines += ["", f"LoRA adapters of {one.name}: {', '.join(one.adapters)}"]
     if status.tenants:
         usage = [
             (one.name, one.sessions, one.traces_running, one.traces_done, f"{one.stored_bytes / 2**20:.1f} MiB")

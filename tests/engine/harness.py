@@ -61,6 +61,7 @@ class Block:
     after: tuple[int, ...] = ()
     together: int = 0
     whole: bool = False  # it has no prompt
+    lora: Any = None  # the engine's LoRARequest
 
 
 class LocalEngine:
@@ -175,7 +176,12 @@ class LocalEngine:
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
             params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
-            engine.add_request(request_id, {"prompt_token_ids": block.prompt, "cache_salt": request_id}, params)
+            engine.add_request(
+                request_id,
+                {"prompt_token_ids": block.prompt, "cache_salt": request_id},
+                params,
+                lora_request=block.lora,
+            )
             pending[request_id] = (trace, index, count)
             results[request_id] = ran
 

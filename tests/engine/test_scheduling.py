@@ -292,7 +292,6 @@ def test_a_seeded_prompt_in_chunks_samples_what_it_samples_whole(engine: LocalEn
     [
         ("scheduling_policy", "priority"),
         ("long_prefill_token_threshold", 16),
-        ("enable_lora", True),
         ("kv_sharing_fast_prefill", True),
     ],
 )

@@ -149,7 +149,7 @@ def _module(tree: ModuleTree, path: str, kind: str, listed: Location | None) -> 
 
 def _given(tree: ModuleTree, path: str) -> Expected:
     """What a module is given, all of it, where that is more than one tensor that the oracle lists."""
-    module = tree.nodes[path].module
+    module = tree.nodes[path].layer
     parent, _, name = path.rpartition(".")
     layer = _layer_of(tree, path)
     if path == "" or _holds_layers(tree, path):
@@ -203,7 +203,7 @@ def _attention_given(tree: ModuleTree, layer: str) -> Expected:
 def _positions(tree: ModuleTree, truth: Truth, step: int) -> list[torch.Tensor]:
     """Layers that rotate are given the positions; those of the others were embedded."""
     learned = any(
-        isinstance(node.module, nn.Embedding) and not isinstance(node.module, VocabParallelEmbedding)
+        isinstance(node.layer, nn.Embedding) and not isinstance(node.layer, VocabParallelEmbedding)
         for node in tree.nodes.values()
     )
     return [] if learned else [truth.positions(step)]
@@ -224,7 +224,7 @@ def _norm_given(truth: Truth, path: str, step: int) -> list[Any]:
 
 def _returned(tree: ModuleTree, path: str) -> Expected:
     """What a module returns, where the oracle has it under another name."""
-    module = tree.nodes[path].module
+    module = tree.nodes[path].layer
     parent = path.rpartition(".")[0]
     if path == "" or _holds_layers(tree, path):
         return lambda truth, step: truth.canonical.value("final_norm.output", step=step)
@@ -242,7 +242,7 @@ def _holds_layers(tree: ModuleTree, path: str) -> bool:
 
 def _layer_of(tree: ModuleTree, path: str) -> str:
     """Return the path of the decoder layer that a module is in, "" if it is in none."""
-    while path and not isinstance(tree.nodes[path.rpartition(".")[0]].module, nn.ModuleList):
+    while path and not isinstance(tree.nodes[path.rpartition(".")[0]].layer, nn.ModuleList):
         path = path.rpartition(".")[0]
     return path
 

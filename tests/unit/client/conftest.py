@@ -101,6 +101,7 @@ class Service(service_pb2_grpc.InterposeServicer):
         self.closed: list[service_pb2.CloseSessionRequest] = []
         self.opened: list[service_pb2.OpenSessionRequest] = []
         self.sent_bytes = 0
+        self.adapters: list[str] = []
         self.tokenizer: list[service_pb2.TokenizerChunk] = []
         self._uploads: dict[str, bytearray] = {}
         self._received: dict[str, set[int]] = {}
@@ -136,7 +137,9 @@ class Service(service_pb2_grpc.InterposeServicer):
                 ),
                 context,
             )
-        return description()
+        found = description()
+        found.adapters.extend(self.adapters)
+        return found
 
     def GetTokenizer(self, request, context):
         yield from self.tokenizer

@@ -145,6 +145,30 @@ def test_lora_says_what_there_is(model):
         model.trace("Hello", lora="mine")
 
 
+def test_lora_goes_by_name_for_a_trace_and_for_each_prompt(service, client):
+    service.adapters = ["calm", "formal"]
+    model = client.model()
+    assert model.adapters == ["calm", "formal"]
+    with model.trace(lora="calm", max_tokens=2) as tracer:
+        with tracer.invoke("a", lora="formal", max_tokens=3):
+            pass
+        with tracer.invoke("b"):
+            pass
+    trace = service.traces[0]
+    assert trace.lora == "calm" and [invoke.lora for invoke in trace.invokes] == ["formal", ""]
+    assert [binding.name for binding in trace.invokes[0].sampling] == ["max_tokens"]
+    for wrong in ("clam", 3):
+        with pytest.raises(interpose.InvalidArgument, match="there is no LoRA adapter") as caught:
+            model.trace("Hello", lora=wrong)
+    with pytest.raises(interpose.InvalidArgument, match="did you mean formal") as caught:
+        with model.trace() as tracer:
+            with tracer.invoke("a", lora="formel"):
+                pass
+    assert caught.value.suggestions == ("formal",)
+    with pytest.raises(interpose.InvalidArgument, match="has no sampling parameter"):
+        model.trace("Hello", lor="calm")
+
+
 def test_logprobs_arrive_in_the_result(service, model):
     def place(*entries: tuple[int, float, int, str]) -> pb.TokenLogprobs:
         ids, logprobs, ranks, texts = zip(*entries, strict=True)

@@ -258,3 +258,17 @@ def test_values_of_other_sessions() -> None:
     assert found[""] == ("/b",) and found["s"] == ("s/b",) and len(found) == admission.MAX_SESSIONS
     message.scope.values.add().remote.CopyFrom(value_pb2.RemoteTensor(blob_id="b", view=view, session_id="one more"))
     assert "more than 16 sessions" in refusal(message).message
+
+
+def test_an_adapter_that_is_not_served_names_the_near_misses() -> None:
+    served = model_pb2.ModelDescription()
+    served.CopyFrom(DESCRIPTION)
+    served.adapters.extend(["calm", "formal"])
+    message = trace(lora="calm")
+    message.invokes[0].lora = "formal"
+    admission.check_trace(message, MODEL, ANONYMOUS, served)
+    message.invokes[0].lora = "formel"
+    with pytest.raises(ServiceFailure, match="no LoRA adapter 'formel'") as caught:
+        admission.check_trace(message, MODEL, ANONYMOUS, served)
+    assert caught.value.failure.suggestions == ["formal"] and caught.value.failure.invoke == 0
+    assert "it has none" in refusal(trace(lora="calm")).message

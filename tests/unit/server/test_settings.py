@@ -151,3 +151,33 @@ def test_the_only_model_needs_no_name() -> None:
     assert two.model_named("") is None
     assert two.model_named("y").name == "y"
     assert two.model_named("z") is None
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {"calm": "/a", "formal": "/b"},
+        ["calm=/a", "formal=/b"],
+        ["calm=/a", '{"name": "formal", "path": "/b", "base_model_name": "x"}'],
+        [{"name": "calm", "path": "/a"}, {"name": "formal", "path": "/b"}],
+    ],
+)
+def test_adapters_are_given_as_vllm_takes_them(modules: object) -> None:
+    [model] = settings_from({"model": "m", "lora_modules": modules}).models
+    assert model.lora_modules == {"calm": "/a", "formal": "/b"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        (["calm"], "name=path"),
+        (["calm=/a", "calm=/b"], "two adapters with the name"),
+        (["a/b=/a"], "letters, digits"),
+        ([3], "name=path"),
+        ([{"name": "calm"}], "name=path"),
+        (['{"name"'], ""),
+    ],
+)
+def test_adapters_that_are_none(modules: object, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        settings_from({"model": "m", "lora_modules": modules})
