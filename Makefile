@@ -70,6 +70,7 @@ protos:
 
 k8s-validate: $(STAMP)
 	$(BIN)/python -m tools.k8s --crds '$(CRDS)'
+	$(BIN)/python -m pytest tests/k8s
 
 clean:
 	rm -rf build dist .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -18,7 +18,7 @@ from tools.k8s.crds import CustomResources
 from tools.k8s.problems import CannotValidate, Document, Problem
 from tools.k8s.validate import problems
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CRDS = Path(__file__).parent
 
 Change = Callable[[Document], Any]

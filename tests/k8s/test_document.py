@@ -1,0 +1,101 @@
+"""docs/kubernetes.md against what kubectl makes of it and of the manifests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.environment import proxy_environment
+from serve_app.settings import settings_from
+from tools.k8s import render
+from tools.k8s.agreement import pod_templates
+from tools.k8s.builtin import BuiltinKinds
+from tools.k8s.crds import CustomResources
+from tools.k8s.validate import problems
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text()
+OVERLAY = yaml.safe_load((ROOT / "k8s" / "overlays" / "cpu-dev" / "serve.yaml").read_text())
+
+# Stands for kubectl: makes objects where that needs no cluster, renders what would be applied, and says the rest.
+KUBECTL = r"""
+kubectl() {
+    case "$*" in
+        *"create secret"*) command kubectl "$@" --dry-run=client -o yaml; echo "---" ;;
+        "apply -k "*) command kubectl kustomize "$3" > /dev/null ;;
+        "apply -f "*) command kubectl kustomize "$(dirname "$3")" > /dev/null ;;
+        *"logs --follow job/interpose-smoke") ;;
+        *) echo "not expected: kubectl $*" >&2; return 1 ;;
+    esac
+}
+"""
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+
+
+def referenced(node: Any) -> Iterator[tuple[str, str]]:
+    """Every Secret, and key in it, that an object refers to."""
+    if isinstance(node, dict):
+        if "secretKeyRef" in node:
+            yield node["secretKeyRef"]["name"], node["secretKeyRef"]["key"]
+        if "secretName" in node:
+            yield node["secretName"], "auth_token"  # the key that KubeRay looks for
+        for value in node.values():
+            yield from referenced(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from referenced(value)
+
+
+def test_the_documents_commands_make_what_the_manifests_need() -> None:
+    script = "set -eu\n" + KUBECTL + blocks()[0]
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    made = {
+        (secret["metadata"]["namespace"], secret["metadata"]["name"], key): base64.b64decode(value).decode()
+        for secret in yaml.safe_load_all(result.stdout)
+        if secret
+        for key, value in secret["data"].items()
+    }
+    needed = {("interpose", *one) for folder in render.deployable() for one in referenced(render.render(folder))}
+    assert needed == set(made)
+    tenants = json.loads(made["interpose", "interpose-tenants", "tenants"])
+    settings = settings_from({"model": "x", "tenants": tenants})
+    smoke = settings.tenant_with(made["interpose", "interpose-smoke", "api-key"])
+    assert smoke is not None and smoke.name == "smoke"
+    assert len(made["interpose", "interpose-ray-token", "auth_token"]) == 64
+
+
+def test_the_documents_patch_changes_the_cluster_and_nothing_breaks(tmp_path: Path) -> None:
+    (line,) = blocks()[1].splitlines()
+    command = shlex.split(line)
+    assert command[:6] == ["kubectl", "-n", "interpose", "patch", "rayservice", "interpose"]
+    (service,) = [d for d in render.render(render.FOLDER / "overlays" / "gpu") if d["kind"] == "RayService"]
+    file = tmp_path / "service.yaml"
+    file.write_text(yaml.safe_dump(service))
+    local = ["kubectl", "patch", "--local", "-f", str(file), *command[6:], "-o", "yaml"]
+    result = subprocess.run(local, capture_output=True, text=True, check=True)
+    patched = yaml.safe_load(result.stdout)
+    assert patched["spec"]["rayClusterConfig"]["headGroupSpec"] != service["spec"]["rayClusterConfig"]["headGroupSpec"]
+    assert problems([patched], CustomResources(Path(__file__).parent), BuiltinKinds()) == []
+
+
+def test_the_pods_have_the_proxies_environment() -> None:
+    """What `interpose serve` sets for proxies that it starts, KubeRay's pods bring along; but they listen to others too."""
+    (application,) = yaml.safe_load(OVERLAY["spec"]["serveConfigV2"])["applications"]
+    limits = proxy_environment(settings_from(application["args"]))
+    (service,) = [d for d in render.render(render.FOLDER / "overlays" / "cpu-dev") if d["kind"] == "RayService"]
+    for _, template in pod_templates(service):
+        given = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
+        name = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+        assert given[name] == limits[name]
