@@ -129,6 +129,9 @@ class SharedVariables:
         saves.names.extend(kept)
         saves.updates.extend(changed)
         saves.variables.extend(one.variable for one in left)
+        said = [*(binding.value for binding in kept), *(update.value for update in changed)]
+        if not left and not any(value.WhichOneof("kind") == "ref" for value in nested(said)):
+            del saves.objects.values[:]  # nothing leads there any more, and tensors in it need not be kept
         return left
 
     def keep(self, objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -> None:

@@ -118,7 +118,7 @@ async def test_a_trace_that_fails_leaves_it_as_it_was(session: Session, engine: 
     engine.fail = True
     await session.start("s", order("b", version=1, canonical=True))
     saves = await told(session, "b")
-    assert saves is not None and not saves.variables and not saves.updates
+    assert saves is not None and not saves.variables and not saves.updates and not saves.objects.values
     assert [binding.name for binding in saves.names] == ["count"]
     engine.fail = False
     await session.start("s", order("c", version=1, canonical=True))
