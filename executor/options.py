@@ -69,9 +69,9 @@ def worker_settings(limits: Any, outbox: str = "ray") -> dict[str, Any]:
 
 def trace_options(limits: Any, outbox: str = "ray") -> dict[str, Any]:
     """Return the engine options that traces need, whatever the model and the executor."""
-    worker = "InterposeCPUWorker" if current_platform.is_cpu() else "InterposeGPUWorker"
+    worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
-        "worker_cls": f"executor.worker.{worker}",
+        "worker_cls": f"executor.{worker}",
         "scheduler_cls": "executor.scheduler.InterposeScheduler",
         "additional_config": {"interpose": worker_settings(limits, outbox)},
         **{name: value for name, (value, _) in _FIXED.items()},

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.forward_context import get_forward_context
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.interleaver import Interleaver
@@ -68,26 +67,6 @@ class InterleavingRunnerV1(InterleavingRunner):
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
         return output
-
-
-class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
-    """The V1 runner on CPUs."""
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        """Keep the random generators of cut prompts out of the sampling that is thrown away.
-
-        vLLM samples after every chunk of a prompt, drops what was sampled before the last, and sets a request's own
-        generator back by an offset; generators on CPUs have none, so a seeded request would end the engine.
-        """
-        generators = self.input_batch.generators
-        if not generators:
-            return super().sample_tokens(grammar_output)
-        dropped = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
-        aside = {index: generators.pop(index) for index in dropped if index in generators}
-        try:
-            return super().sample_tokens(grammar_output)
-        finally:
-            generators.update(aside)
 
 
 class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):

@@ -13,8 +13,6 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context
-from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_worker import Worker
 
 from executor.accounting import Precision
 from executor.adapters import check_wrapped
@@ -25,7 +23,6 @@ from executor.describe import describe_model
 from executor.interleaver import Interleaver
 from executor.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.ranks import Alone, TensorParallelRanks
-from executor.runner_v1 import CPURunnerV1, GPURunnerV1
 from executor.tree import ModuleTree
 from executor.views.catalogue import add_views
 from interpose.result import Result
@@ -110,22 +107,3 @@ class InterposeWorker(_Base):
         if outbox is not None:
             outbox.close()
         super().shutdown()
-
-
-class InterposeCPUWorker(InterposeWorker, CPUWorker):
-    """A worker on CPUs. `CPUWorker` has no runner factory, so its runner is replaced before the model loads."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        self.model_runner = CPURunnerV1(self.vllm_config, torch.device("cpu"))
-
-
-class InterposeGPUWorker(InterposeWorker, Worker):
-    """A worker on GPUs, with the runner that vLLM chooses."""
-
-    def _make_model_runner(self) -> Any:
-        if self.use_v2_model_runner:
-            from executor.runner_v2 import GPURunnerV2  # imports kernels that only GPUs have
-
-            return GPURunnerV2(self.vllm_config, self.device)
-        return GPURunnerV1(self.vllm_config, self.device)

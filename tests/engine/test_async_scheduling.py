@@ -1,18 +1,16 @@
 """Traces in an engine that schedules a step before the one ahead of it has ended, as vLLM does on GPUs.
 
 vLLM turns it off on CPUs, where nothing would overlap. Here it is on: the scheduler, the queue of two batches and the
-runner's asynchronous output are the engine's own. Only what stands for a GPU's streams and events has nothing to wait for,
-as everything a CPU does is done when the call returns.
+runner's asynchronous output are the engine's own. Streams and events are vLLM's placeholders for CPUs, which have nothing to
+wait for: everything a CPU does is done when the call returns.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.outputs import AsyncModelRunnerOutput
@@ -37,18 +35,6 @@ result = tracer.result.save()
 """
 
 
-class _Nothing:
-    """Stands for a stream or an event."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def wait_stream(self, other: object) -> None: ...
-
-    def record(self, stream: object = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 def _schedule_ahead_on_cpus(patch: pytest.MonkeyPatch) -> None:
     stock = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
 
@@ -57,10 +43,6 @@ def _schedule_ahead_on_cpus(patch: pytest.MonkeyPatch) -> None:
         config.scheduler_config.async_scheduling = True
 
     patch.setattr(CpuPlatform, "check_and_update_config", classmethod(with_async))
-    for name in ("Event", "Stream"):
-        patch.setattr(torch.cuda, name, _Nothing)
-    patch.setattr(torch.cuda, "current_stream", lambda *_: _Nothing())
-    patch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
 
 
 @pytest.fixture(scope="module")
