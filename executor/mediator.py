@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NoReturn
@@ -187,7 +188,9 @@ class Mediator:
         self._finished = False
         self._inference = False
         self._grad = False
-        self._modes = self._mode_depth()
+        self._device = tree.device
+        with self._placed():
+            self._modes = self._mode_depth()
         self._block = _Block(self._main)
         self._block.mediator = self
 
@@ -535,7 +538,7 @@ class Mediator:
             self._random.enter()
         self._budget.arm(self._is_running, self.used)
         try:
-            with torch.inference_mode(self._inference):
+            with torch.inference_mode(self._inference), self._placed():
                 torch._C._set_grad_enabled(self._grad)
                 try:
                     switch()
@@ -551,6 +554,10 @@ class Mediator:
             self.used += self._budget.disarm()
             if self._random is not None:
                 self._random.leave()
+
+    def _placed(self) -> AbstractContextManager[object]:
+        """Have tensors that the block makes be where the model's values are, so that it runs on any device as it is."""
+        return nullcontext() if self._device.type == "cpu" else self._device
 
     def _is_running(self) -> bool:
         return getcurrent() is self._block

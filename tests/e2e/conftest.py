@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import interpose
 from interpose.cli.demo_model import write_demo_model
@@ -21,7 +22,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="package")
 def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """The service that most tests share."""
+    """The service that most tests share; where there are GPUs, with as many of its models as they have room for."""
+    room = torch.cuda.device_count() // 2 if torch.cuda.is_available() else len(checkpoints)
     models = [
         {
             "name": name,
@@ -30,7 +32,7 @@ def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
             "engine": {"dtype": "float32"},
             "limits": {"step_seconds": 6.0, "block_memory_bytes": 1 << 30},
         }
-        for name, path in checkpoints.items()
+        for name, path in list(checkpoints.items())[:room]
     ]
     running = RunningService(tmp_path_factory.mktemp("service"), {"models": models, "sessions": {"warm": 2}})
     running.wait()

@@ -110,7 +110,7 @@ def test_every_value_agrees_in_prefill_and_decode(stock: Stock, oracle: Oracle) 
 def disturbed(value: Any) -> Any:
     """Return a value whose every tensor is changed, each element of a pair differently."""
     if isinstance(value, torch.Tensor):
-        return value * 0.5 + torch.linspace(-0.3, 0.3, value.shape[-1])
+        return value * 0.5 + torch.linspace(-0.3, 0.3, value.shape[-1], device=value.device)
     return tuple(None if v is None else disturbed(v) * (1 + i) for i, v in enumerate(value))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import executor
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
@@ -58,21 +60,20 @@ def test_plain_steps_call_nothing_of_ours_but_the_tests(bench: Bench) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_steps_after_a_block_has_ended_are_plain(bench: Bench) -> None:
+def test_steps_after_a_block_has_ended_are_plain(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that reads the prompt only costs nothing while its request goes on generating."""
     runner = bench.engine.worker.model_runner
     traced: list[bool] = []
-    forward = type(runner)._model_forward
+    execute = runner.execute_model
 
-    def watch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        traced.append(self.tracing)
-        return forward(self, *args, **kwargs)
+    def watch(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        output = execute(scheduled, *args, **kwargs)
+        if scheduled.num_scheduled_tokens:
+            traced.append(runner.tracing)
+        return output
 
-    type(runner)._model_forward = watch
-    try:
-        bench.engine.run(
-            Block(PROMPT, "x = model.logits.output\nr = tracer.result.save()", {"max_tokens": 5, "ignore_eos": True})
-        )
-    finally:
-        type(runner)._model_forward = forward
+    monkeypatch.setattr(runner, "execute_model", watch)
+    bench.engine.run(
+        Block(PROMPT, "x = model.logits.output\nr = tracer.result.save()", {"max_tokens": 5, "ignore_eos": True})
+    )
     assert traced == [True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""In bfloat16 every location is as near to transformers' bfloat16 forward on the same GPU as rounding allows."""
+"""In bfloat16 every location is as near to the float32 truth as transformers' own bfloat16 forward on the same GPU is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.engine.test_fidelity import PROMPTS, STEPS, read_everything
 from tests.gpu.conftest import deployed
 from tests.oracle import Oracle, locations
 
-# ‖a - b‖ / ‖b‖ of one value; two bfloat16 forwards that add in another order differ by about 1e-2 at the end.
-TOLERANCE = 3e-2
+# ‖a - b‖ / ‖b‖ of one value against float32, over what transformers' own bfloat16 forward is off by at most.
+TIMES = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -33,26 +33,28 @@ def apart(a: Any, b: Any) -> float:
         assert a is None
         return 0.0
     assert a.shape == b.shape
-    a, b = a.double(), b.cpu().double()
+    a, b = a.cpu().double(), b.cpu().double()
     return float((a - b).norm() / b.norm())
 
 
 def test_every_location_in_prefill_and_decode(half: Bench) -> None:
-    oracle = Oracle(half.checkpoint, dtype=torch.bfloat16, device="cuda")
+    theirs = Oracle(half.checkpoint, dtype=torch.bfloat16, device="cuda")
     listed = locations(half.checkpoint)
-    largest = ("", 0.0)
+    errors: dict[str, tuple[float, float]] = {}
     for prompt in PROMPTS:
         [ran] = half.engine.run(Block(prompt, read_everything(half, STEPS), {"max_tokens": STEPS, "ignore_eos": True}))
         assert ran.failure is None, ran.failure
-        truth = oracle.run(prompt, STEPS, force=ran.token_ids)
+        other = theirs.run(prompt, STEPS, force=ran.token_ids)
+        truth = half.oracle.run(prompt, STEPS, force=ran.token_ids)
         for i, value in enumerate(ran.saved["values"]):
             at, step = listed[i % len(listed)], i // len(listed)
-            largest = max(largest, (f"{at} in step {step}", apart(value, truth.value(at.path, at.kind, step))), key=_by)
+            expected = truth.value(at.path, at.kind, step)
+            mine, its = errors.get(str(at), (0.0, 0.0))
+            their = apart(other.value(at.path, at.kind, step), expected)
+            errors[str(at)] = max(mine, apart(value, expected)), max(its, their)
         for step, logits in enumerate(truth.logits):  # the token is one of those that may round to the largest
             assert logits.max() - logits[0, ran.token_ids[step]] < 0.05 * logits.abs().max()
-    print(f"{half.arch} in bfloat16: the largest error is {largest[1]:.1e}, at {largest[0]}")
-    assert largest[1] <= TOLERANCE, largest
-
-
-def _by(found: tuple[str, float]) -> float:
-    return found[1]
+    mine, its = (max(pair[i] for pair in errors.values()) for i in (0, 1))
+    print(f"{half.arch} in bfloat16: the largest error is {mine:.1e}, transformers' {its:.1e}")
+    for at, (mine, its) in errors.items():
+        assert mine <= TIMES * its, at

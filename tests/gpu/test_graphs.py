@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +19,7 @@ from tests.engine.test_fidelity import (  # noqa: F401, they run here with graph
     test_forced_samples_are_what_the_model_goes_on_with,
 )
 from tests.engine.test_plain_steps import PASS_THROUGH, called_in
-from tests.gpu.conftest import deployed
-
-TOKENS = 12
+from tests.gpu.conftest import TOKENS
 
 
 @pytest.fixture
@@ -38,20 +34,6 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", watched)
     return found
-
-
-@pytest.fixture(scope="module")
-def stock(runner: str, checkpoint: Path) -> dict[tuple[int, ...], list[int]]:
-    """What stock vLLM generates with its graphs, all prompts in one batch."""
-    from vllm import LLM, SamplingParams
-
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30}
-    llm = LLM(str(checkpoint), max_model_len=256, **memory, **deployed("float32"))  # type: ignore[arg-type]
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
-    outputs = llm.generate([{"prompt_token_ids": one} for one in PROMPTS], params, use_tqdm=False)
-    llm.llm_engine.engine_core.shutdown()
-    return {tuple(one): list(output.outputs[0].token_ids) for one, output in zip(PROMPTS, outputs, strict=True)}
 
 
 def test_the_runner_is_the_one_asked_for(stock: object, bench: Bench, runner: str) -> None:

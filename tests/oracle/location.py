@@ -134,6 +134,6 @@ def difference(actual: Any, expected: Any) -> float:
         return 0.0
     assert isinstance(actual, torch.Tensor), type(actual)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    largest = (actual.double() - expected.double()).abs().max().item()
+    largest = (actual.cpu().double() - expected.cpu().double()).abs().max().item()
     assert not math.isnan(largest), "one value has a NaN"
     return largest
