@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fidelity.measure import Cells, conditions
+from tests.fidelity.measure import PHASES, Cells, conditions
 from tests.fidelity.table import KEPT, Measured, differences, render, verdict
 
 FAR = "decode, 8 concurrent, chunked, prefix cache"
@@ -19,10 +19,11 @@ def measured(value: float = 5e-6, refusal: str = "MODULE is not called") -> Meas
     cells: Cells = {
         "embed.output": row(0.0),
         "blocks[i].resid_pre": row(value),
+        "changed: blocks[i].resid_pre": dict.fromkeys(PHASES, value),
         "raw: model.norm.output": row(value),
         "raw: model.lm_head.output": row(refusal),
     }
-    fewer = {name: cells[name] for name in list(cells)[:3]}
+    fewer = {name: cells[name] for name in list(cells)[:4]}
     return {ranks: {"llama": dict(cells), "gpt2": dict(fewer)} for ranks in (1, 2)}
 
 
@@ -48,7 +49,9 @@ def test_a_condition_that_was_not_measured_is_no_verdict() -> None:
 
 def test_the_page_has_every_location_condition_and_message() -> None:
     page = render(measured())
-    assert page.count("| `blocks[i].resid_pre` | 1e-5 | 1e-5 |") == 4
+    assert (
+        page.count("| `blocks[i].resid_pre` | 1e-5 | 1e-5 |") == 6
+    )  # two phases and the change, with one rank and two
     assert all(
         f"{ranks}, {condition}" in page
         for ranks in ("one rank", "2 tensor-parallel ranks")
@@ -65,6 +68,9 @@ def test_a_page_agrees_with_smaller_and_little_larger_errors_only() -> None:
     assert differences(page, render(measured(value=4e-5))) == []
     assert differences(render(measured(value=1e-7)), render(measured(value=4e-5))) != []
     assert differences(page, render(measured(refusal="another message"))) != []
+    lost = measured()
+    lost[2]["gpt2"]["changed: blocks[i].resid_pre"] = dict.fromkeys(PHASES, "no")
+    assert differences(page, render(lost)) != []
     fewer = measured()
     del fewer[2]["llama"]["raw: model.norm.output"]
     assert differences(page, render(fewer)) != []

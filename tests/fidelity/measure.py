@@ -18,6 +18,7 @@ from typing import Any
 from executor.options import prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.harness import Block, LocalEngine
+from tests.fidelity.changes import changed
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
@@ -103,12 +104,13 @@ class Measurement:
             **spread,
         )
         self.places = places_of(checkpoint, self.engine.worker.interpose_tree)
-        oracle = Oracle(checkpoint) if reports else None
+        self._oracle = oracle = Oracle(checkpoint) if reports else None
         self._truth = [Truth.of(oracle, prompt, STEPS) for prompt in PROMPTS] if oracle is not None else None
 
     def cells(self) -> Cells:
         """Return the largest error of each row under each condition, or the message it was refused with."""
-        cells: Cells = {}
+        changes = changed(self.engine, self.places, self._oracle, PHASES)
+        cells: Cells = {f"changed: {row}": phases for row, phases in changes.items()}
         for scheduling in SCHEDULINGS:
             self.engine.reschedule(scheduling.chunked, scheduling.cached, STEP_TOKENS if scheduling.chunked else 256)
             if scheduling.cached:

@@ -83,6 +83,11 @@ class Place:
     truth: Expected | None
     module: str = ""
 
+    @property
+    def canonical(self) -> bool:
+        """Whether it is a canonical value, and no module's."""
+        return not self.row.startswith("raw: ")
+
 
 def places_of(checkpoint: Path, tree: ModuleTree) -> list[Place]:
     """Return the locations of a model, in the order in which a block has to ask for them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from tests.fidelity.measure import PHASES, Cells, conditions
@@ -12,6 +13,7 @@ from tests.fidelity.measure import PHASES, Cells, conditions
 # tensor-parallel size → architecture → its cells
 Measured = dict[int, dict[str, Cells]]
 LARGEST = 1e-4  # of an error that is called supported
+CHANGED = "changed: "  # begins the row of a change
 # What lies between these lines is written by hand and stays.
 KEPT = ("<!-- kept: written by hand -->", "<!-- end of kept -->")
 
@@ -34,8 +36,8 @@ value further off than {largest:.0e}, on a location that is refused under some o
 are not those of transformers, and on a module's location for which nothing says what it must be. An empty cell is a part
 that the architecture does not have.
 
-What changes of locations do is compared with the same changes in transformers elsewhere (`tests/engine/`, `tests/e2e/`), to
-the same {largest:.0e}; there llama and gpt2 are also measured over two ranks through the whole service.
+Changes are below as well, of one kind; of other kinds, of modules, and through the whole service with llama and gpt2 over two
+ranks they are compared with the same changes in transformers in `tests/engine/` and `tests/e2e/`, to the same {largest:.0e}.
 
 A traced prompt longer than a step of the engine runs (`max_num_batched_tokens`, 8192 by default) is refused: "the prompt has
 … tokens, more than the engine runs in one step; trace a shorter one, or have max_num_batched_tokens raised where the model is
@@ -47,6 +49,10 @@ requests as rows. There `model.output`, the logits and the samples are given, an
 """
 BY_CONDITION = """\
 The largest error of any location that is given, canonical value or module; refusals are the same under all conditions."""
+CHANGES = """\
+Every canonical value of the second layer and outside of the layers changed in every step (`x * 0.5 + ramp`), all at the same
+time, each by a trace of its own, with plain requests beside them: the largest error of the logits of both steps against
+transformers with the same change."""
 RAW = """\
 All of vLLM's modules: those outside of the layers, those of the second layer, and of the first layer its first norm, where
 the stream begins, and what all layers share. `.input` is the first argument, `.inputs` all arguments. Where transformers has
@@ -65,7 +71,7 @@ def render(measured: Measured, written: str = "") -> str:
     parts = [HEAD.format(largest=LARGEST)]
     for ranks, columns in measured.items():
         for phase in PHASES:
-            rows = dict.fromkeys(row for cells in columns.values() for row in cells if not row.startswith("raw: "))
+            rows = dict.fromkeys(row for cells in columns.values() for row in cells if ": " not in row)
             parts += [
                 f"## {phase.capitalize()}, {_ranks(ranks)}",
                 _table(
@@ -77,6 +83,8 @@ def render(measured: Measured, written: str = "") -> str:
                 ),
             ]
     parts += ["## By condition", BY_CONDITION, _by_condition(measured)]
+    parts += ["## Changes", CHANGES]
+    parts += [_changes(columns, _ranks(ranks), refusals) for ranks, columns in measured.items()]
     parts += ["## vLLM's modules as they are", RAW]
     for column in dict.fromkeys(column for columns in measured.values() for column in columns):
         parts += [f"### {column}", _modules({ranks: columns[column] for ranks, columns in measured.items()}, refusals)]
@@ -97,8 +105,8 @@ def _ranks(ranks: int) -> str:
     return "one rank" if ranks == 1 else f"{ranks} tensor-parallel ranks"
 
 
-def _table(columns: list[str], rows: dict[str, list[str]]) -> str:
-    lines = [f"| | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
+def _table(columns: list[str], rows: dict[str, list[str]], corner: str = "") -> str:
+    lines = [f"| {corner}{' ' if corner else ''}| {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
     return "\n".join([*lines, *(f"| {row} | {' | '.join(cells)} |" for row, cells in rows.items())])
 
 
@@ -118,12 +126,23 @@ def _by_condition(measured: Measured) -> str:
     rows = {}
     for ranks, columns in measured.items():
         for condition in conditions():
-            cells = [
-                f"{max(value for row in cells.values() if isinstance(value := row[condition], float)):.0e}"
+            rows[f"{_ranks(ranks)}, {condition}"] = [
+                f"{max(value for row in cells.values() if isinstance(value := row.get(condition), float)):.0e}"
                 for cells in columns.values()
             ]
-            rows[f"{_ranks(ranks)}, {condition}"] = cells
     return _table(list(next(iter(measured.values()))), rows)
+
+
+def _changes(columns: dict[str, Cells], ranks: str, refusals: list[str]) -> str:
+    """Return the table of what changes do."""
+    rows = dict.fromkeys(row for cells in columns.values() for row in cells if row.startswith(CHANGED))
+    lines = {
+        f"`{row}`": [
+            _shown(verdict(cells.get(f"{CHANGED}{row}"), "", set(PHASES)), refusals) for cells in columns.values()
+        ]
+        for row in sorted((row.removeprefix(CHANGED) for row in rows), key=_order)
+    }
+    return _table(list(columns), lines, ranks)
 
 
 def _modules(by_ranks: dict[int, Cells], refusals: list[str]) -> str:
@@ -140,8 +159,15 @@ def _modules(by_ranks: dict[int, Cells], refusals: list[str]) -> str:
     )
 
 
-def verdict(row: dict[str, float | str] | None, phase: str) -> float | str | None:
+def verdict(
+    row: dict[str, float | str] | None, phase: str, expected: AbstractSet[str] = frozenset(conditions())
+) -> float | str | None:
     """Return a row's largest error in a phase under all conditions, or its refusal; None if the architecture has no such row.
+
+    Args:
+        row: what was measured, by condition.
+        phase: with which the conditions that count begin.
+        expected: all conditions.
 
     Raises:
         AssertionError: it is refused under some conditions only, further off than is called supported, or not measured
@@ -149,7 +175,7 @@ def verdict(row: dict[str, float | str] | None, phase: str) -> float | str | Non
     """
     if row is None:
         return None
-    assert row.keys() == set(conditions()), sorted(set(conditions()) - row.keys())
+    assert row.keys() == expected, sorted(row.keys() ^ expected)
     found = [value for condition, value in row.items() if condition.startswith(phase)]
     refused = {value for value in found if isinstance(value, str)}
     if refused:
