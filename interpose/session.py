@@ -169,7 +169,8 @@ class Session:
         """Cancel a trace whose events nobody reads any more, if the server can be reached."""
         try:
             request = CancelRequest(session_id=session_id, trace_id=trace_id)
-            sent = self._transport.begin("Cancel", request, _GOODBYE_SECONDS)
+            # Nobody waits for the other one, so it may take its time.
+            sent = self._transport.begin("Cancel", request, _GOODBYE_SECONDS if wait else None)
             if wait:
                 sent.result()
         except InterposeError:
