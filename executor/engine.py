@@ -30,6 +30,7 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.wire import Decoder, WireError
 
 _RPC_SECONDS = 600.0
+MOST_STEPS = 16  # of a scan
 
 
 class ModelSettings(Protocol):
@@ -139,6 +140,10 @@ class TraceEngine:
         Raises:
             TraceFailed: nothing ran, because the trace asks for something this engine does not take.
         """
+        if trace.scan:
+            for scanned in await self._scan(trace, session):
+                yield scanned
+            return
         # Grammars and chat templates may take a while to look at.
         without = wholes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in without]
@@ -201,6 +206,27 @@ class TraceEngine:
         finally:
             if not complete or failed:
                 await asyncio.shield(self._give_up(task, trace.id))
+
+    async def _scan(self, trace: pb.Trace, session: str) -> list[pb.Event]:
+        """Run a trace's block on shapes: no request, nothing generated."""
+        prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
+        steps = sampling["max_tokens"]
+        if steps > MOST_STEPS:
+            message = (
+                f"a scan goes through up to {MOST_STEPS} steps, not {steps}; all steps after the first have the same shapes, so "
+                "max_tokens=2 shows them"
+            )
+            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+        args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps)
+        try:
+            replies = await self.llm.collective_rpc("interpose_scan", timeout=_RPC_SECONDS, args=args)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await self.llm.collective_rpc("interpose_drop", timeout=_RPC_SECONDS, args=(trace.id,))
+            raise
+        _, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+        finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
+        return [finished, *map(pb.Event.FromString, ended)]
 
     async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
         """Abort what still runs of a trace, and let the workers forget it."""

@@ -9,6 +9,7 @@ so a block that went another way on one rank fails that trace, on all ranks, bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from executor.collect import Limits, collect
 from executor.companions import OUT_OF_STEP, Companions, no_room
 from executor.control import Refusal
 from executor.failures import clip
+from executor.fakes import explained
 from executor.hooks import Hooks
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
@@ -28,7 +30,7 @@ from executor.ranks import Ranks
 from executor.recorder import Recordings
 from executor.requests import Requests
 from executor.scope import TraceScope
-from executor.served import Fixed, ManyRows, Rows, Served
+from executor.served import Fixed, ManyRows, Rows, Served, Shapes
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
 from executor.turns import Turns
 from executor.work import READ_ONLY, Batch, Span
@@ -188,6 +190,10 @@ class Interleaver:
         """The blocks that are in the step, as far as they have not left."""
         return [self.mediators[key] for key in self._spans if key in self.mediators]
 
+    def padded_to(self, rows: int) -> None:
+        """The step's tensors have so many rows, with those that nobody uses."""
+        self._batch = replace(self._batch, padded_tokens=rows)
+
     def end_forward(self) -> None:
         """The modules have run: take the hooks away."""
         self._hooks.clear()
@@ -275,6 +281,8 @@ class Interleaver:
         self.ended.pop(request_id, None)
         events: list[pb.Event] = []
         failed = mediator.failure
+        if failed is not None and mediator.fakes is not None:
+            failed = explained(failed)
         if stream is not None:
             events = [stream.end(mediator.namespace, mediator.steps)]
             failed = failed or stream.failure
@@ -428,15 +436,16 @@ class Interleaver:
         self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, location: str
     ) -> Served:
         if kind == Kind.PATTERN:
-            if isinstance(rows, ManyRows):
-                raise Refusal(
-                    pb.ERROR_CODE_INVALID_ARGUMENT,
-                    f"{location} is one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts",
-                    location=location,
-                )
+            if isinstance(rows, ManyRows) or mediator.fakes is not None:
+                why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"
+                if isinstance(rows, ManyRows):
+                    why = "one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts"
+                raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{location} is {why}", location=location)
             given, returned = value
             index = self._batch.spans[mediator.request_id].index
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
+        if mediator.fakes is not None:
+            return Shapes(location, value, rows, lambda path: node.layouts.of(kind, path), mediator.fakes.like)
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
     def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:

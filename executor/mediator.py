@@ -24,6 +24,7 @@ from executor.barriers import Barrier
 from executor.budget import Budget
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe, frames_here
+from executor.fakes import Fakes
 from executor.late import Late
 from executor.random_state import RandomState
 from executor.recorder import Recorder, wish
@@ -108,6 +109,7 @@ class Mediator:
         companions: how many invokes of the trace start together with it, itself included; 0: none does.
         whole: whether it has no prompt and sees the rows of its companions.
         streamed: whether what it saves leaves step by step.
+        fakes: makes its tensors, of a block that is scanned.
 
     Attributes:
         pointer: the step that locations are asked for in.
@@ -147,6 +149,7 @@ class Mediator:
         companions: int = 0,
         whole: bool = False,
         streamed: bool = False,
+        fakes: Fakes | None = None,
     ) -> None:
         self.registry = registry
         self.request_id = request_id
@@ -167,6 +170,7 @@ class Mediator:
         self.companions = companions
         self.whole = whole
         self.recorders: list[Recorder] = []
+        self.fakes = fakes
         self._streamed = streamed
         self.skips = Skips(tree)
         self._late = Late()
@@ -349,13 +353,16 @@ class Mediator:
 
     def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a module makes of the block's own values."""
+        if self.fakes is not None:
+            args, kwargs = self.fakes.real((args, kwargs))
         call = self._applier.prepare(node, args, kwargs)
         self._check_modes(f"{call} was applied", node.path)
         self.call = call
         try:
-            return self._block.parent.switch(call)
+            made = self._block.parent.switch(call)
         finally:
             self.call = None
+        return made if self.fakes is None else self.fakes.of(made)
 
     def await_barrier(self, barrier: Barrier) -> None:
         """Wait until as many invokes have come to a barrier as it counts."""

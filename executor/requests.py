@@ -19,6 +19,7 @@ from executor.collect import Limits
 from executor.control import Refusal
 from executor.edits import Edits
 from executor.failures import clip
+from executor.fakes import Fakes
 from executor.increments import SaveStream
 from executor.mediator import Mediator
 from executor.outbox import Outbox
@@ -158,6 +159,7 @@ class Requests:
             companions=work.together if own else 0,
             whole=whole,
             streamed=work.trace.stream,
+            fakes=Fakes() if work.trace.scan else None,
         )
 
     def _scope_of(self, work: Work) -> TraceScope:

@@ -9,9 +9,11 @@ import torch
 
 from executor.control import Refusal
 from executor.envoy import Envoy
+from executor.fakes import is_fake
 from executor.served import Outputs, Served
+from interpose.arrays import dtype_of
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Objects, RemoteTensor, Tensor, Value
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
 from interpose.wire import Encoder
 
 _MAX_DEPTH = 100
@@ -188,6 +190,8 @@ class SaveEncoder:
         stayed = self._origin(value)
         if stayed is not None:
             return self._encoder.refer(value, lambda: Value(remote=stayed))
+        if is_fake(value):
+            return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
         if isinstance(value, torch.Tensor):
             self._count(value.nbytes)
         if isinstance(value, Outputs):
@@ -206,3 +210,8 @@ class SaveEncoder:
 
     def _put_blob(self, data: memoryview) -> str:
         return self._put(data)
+
+
+def _shape_of(tensor: torch.Tensor) -> Tensor:
+    dtype: Any = dtype_of(tensor.dtype)
+    return Tensor(dtype=dtype, shape=tensor.shape, library=ARRAY_LIBRARY_TORCH, shape_only=True)

@@ -211,12 +211,16 @@ class Served:
         layout = self._layout_of(path)
         shard = rows.of(value)
         mine = layout.gather(shard)
-        with torch.inference_mode(False), torch.no_grad():
-            private = torch.empty_like(mine, memory_format=torch.contiguous_format)
-            private.copy_(mine)
+        private = self._copied(mine)
         # A rank's part of a sum is not a part of the value; its place is taken by what this rank would write back.
         before = layout.scatter(private).clone() if isinstance(layout, Partial) else shard
         self._leaves.append(Leaf(value, layout, private, private._version, before))
+        return private
+
+    def _copied(self, mine: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            private = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            private.copy_(mine)
         return private
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -364,6 +368,38 @@ class Fixed(Served):
             "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z), or clone it to work on it",
             location=self.location,
         )
+
+
+class Shapes(Served):
+    """A location of a scan: values without elements; what is assigned is checked and goes nowhere.
+
+    Args:
+        location, value, rows, layout_of: as of `Served`.
+        like: makes a tensor without elements of the shape and type of another.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        value: Any,
+        rows: Rows | ManyRows,
+        layout_of: Callable[[Path], Layout],
+        like: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._like = like
+        super().__init__(location, value, rows, layout_of)
+
+    def _copied(self, mine: torch.Tensor) -> torch.Tensor:
+        return self._like(mine)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return False
+
+    def put_back(self) -> None:
+        pass
+
+    def settle(self, current: Any) -> Any:
+        return current
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

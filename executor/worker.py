@@ -23,9 +23,12 @@ from executor.describe import describe_model
 from executor.interleaver import Interleaver
 from executor.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.ranks import Alone, TensorParallelRanks
+from executor.scan import scan
 from executor.tree import ModuleTree
 from executor.views.catalogue import add_views
+from executor.work import Work
 from interpose.result import Result
+from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Base
@@ -62,6 +65,21 @@ class InterposeWorker(_Base):
             Precision.of(self.vllm_config),
         )
         return warmed_up
+
+    def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> tuple[str, list[bytes], int]:
+        """Run a block on shapes; see `executor.scan.scan`."""
+        runner = self.model_runner
+        work = Work(pb.Trace.FromString(trace), 0, 1, session)
+        devices = [] if runner.device.type == "cpu" else [runner.device]
+        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices), torch.inference_mode():
+            return scan(
+                runner.interleaver,
+                runner.get_model(),
+                lambda tokens: runner._dummy_run(tokens, is_profile=True),
+                work,
+                prompt,
+                steps,
+            )
 
     def _dummy_step(self) -> None:
         """Run one forward that is no request's, eager and uncompiled, so that modules are called as in a traced step."""

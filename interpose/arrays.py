@@ -7,8 +7,10 @@ imported to rebuild one only when a tensor arrives.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,28 @@ MAX_DIMENSIONS = 32
 
 class ArrayError(ValueError):
     """An array that cannot be turned into bytes, or bytes that are not the array they say they are."""
+
+
+@dataclass(frozen=True)
+class ShapeOnly:
+    """What a scan saved, where torch is not installed: the shape and type of a tensor, without its elements.
+
+    Attributes:
+        shape: lengths of its dimensions.
+        dtype: numpy's type of its elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensor would take."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def dtype_name(dtype: int) -> str:
@@ -150,6 +174,19 @@ def check_layout(dtype: int, shape: Sequence[int], size: int) -> None:
             f"{size} bytes are not a {dtype_name(dtype)} array of shape {list(shape)}, which has "
             f"{elements * ITEM_BYTES[dtype]}"
         )
+
+
+def without_elements(dtype: int, shape: Sequence[int], *, torch_wanted: bool) -> Any:
+    """Return an array that has a shape and a type only: a torch tensor on the meta device, or a `ShapeOnly` without torch."""
+    if len(shape) > MAX_DIMENSIONS or any(length < 0 for length in shape):
+        raise ArrayError(f"no array has the shape {list(shape)[: MAX_DIMENSIONS + 1]}")
+    kind = torch_dtype(dtype) if torch_wanted else None
+    if kind is None:
+        return ShapeOnly(tuple(shape), numpy_dtype(dtype))
+    try:
+        return installed_torch().empty(tuple(shape), dtype=kind, device="meta")
+    except (RuntimeError, TypeError) as error:
+        raise ArrayError(f"no array of shape {list(shape)} can be made: {error}") from error
 
 
 def overwrite(target: Any, source: Any) -> None:

@@ -287,6 +287,9 @@ class Decoder:
 
     def _tensor(self, tensor: value_pb2.Tensor) -> Any:
         payload = tensor.WhichOneof("payload")
+        if tensor.shape_only:
+            wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
+            return arrays.without_elements(tensor.dtype, tensor.shape, torch_wanted=wanted)
         if payload == "blob":
             arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)  # before anything is fetched
         data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data

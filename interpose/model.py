@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from interpose.edits import EditBlock, StandingEdit, check_names, clear, listed
 from interpose.envoy import Envoy, Node, tree_of
@@ -82,12 +82,23 @@ class Model(Envoy):
             sampling["max_tokens"] = max_new_tokens
         return self.trace(prompt, **sampling)
 
-    def scan(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not offered: the shapes are those of a run with one token."""
-        raise InvalidArgument(
-            "there is no model.scan(): run the block on one token and keep the shapes, `with model.trace(prompt, "
-            "max_tokens=1): shape = model.logits.output.shape.save()`"
-        )
+    def scan(self, prompt: Any, **sampling: Any) -> Tracer:
+        """Run a block on shapes and types alone: `with model.scan("Hello"):`. Nothing is generated and no tokens are spent.
+
+        The block sees every location with the shape and type that it has in a trace of the prompt, and no elements: what
+        depends on elements is an error. Saved tensors come as torch tensors on the "meta" device, or, where torch is not
+        installed, as objects with `.shape`, `.dtype` and `.nbytes`; saved shapes and numbers come as they are.
+
+        Args:
+            prompt: as for `trace`; how many tokens it has is all that matters.
+            sampling: `max_tokens` is the number of steps, 1 unless given; other parameters change no shape.
+
+        Raises:
+            InvalidArgument: there is no prompt.
+        """
+        if prompt is None:
+            raise InvalidArgument("model.scan(prompt) takes one prompt; its length decides the shapes")
+        return Tracer(self, self.encode_prompt(prompt), self.check_sampling(sampling), TraceOptions(scan=True))
 
     def edit(self, name: str) -> EditBlock:
         """Leave a block on the server: `with model.edit("calm"):`; it runs in requests with `edits=["calm"]`.

@@ -45,6 +45,8 @@ def circular(trace: Trace) -> int | None:
 def refusal(trace: Trace) -> str:
     """Return why the invokes of a trace could not run as they say, "" if they can."""
     without = wholes(trace)
+    if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or without or companions(trace)):
+        return "a scan has one prompt, and neither streams nor runs with edits"
     if circular(trace) is not None:
         return "invokes that start together cannot wait for what waits for one of them"
     if not without:

@@ -17,6 +17,7 @@ class TraceOptions:
         fetch: saved tensors come along; None: unless the session is one whose values stay on the server.
         edits: names of the standing edits that it runs with.
         lora: name of the LoRA adapter that its requests run with; "": none.
+        scan: its block runs on shapes, and nothing is generated.
 
     Raises:
         InvalidArgument: an option is of the wrong type, or two of them exclude each other.
@@ -27,6 +28,7 @@ class TraceOptions:
     fetch: bool | None = None
     edits: tuple[str, ...] = ()
     lora: str = ""
+    scan: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stream", "blocking", "fetch"):

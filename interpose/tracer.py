@@ -267,6 +267,7 @@ class Tracer(CapturedBlock):
         """Return the trace as it travels, and where its values go."""
         trace = builder.build()
         trace.stream = self._streams
+        trace.scan = self._options.scan
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
         trace.lora = self._options.lora

@@ -103,7 +103,7 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ..., whole: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "variables", "lora")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "variables", "lora")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Trace(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     id: str
@@ -128,9 +129,10 @@ class Trace(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[Edit]
     remote: bool
     exchanged: _containers.RepeatedScalarFieldContainer[str]
+    scan: bool
     variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
     lora: str
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ...) -> None: ...
 
 class SessionVariable(_message.Message):
     __slots__ = ("id", "entry", "version", "canonical")

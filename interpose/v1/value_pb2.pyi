@@ -63,7 +63,7 @@ class Blob(_message.Message):
     def __init__(self, id: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "library", "data", "blob", "requires_grad", "parameter")
+    __slots__ = ("dtype", "shape", "library", "data", "blob", "requires_grad", "parameter", "shape_only")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Tensor(_message.Message):
     BLOB_FIELD_NUMBER: _ClassVar[int]
     REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_ONLY_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     shape: _containers.RepeatedScalarFieldContainer[int]
     library: ArrayLibrary
@@ -78,7 +79,8 @@ class Tensor(_message.Message):
     blob: Blob
     requires_grad: bool
     parameter: bool
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., requires_grad: bool = ..., parameter: bool = ...) -> None: ...
+    shape_only: bool
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., requires_grad: bool = ..., parameter: bool = ..., shape_only: bool = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote", "barrier")

@@ -53,6 +53,9 @@ class LocalSession(Session):
         for digest, data in blobs.items():
             assert digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
             outbox.uploads[digest] = bytes(data)
+        if trace.scan:
+            yield from self._scan(trace)
+            return
         decoder = Decoder(trace.scope, get_blob=lambda blob: outbox.uploads[blob.id])
         own = {binding.name: decoder.decode(binding.value) for binding in trace.sampling}
         blocks = [
@@ -73,6 +76,15 @@ class LocalSession(Session):
             for event in ran.events:
                 yield "local", Event.FromString(event)
         outbox.uploads.clear()
+
+    def _scan(self, trace: Trace) -> Generator[tuple[str, Event], None, None]:
+        numbers = {binding.name: binding.value.integer for binding in trace.sampling}
+        prompt = list(trace.invokes[0].prompt.token_ids.ids)
+        steps = numbers.get("max_tokens", 1)
+        _, events, _ = self._engine.worker.interpose_scan(trace.SerializeToString(), "", prompt, steps)
+        yield "local", Event(output=Output(finished=True))
+        for event in events:
+            yield "local", Event.FromString(event)
 
     def fetch(self, session_id: str, blobs: Sequence[Blob]) -> dict[str, np.ndarray]:
         outbox = self._engine.worker.interpose_outbox

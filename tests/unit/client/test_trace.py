@@ -279,10 +279,6 @@ class TestRefusedBeforeSending:
                 place.skip(2)
         assert "place.skip(2)" in str(caught.value)
 
-    def test_shapes_are_refused_with_what_to_write(self, model):
-        with pytest.raises(interpose.InvalidArgument, match="max_tokens=1"):
-            model.scan("x")
-
     def test_tracer_words(self, model):
         with pytest.raises(interpose.UnknownLocation, match="did you mean result"):
             with model.trace("x") as tracer:

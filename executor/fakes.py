@@ -1,0 +1,64 @@
+"""Tensors that have a shape and a type and no elements: torch's fake tensors, as a scan gives them to its block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from interpose.v1 import trace_pb2 as pb
+
+
+def is_fake(value: object) -> bool:
+    """Whether a value is a tensor without elements."""
+    return isinstance(value, FakeTensor)
+
+
+def explained(failure: pb.Failure) -> pb.Failure:
+    """Return the failure of a scan's block; one that is about missing elements says so."""
+    if "_subclasses" in failure.exception_type or "FakeTensor" in failure.message:
+        failure.code = pb.ERROR_CODE_INVALID_ARGUMENT
+        failure.message = (
+            f"a scan has shapes and no elements, and this depends on elements; use model.trace(prompt) for it "
+            f"({failure.message})"
+        )
+    return failure
+
+
+class Fakes:
+    """Makes the tensors of one scan."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the shape and type of another, and no elements."""
+        with torch.inference_mode(False), torch.no_grad(), self._mode:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def of(self, value: Any) -> Any:
+        """Return a value with fake tensors in the places of its tensors."""
+        return _mapped(value, self.like)
+
+    @staticmethod
+    def real(value: Any) -> Any:
+        """Return a value with zeros in the places of its fake tensors, for a module of the model to run on."""
+
+        def zeros(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, FakeTensor):
+                return tensor
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+        return _mapped(value, zeros)
+
+
+def _mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return make(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(item, make) for item in value])
+    if isinstance(value, dict):
+        return {name: _mapped(item, make) for name, item in value.items()}
+    return value

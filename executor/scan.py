@@ -1,0 +1,78 @@
+"""`model.scan(prompt)`: a block runs on values that have shapes and types and no elements, and nothing is generated.
+
+The model runs on as many dummy tokens as the prompt has, without attention and beside no request, as vLLM has it run to
+warm up; every location is what a real pass would have there but for its elements. Those the block does not see: its
+tensors are torch's fake tensors, so code whose result depends on elements is an error and never a wrong shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.forward_context import get_forward_context
+
+from executor.interleaver import Interleaver
+from executor.work import Batch, Span, Work
+from interpose.result import Result
+
+
+def scan(
+    interleaver: Interleaver,
+    model: torch.nn.Module,
+    dummy_run: Callable[[int], object],
+    work: Work,
+    prompt: list[int],
+    steps: int,
+) -> tuple[str, list[bytes], int]:
+    """Run a block on shapes; called on every rank, between two steps of the engine.
+
+    Args:
+        interleaver: runs the block.
+        model: the model.
+        dummy_run: runs the model on so many dummy tokens.
+        work: the trace, with one invoke.
+        prompt: the prompt's ids; their number is all that matters.
+        steps: of a generation; each after the first has one token.
+
+    Returns:
+        As `Interleaver.finish`.
+    """
+    key = f"{work.trace.id}:scan"
+    interleaver.admit(key, work, len(prompt), 0)
+    interleaver.admitted([key])
+    for step in range(steps):
+        if interleaver.waits(key):
+            _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1)
+    interleaver.ended.pop(key, None)
+    return interleaver.finish(work.trace.id, work.invoke, Result(prompt_token_ids=prompt))
+
+
+def _step(
+    interleaver: Interleaver, model: torch.nn.Module, dummy_run: Callable[[int], object], key: str, tokens: int
+) -> None:
+    hidden: list[torch.Tensor] = []
+
+    def begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        get_forward_context().skip_compiled = True
+        given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
+        interleaver.padded_to(next(tensor.shape[0] for tensor in given if isinstance(tensor, torch.Tensor)))
+
+    def end(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden.append(output[0] if isinstance(output, tuple) else output)
+
+    # Before the model is called: hooks of its own that come during the call would miss it.
+    interleaver.begin_step(Batch({key: Span(0, 0, tokens)}, tokens, tokens, 1))
+    hooks = (model.register_forward_pre_hook(begin, with_kwargs=True), model.register_forward_hook(end))
+    try:
+        dummy_run(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        interleaver.end_forward()
+    logits = model.compute_logits(hidden[0][tokens - 1 : tokens])
+    if logits is not None:
+        interleaver.visit_logits(logits)
+    interleaver.visit_samples(torch.zeros(1, 1, dtype=torch.int32, device=hidden[0].device))
+    interleaver.end_step()
