@@ -18,18 +18,17 @@ import torch
 from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
-from executor.collect import Limits, collect
+from executor.collect import Limits
 from executor.companions import OUT_OF_STEP, Companions, no_room
 from executor.control import Refusal
+from executor.endings import Endings
 from executor.failures import clip
-from executor.fakes import explained
 from executor.hooks import Hooks
 from executor.mediator import Kind, Location, Mediator, State
 from executor.outbox import Outbox
 from executor.ranks import Ranks
 from executor.recorder import Recordings
 from executor.requests import Requests
-from executor.scope import TraceScope
 from executor.served import Fixed, ManyRows, Rows, Served, Shapes
 from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
 from executor.turns import Turns
@@ -60,7 +59,7 @@ class Interleaver:
             engine's alone.
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `READ_ONLY`: the request
             goes on without its block; any other word: it must end too.
-        admit, waits, drop: of `Requests`.
+        admit, waits, drop: of `Requests`; finish: of `Endings`.
     """
 
     def __init__(
@@ -78,6 +77,8 @@ class Interleaver:
         self._requests = Requests(tree, applier, budget, outbox, limits, reports)
         self._turns = Turns(self._requests.scopes, applier, budget, ranks, self._hooks.muted)
         self._companions = Companions(self._requests, self._turns)
+        endings = Endings(self._requests, self._end, outbox, limits, reports, precision)
+        self.finish = endings.finish
         self.mediators = self._requests.mediators
         self.live = self._requests.live
         self.ended = self._requests.ended
@@ -86,11 +87,7 @@ class Interleaver:
         self.drop = self._requests.drop
         self._tree = tree
         self._budget = budget
-        self._outbox = outbox
-        self._limits = limits
         self._ranks = ranks
-        self._reports = reports
-        self._precision = precision
         self._recordings = Recordings(tree, self._hooks.add, limits.max_saved_bytes)
         self._batch = Batch({}, 0, 0, 0)
         self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
@@ -254,55 +251,6 @@ class Interleaver:
 
     # The end of a request.
 
-    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
-        """The engine finished an invoke's request: end its block, and send what it saved.
-
-        Args:
-            result: what the engine generated; for an invoke without a prompt, what it generated for each of the others.
-
-        Returns:
-            How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
-            Failed, Accounting), serialized, and how many times the block printed.
-        """
-        request_id = self._requests.take_id(trace_id, invoke)
-        stillborn = self._requests.take_stillborn(request_id)
-        if stillborn is not None:
-            unbound, failure = stillborn
-            return "failed", self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
-        mediator = self.mediators.get(request_id)
-        if mediator is None:
-            return "unknown", [], 0
-        self._finish_edits(mediator, result)
-        writes = self._requests.leave(request_id)
-        scope = self._requests.scopes[mediator.trace_id]
-        stream = self._requests.streams.pop(request_id, None)
-        steps = mediator.steps
-        self._end(mediator, result)
-        self.ended.pop(request_id, None)
-        events: list[pb.Event] = []
-        failed = mediator.failure
-        if failed is not None and mediator.fakes is not None:
-            failed = explained(failed)
-        if stream is not None:
-            events = [stream.end(mediator.namespace, mediator.steps)]
-            failed = failed or stream.failure
-        if failed is None:
-            scope.export(mediator.invoke, mediator.namespace, writes)
-            if self._reports and stream is None:
-                names = {name: mediator.namespace[name] for name in writes if name in mediator.namespace}
-                events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
-        if failed is not None:
-            events.append(pb.Event(failed=failed))
-        if self._reports:
-            generated = sum(len(one.token_ids) for one in (result if isinstance(result, list) else [result]))
-            accounting = mediator.tally.accounting(invoke, steps, mediator.prompt_tokens, generated, self._precision)
-            events.append(pb.Event(accounting=accounting))
-        return (
-            "failed" if failed is not None else mediator.state.name.lower(),
-            self._close(scope, mediator.invoke, events),
-            mediator.logs,
-        )
-
     def _end(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """Let a block run to its end: the generation is over."""
         if mediator.live:
@@ -311,27 +259,6 @@ class Interleaver:
                 mediator.step = max(mediator.step, len(result.token_ids) - 1)
             self._turns.run(mediator, lambda: mediator.finish(result))
         self._agree([mediator])
-
-    def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
-        """End the standing edits of a request; one that fails now fails it."""
-        for edit in self._requests.edits_of(mediator.request_id):
-            if edit.live and mediator.state in (State.STOPPED, State.FAILED):
-                edit.cancel()
-            self._end(edit, result)
-            mediator.logs += edit.logs
-        self._requests.forget_edits(mediator.request_id)
-
-    def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
-        """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
-        if scope is not None:
-            scope.ended.add(invoke)
-            if len(scope.ended) >= scope.expected:
-                self._requests.scopes.pop(scope.id, None)
-                self._outbox.forget(scope.id)
-                if self._reports:
-                    names, containers = scope.changed()
-                    events = events + collect(scope, -1, names, containers, self._limits, self._outbox)
-        return [event.SerializeToString() for event in events]
 
     # Serving.
 

@@ -187,11 +187,11 @@ class SaveEncoder:
         snapshot = self._registry.snapshot(value)
         if snapshot is not value:
             return self._encoder.encode(snapshot)
+        if is_fake(value):
+            return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
         stayed = self._origin(value)
         if stayed is not None:
             return self._encoder.refer(value, lambda: Value(remote=stayed))
-        if is_fake(value):
-            return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
         if isinstance(value, torch.Tensor):
             self._count(value.nbytes)
         if isinstance(value, Outputs):

@@ -1,8 +1,9 @@
 """`model.scan(prompt)`: a block runs on values that have shapes and types and no elements, and nothing is generated.
 
-The model runs on as many dummy tokens as the prompt has, without attention and beside no request, as vLLM has it run to
-warm up; every location is what a real pass would have there but for its elements. Those the block does not see: its
-tensors are torch's fake tensors, so code whose result depends on elements is an error and never a wrong shape.
+The model runs on as many dummy tokens as the prompt has, beside no request, as vLLM has it run to warm up; attention, which
+needs a cache, gives its queries instead. Every location is what a real pass would have there but for its elements. Those the
+block does not see: its tensors are torch's fake tensors, so code whose result depends on elements is an error and never a
+wrong shape.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
 
 from executor.interleaver import Interleaver
 from executor.work import Batch, Span, Work
@@ -64,7 +66,9 @@ def _step(
 
     # Before the model is called: hooks of its own that come during the call would miss it.
     interleaver.begin_step(Batch({key: Span(0, 0, tokens)}, tokens, tokens, 1))
-    hooks = (model.register_forward_pre_hook(begin, with_kwargs=True), model.register_forward_hook(end))
+    kernels = [module for module in model.modules() if isinstance(module, Attention)]
+    hooks = [module.register_forward_hook(_queries) for module in kernels]
+    hooks += [model.register_forward_pre_hook(begin, with_kwargs=True), model.register_forward_hook(end)]
     try:
         dummy_run(tokens)
     finally:
@@ -76,3 +80,12 @@ def _step(
         interleaver.visit_logits(logits)
     interleaver.visit_samples(torch.zeros(1, 1, dtype=torch.int32, device=hidden[0].device))
     interleaver.end_step()
+
+
+def _queries(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """Let an attention kernel give something of its own instead of memory that nobody wrote, so that ranks can be compared."""
+    if not args or not isinstance(output, torch.Tensor):
+        return output
+    queries = args[0]
+    same = isinstance(queries, torch.Tensor) and queries.numel() == output.numel()
+    return queries.reshape(output.shape).clone() if same else torch.zeros_like(output)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.control import Refusal
-from executor.shards import WHOLE, Layout, Partial
+from executor.shards import WHOLE, Layout, Partial, Replicated
 from interpose.v1 import trace_pb2 as pb
 
 Path = tuple[object, ...]
@@ -210,12 +210,15 @@ class Served:
             return Opaque(f"a tensor of shape {shape} at {self.location} whose rows do not belong to single requests")
         layout = self._layout_of(path)
         shard = rows.of(value)
-        mine = layout.gather(shard)
+        mine = self._gathered(layout, shard)
         private = self._copied(mine)
         # A rank's part of a sum is not a part of the value; its place is taken by what this rank would write back.
         before = layout.scatter(private).clone() if isinstance(layout, Partial) else shard
         self._leaves.append(Leaf(value, layout, private, private._version, before))
         return private
+
+    def _gathered(self, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
+        return layout.gather(shard)
 
     def _copied(self, mine: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False), torch.no_grad():
@@ -388,6 +391,9 @@ class Shapes(Served):
     ) -> None:
         self._like = like
         super().__init__(location, value, rows, layout_of)
+
+    def _gathered(self, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
+        return layout.gather_dummy(shard) if isinstance(layout, Replicated) else layout.gather(shard)
 
     def _copied(self, mine: torch.Tensor) -> torch.Tensor:
         return self._like(mine)

@@ -58,8 +58,31 @@ class Replicated:
         self._proven = False
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
-        if self._proven:
-            return shard
+        if not self._proven:
+            self._proven = self._tells(shard)
+        return shard
+
+    def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a pass that is no request's; they prove nothing for later ones.
+
+        Raises:
+            Refusal: the ranks' values differ, or they are such that they would be equal in any case.
+        """
+        if not self._proven and not self._tells(shard):
+            raise Refusal(
+                pb.ERROR_CODE_UNKNOWN_LOCATION,
+                f"whether {self.location} is whole on every tensor-parallel rank is not known before a trace has read it once; "
+                "read its shape in a model.trace(prompt)",
+                location=self.location,
+            )
+        return shard
+
+    def _tells(self, shard: torch.Tensor) -> bool:
+        """Whether the ranks' values are equal where those of split ones would differ.
+
+        Raises:
+            Refusal: they differ.
+        """
         group = get_tp_group()
         bits = shard.detach().contiguous().reshape(-1).view(torch.uint8).to("cpu", torch.int64)
         weights = torch.arange(1, bits.numel() + 1, dtype=torch.int64) % 65521
@@ -74,9 +97,8 @@ class Replicated:
                 "layer before it (for example mlp.down_proj.input or mlp.gate_up_proj.output[0]), which are given whole.",
                 location=self.location,
             )
-        if bits.numel() and int(bits.min()) != int(bits.max()):
-            self._proven = True
-        return shard
+        values = shard.detach().to(torch.float64) if not shard.is_complex() else torch.view_as_real(shard.detach())
+        return bool(values.numel() and torch.isfinite(values).all() and values.min() != values.max())
 
     def scatter(self, whole: torch.Tensor) -> torch.Tensor:
         return whole

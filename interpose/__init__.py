@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interpose.accounting import Accounting
+    from interpose.arrays import ShapeOnly
     from interpose.async_client import AsyncClient, connect_async
     from interpose.awaited import AsyncJob, AsyncSession
+    from interpose.cache import Cache
     from interpose.client import Client, connect
     from interpose.envoy import Envoy
     from interpose.errors import (
@@ -48,6 +50,7 @@ _HOMES = {
     "AsyncClient": "async_client",
     "AsyncJob": "awaited",
     "AsyncSession": "awaited",
+    "Cache": "cache",
     "Client": "client",
     "connect_async": "async_client",
     "connect": "client",
@@ -58,6 +61,7 @@ _HOMES = {
     "Logprob": "result",
     "Model": "model",
     "RemoteValue": "remote",
+    "ShapeOnly": "arrays",
     "Result": "result",
     "StreamOutput": "streaming",
     "save": "saving",
@@ -88,6 +92,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncSession",
+    "Cache",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
@@ -108,6 +113,7 @@ __all__ = [
     "QuotaExceeded",
     "RemoteValue",
     "Result",
+    "ShapeOnly",
     "StreamOutput",
     "Unauthenticated",
     "Unavailable",

@@ -1,0 +1,114 @@
+"""The end of a request: its block runs to its end, and what it saved, how it failed and what it did become events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from executor.accounting import Precision
+from executor.collect import Limits, collect
+from executor.fakes import explained
+from executor.mediator import Mediator, State
+from executor.outbox import Outbox
+from executor.requests import Requests
+from executor.scope import TraceScope
+from interpose.result import Result
+from interpose.v1 import trace_pb2 as pb
+
+
+class Endings:
+    """Ends the requests of one worker.
+
+    Args:
+        requests: the requests that are here.
+        end: lets a block run to its end, with what the engine generated.
+        outbox: where saves go.
+        limits: bounds on what is saved.
+        reports: whether this rank sends saves.
+        precision: how the engine computes.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        end: Callable[[Mediator, Result | list[Result]], None],
+        outbox: Outbox,
+        limits: Limits,
+        reports: bool,
+        precision: Precision,
+    ) -> None:
+        self._requests = requests
+        self._end = end
+        self._outbox = outbox
+        self._limits = limits
+        self._reports = reports
+        self._precision = precision
+
+    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
+        """The engine finished an invoke's request: end its block, and send what it saved.
+
+        Args:
+            result: what the engine generated; for an invoke without a prompt, what it generated for each of the others.
+
+        Returns:
+            How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
+            Failed, Accounting), serialized, and how many times the block printed.
+        """
+        request_id = self._requests.take_id(trace_id, invoke)
+        stillborn = self._requests.take_stillborn(request_id)
+        if stillborn is not None:
+            unbound, failure = stillborn
+            return "failed", self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
+        mediator = self._requests.mediators.get(request_id)
+        if mediator is None:
+            return "unknown", [], 0
+        self._finish_edits(mediator, result)
+        writes = self._requests.leave(request_id)
+        scope = self._requests.scopes[mediator.trace_id]
+        stream = self._requests.streams.pop(request_id, None)
+        steps = mediator.steps
+        self._end(mediator, result)
+        self._requests.ended.pop(request_id, None)
+        events: list[pb.Event] = []
+        failed = mediator.failure
+        if failed is not None and mediator.fakes is not None:
+            failed = explained(failed)
+        if stream is not None:
+            events = [stream.end(mediator.namespace, mediator.steps)]
+            failed = failed or stream.failure
+        if failed is None:
+            scope.export(mediator.invoke, mediator.namespace, writes)
+            if self._reports and stream is None:
+                names = {name: mediator.namespace[name] for name in writes if name in mediator.namespace}
+                events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
+        if failed is not None:
+            events.append(pb.Event(failed=failed))
+        if self._reports:
+            generated = sum(len(one.token_ids) for one in (result if isinstance(result, list) else [result]))
+            accounting = mediator.tally.accounting(invoke, steps, mediator.prompt_tokens, generated, self._precision)
+            events.append(pb.Event(accounting=accounting))
+        return (
+            "failed" if failed is not None else mediator.state.name.lower(),
+            self._close(scope, mediator.invoke, events),
+            mediator.logs,
+        )
+
+    def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
+        """End the standing edits of a request; one that fails now fails it."""
+        for edit in self._requests.edits_of(mediator.request_id):
+            if edit.live and mediator.state in (State.STOPPED, State.FAILED):
+                edit.cancel()
+            self._end(edit, result)
+            mediator.logs += edit.logs
+        self._requests.forget_edits(mediator.request_id)
+
+    def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
+        """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
+        if scope is not None:
+            scope.ended.add(invoke)
+            if len(scope.ended) >= scope.expected:
+                self._requests.scopes.pop(scope.id, None)
+                self._outbox.forget(scope.id)
+                if self._reports:
+                    names, containers = scope.changed()
+                    events = events + collect(scope, -1, names, containers, self._limits, self._outbox)
+        return [event.SerializeToString() for event in events]
