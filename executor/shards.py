@@ -65,10 +65,12 @@ class Replicated:
     def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:
         """Return the rows of a pass that is no request's; they prove nothing for later ones.
 
+        One number for each row (token ids, positions) cannot be a part of anything wider.
+
         Raises:
             Refusal: the ranks' values differ, or they are such that they would be equal in any case.
         """
-        if not self._proven and not self._tells(shard):
+        if shard.dim() > 1 and not self._proven and not self._tells(shard):
             raise Refusal(
                 pb.ERROR_CODE_UNKNOWN_LOCATION,
                 f"whether {self.location} is whole on every tensor-parallel rank is not known before a trace has read it once; "

@@ -18,6 +18,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from executor.scheduler import InterposeAsyncScheduler
 from executor.work import READ_ONLY
 from interpose.cli.demo_model import write_demo_model
+from interpose.v1.value_pb2 import Barrier, Value
 from tests.engine.harness import Block, LocalEngine
 from tests.oracle import Edit, Oracle, difference
 
@@ -220,3 +221,25 @@ def test_invokes_of_one_step_stay_together(engine: LocalEngine, steps: Steps) ->
     members = {one for one in set.union(*steps.ran) if sum(one in step for step in steps.ran) == 5}
     assert len(members) == 2
     assert all(members & step in (set(), members) for step in steps.ran), "the group was torn apart"
+
+
+def test_invokes_that_run_together_stay_in_step(engine: LocalEngine, oracle: Oracle) -> None:
+    """A barrier in every step, and a block that sees both prompts' rows until the shorter one has ended."""
+    ends = {"ignore_eos": True}
+    held = {"barrier": Value(barrier=Barrier(number=0, count=2))}
+    loop = "rows = []\nfor step in tracer.iter[:3]:\n    barrier()\n    rows.append(model.logits.output.save())\n"
+    both = [Block(PROMPT, loop, {**ends, "max_tokens": 3}, captured=held, together=2)]
+    both += [Block(OTHERS[0], loop, {**ends, "max_tokens": 3}, captured=held, together=2)]
+    seen = "rows = []\nfor step in tracer.iter[:]:\n    rows.append(model.logits.output.save())\n"
+    whole = [Block(OTHERS[1], "", {**ends, "max_tokens": 4}, together=2)]
+    whole += [Block(OTHERS[2], "", {**ends, "max_tokens": 2}, together=2), Block([], seen, whole=True)]
+    one, other, _, _, all_rows, plain = engine.run_traces([both, whole], plain=([44, 45, 46],), plain_tokens=5)
+    for ran, prompt in ((one, PROMPT), (other, OTHERS[0])):
+        assert ran.failure is None, ran.failure
+        for found, expected in zip(ran.saved["rows"], oracle.run(prompt, 3).logits, strict=True):
+            assert difference(found, expected) <= TOLERANCE
+    assert all_rows.failure is None, all_rows.failure
+    truths = [oracle.run(OTHERS[1], 4).logits, oracle.run(OTHERS[2], 2).logits]
+    for step, found in enumerate(all_rows.saved["rows"]):
+        assert difference(found, torch.cat([truth[step] for truth in truths if step < len(truth)])) <= TOLERANCE
+    assert plain.token_ids == oracle.run([44, 45, 46], 5).tokens

@@ -1,0 +1,60 @@
+"""`tracer.cache()` and `model.scan` over two tensor-parallel ranks: whole values, and whole shapes, of every module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import interpose
+from tests.oracle import Oracle, difference, locations
+
+PROMPT = [5, 400, 17, 99, 256, 31, 8]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_all_modules(client: interpose.Client, checkpoints: dict[str, Path], name: str) -> None:
+    model = client.model(name)
+    with model.scan(PROMPT, max_tokens=2) as scanner:
+        shapes = scanner.cache()
+        norm = model.final_norm(model.blocks[1].resid_post).save()
+        print("in a scan")
+    with model.trace(temperature=0.0, max_tokens=2, ignore_eos=True) as tracer:
+        with tracer.invoke(PROMPT):
+            cache = tracer.cache()
+        with tracer.invoke([3, 77]):
+            beside = tracer.cache(modules=["logits"])
+    oracle = Oracle(checkpoints[name])
+    truth = oracle.run(PROMPT, 2)
+    compared = 0
+    for location in locations(checkpoints[name]):
+        if location.kind != "output" or location.path in cache.refused:
+            continue
+        for step in range(2):
+            found = cache[location.path].output[step]
+            assert difference(found, truth.value(location.path, "output", step)) <= 1e-4, (location.path, step)
+        compared += 1
+    assert compared > 20
+    assert all("split over the tensor-parallel ranks" in reason for reason in cache.refused.values())
+    for step, logits in enumerate(oracle.run([3, 77], 2).logits):
+        assert difference(beside["logits"].output[step], logits) <= 1e-4
+    assert shapes.keys() == cache.keys() and shapes.refused.keys() == cache.refused.keys()
+    for path in cache:
+        assert form(shapes[path].output) == form(cache[path].output), path
+    assert norm.is_meta and norm.shape[0] == len(PROMPT)
+    assert scanner.usage.generated_tokens == scanner.usage.prompt_tokens == 0
+
+
+def form(value: Any) -> Any:
+    """Shapes and types in the places of tensors."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    return [form(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def test_a_scan_of_too_many_steps(model: interpose.Model) -> None:
+    with pytest.raises(interpose.InvalidArgument, match="max_tokens=2 shows them"):
+        with model.scan(PROMPT, max_tokens=100):
+            pass
