@@ -17,7 +17,7 @@ from typing import Any
 
 from executor.options import prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
-from tests.engine.harness import Block, LocalEngine
+from tests.engine.harness import Block, Limits, LocalEngine
 from tests.fidelity.changes import changed
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
@@ -193,6 +193,7 @@ def main() -> None:
     result, folder, *columns = sys.argv[1:]
     ranks = int(os.environ["WORLD_SIZE"])
     prepare_environment(ranks)
+    Limits.step_seconds = 60.0  # of no interest here: on a busy machine a block may wait for a core
     measure(Path(folder), columns, ranks, Path(result))
 
 
