@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,6 @@ def start(folder: Path, name: str, columns: list[str], ranks: int, cores: list[i
         **os.environ,
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "PORTS": ",".join(map(str, _ports(len(columns)))),
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks)),
     }
     command = [sys.executable, "-m", "tests.fidelity.measure", str(folder / f"{name}.json"), str(folder / name)]
@@ -45,15 +42,6 @@ def start(folder: Path, name: str, columns: list[str], ranks: int, cores: list[i
         )
         for rank in range(ranks)
     ]
-
-
-def _ports(count: int) -> list[int]:
-    """Return ports that are free now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def wait(folder: Path, started: dict[str, list[subprocess.Popen[str]]]) -> dict[str, Cells]:

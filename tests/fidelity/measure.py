@@ -1,8 +1,7 @@
 """Measures how far each location is from transformers: in this process, or as one of several tensor-parallel ranks.
 
 As a program, `python -m tests.fidelity.measure RESULT FOLDER COLUMN…`, it is one rank of a model spread over processes
-(RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which, and PORTS where they meet for each column); rank 0 writes what it
-measured to RESULT as JSON.
+(RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which); rank 0 writes what it measured to RESULT as JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,11 +174,11 @@ def measure(folder: Path, columns: list[str], ranks: int, result: Path) -> None:
         result: where to write what has been measured, after each column.
     """
     measured: dict[str, Cells] = {}
-    rank, ports = os.environ["RANK"], os.environ["PORTS"].split(",")
+    rank = os.environ["RANK"]
     for number, column in enumerate(columns):
         arch, shape = COLUMNS[column]
         # A rank that is done first must not meet the others where they are leaving.
-        os.environ["MASTER_PORT"] = ports[number]
+        os.environ["MASTER_PORT"] = _port(folder / f"{number}-port", rank)
         # Each rank writes its own; the seed makes them the same.
         checkpoint = write_demo_model(folder / f"{number}-{rank}", arch, shape)
         measurement = Measurement(checkpoint, ranks, reports=rank == "0")
@@ -186,6 +187,21 @@ def measure(folder: Path, columns: list[str], ranks: int, result: Path) -> None:
         measurement.engine.close()
         if rank == "0":
             result.write_text(json.dumps(measured))
+
+
+def _port(told: Path, rank: str) -> str:
+    """Return a port that is free now; rank 0 finds it and tells the others in a file."""
+    if rank == "0":
+        with socket.socket() as found:
+            found.bind((os.environ["MASTER_ADDR"], 0))
+            port = str(found.getsockname()[1])
+        told.parent.mkdir(parents=True, exist_ok=True)
+        new = told.with_suffix(".new")
+        new.write_text(port)
+        new.rename(told)
+    while not told.exists():  # whoever started the ranks ends them all when one fails
+        time.sleep(0.05)
+    return told.read_text()
 
 
 def main() -> None:
