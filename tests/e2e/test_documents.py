@@ -19,9 +19,7 @@ def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> No
     assert "localhost:9000" in blocks[0]
     assert "tiny-llama" in blocks[0]
     script = tmp_path / "readme.py"
-    text = "\n".join(
-        [*blocks, "job.forget()", "model.clear_edits()", "client.close()\n"]
-    )  # leave nothing behind
+    text = "\n".join([*blocks, "job.forget()", "model.clear_edits()", "client.close()\n"])  # leave nothing behind
     script.write_text(text.replace("localhost:9000", service.address).replace("tiny-llama", "llama"))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
