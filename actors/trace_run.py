@@ -112,6 +112,8 @@ class TraceRun:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+            # A task that is cancelled before its first step runs none of its code.
+            await self._end(self._cancelled())
 
     async def adopt(self, blob_id: str, data: Any) -> None:
         """Take over the bytes of one saved value: they then outlive the worker that made them."""
@@ -169,16 +171,24 @@ class TraceRun:
             usage.saved_bytes = self.saved_bytes
             self.recording.append(pb.Event(done=pb.Done(usage=usage)))
         except asyncio.CancelledError:
-            ended = failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
+            ended = self._cancelled()
         except Exception as error:
             ended = describe(error, self.id)
         finally:
+            await self._end(ended)
+
+    def _cancelled(self) -> pb.Failure:
+        return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
+
+    async def _end(self, ended: pb.Failure | None) -> None:
+        """Nothing more comes: let everybody know who waits. Idempotent."""
+        if self.running:
             self.progress.end(ended)
             self.remotes.clear()
             self._before = ()
             self.recording.end(ended)
-            async with self._adopted:
-                self._adopted.notify_all()
+        async with self._adopted:
+            self._adopted.notify_all()
 
     async def _forward(self, engine: EngineStream) -> pb.Usage:
         trace = pb.Trace.FromString(self.order.trace)

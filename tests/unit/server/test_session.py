@@ -127,6 +127,15 @@ async def test_a_job_that_is_cancelled(session: Session, engine: Engine) -> None
     assert not await session.cancel("s", "t", forget=True)
 
 
+async def test_a_trace_that_is_cancelled_before_it_has_begun_to_run(session: Session, engine: Engine) -> None:
+    """As when both calls come in one turn of the session's loop: whoever follows it must not wait for ever."""
+    await session.start("s", order())
+    assert await session.cancel("s", "t") and engine.runs == 0
+    assert (await session.job("s", "t")).state == service_pb2.JOB_STATE_CANCELLED
+    with pytest.raises(ServiceFailure, match="cancelled"):
+        await asyncio.wait_for(kinds(session.attach("s", "t", "f")), 20)
+
+
 async def test_a_job_of_which_an_invoke_failed(session: Session, engine: Engine) -> None:
     engine.last = pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_INTERVENTION, message="boom"))
     engine.gate.set()
