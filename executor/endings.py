@@ -7,8 +7,9 @@ from collections.abc import Callable
 from executor.accounting import Precision
 from executor.collect import Limits, collect
 from executor.fakes import explained
-from executor.mediator import Mediator, State
+from executor.mediator import Mediator
 from executor.outbox import Outbox
+from executor.progress import State
 from executor.requests import Requests
 from executor.scope import TraceScope
 from interpose.result import Result

@@ -1,6 +1,6 @@
 """The names a block uses inside a worker: modules, the tracer, and steps.
 
-Every access goes to the mediator whose greenlet is running, so one tree of envoys serves all blocks.
+Every access goes to the block that is running (`executor.running_block`), so one tree of envoys serves all blocks.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from executor.tree import ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
-    from executor.mediator import Mediator
+    from executor.running_block import RunningBlock
     from executor.views.view import View
     from interpose.cache import Cache
 
 
-def current() -> Mediator:
-    """Return the mediator whose block is running.
+def current() -> RunningBlock:
+    """Return the block that is running.
 
     Raises:
         Refusal: the caller is not a block (a thread that a block started, say).
     """
-    from executor.mediator import running
+    from executor.strand import running
 
-    mediator = running()
-    if mediator is None:
+    block = running()
+    if block is None:
         raise Refusal(
             pb.ERROR_CODE_INVALID_ARGUMENT,
             "the model can be used only from the block itself, not from a thread that it started",
         )
-    return mediator
+    return block
 
 
 class Envoy:
@@ -183,27 +183,25 @@ class Iterations:
             yield from key if isinstance(key, list) else [key]
 
     def __iter__(self) -> Iterator[int]:
-        mediator = current()
+        block = current()
         bounded = not isinstance(self._key, slice) or self._key.stop is not None
         exact = not isinstance(self._key, slice)
-        before = mediator.pointer
+        before = block.pointer
         try:
             for step in self._steps():
-                if not mediator.await_step(step):
+                if not block.await_step(step):
                     if exact:
                         raise Refusal(
                             pb.ERROR_CODE_UNKNOWN_LOCATION,
-                            f"step {step} was never reached: the generation ended after {mediator.steps} steps",
+                            f"step {step} was never reached: the generation ended after {block.steps} steps",
                             location=f"tracer.iter[{step}]",
                         )
                     if bounded:
-                        mediator.log(
-                            f"tracer.iter: the generation ended after {mediator.steps} steps, before step {step}\n"
-                        )
+                        block.log(f"tracer.iter: the generation ended after {block.steps} steps, before step {step}\n")
                     return
                 yield step
         finally:
-            mediator.pointer = before
+            block.pointer = before
 
 
 class Tracer:

@@ -24,8 +24,9 @@ from executor.control import Refusal
 from executor.endings import Endings
 from executor.failures import clip
 from executor.hooks import Hooks
-from executor.mediator import Kind, Location, Mediator, State
+from executor.mediator import Mediator
 from executor.outbox import Outbox
+from executor.progress import Kind, Location, State
 from executor.ranks import Ranks
 from executor.recorder import Recordings
 from executor.requests import Requests

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 
 from executor.apply import Applier
 from executor.budget import Budget
-from executor.mediator import Mediator, State
+from executor.mediator import Mediator
+from executor.progress import State
 from executor.ranks import Ranks, divergence, fingerprint
 from executor.scope import TraceScope
 from interpose.v1 import trace_pb2 as pb

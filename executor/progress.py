@@ -1,0 +1,45 @@
+"""How far a block has come: the places in a generation that it can wait for, and the ways in which it ends."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class State(enum.IntEnum):
+    """How far a mediator has come; it ends exactly one way."""
+
+    WAITING = 0
+    DONE = 1
+    STOPPED = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+class Kind(enum.StrEnum):
+    """What a mediator can wait for."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    PATTERN = "pattern"
+    STEP = "step"
+    RESULT = "result"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the generation: a module's input or output in one step, the beginning of a step, or the result.
+
+    Attributes:
+        shown: the canonical name it was asked for by, if it was.
+    """
+
+    path: str
+    kind: str
+    step: int
+    shown: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        name = self.shown or f"{self.path}.{self.kind}"
+        return name + (f" (step {self.step})" if self.step else "")
