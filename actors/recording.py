@@ -40,13 +40,13 @@ class Recording:
             self.ended = True
             self._wake()
 
-    async def follow(self) -> AsyncIterator[bytes]:
-        """Yield every serialized event from the first on, waiting for the next until the recording ends.
+    async def follow(self, seen: int = 0) -> AsyncIterator[bytes]:
+        """Yield every serialized event but the first `seen`, waiting for the next until the recording ends.
 
         Raises:
             ServiceFailure: the trace as a whole failed; after its last event.
         """
-        position = 0
+        position = seen
         while True:
             more = self._more
             while position < len(self._events):

@@ -30,6 +30,8 @@ from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 
 SWEEP_SECONDS = 10.0
+# A trace whose client is gone goes on for this long: clients come back within four seconds.
+RECONNECT_SECONDS = 5.0
 
 
 class Session:
@@ -163,13 +165,13 @@ class Session:
         self._submitted(order)
         return pb.Event(accepted=pb.Accepted.FromString(order.accepted)).SerializeToString()
 
-    async def attach(self, session_id: str, trace_id: str, follower: str) -> AsyncIterator[bytes]:
-        """Follow a trace that was submitted before, from its first event on; yields serialized events.
+    async def attach(self, session_id: str, trace_id: str, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
+        """Follow a trace that was submitted before; yields its serialized events but the first `seen`.
 
         Raises:
             ServiceFailure: NOT_FOUND, or the trace as a whole failed.
         """
-        async for event in self._follow(self._known(session_id, trace_id), follower):
+        async for event in self._follow(self._known(session_id, trace_id), follower, seen):
             yield event
 
     async def job(self, session_id: str, trace_id: str) -> service_pb2.JobStatus:
@@ -192,11 +194,15 @@ class Session:
         )
 
     async def leave(self, session_id: str, trace_id: str, follower: str) -> None:
-        """A follower's client is gone; if nobody else follows the trace, it is cancelled."""
+        """The connection to a follower is gone; if nobody follows the trace soon after, it is cancelled.
+
+        A client that goes on purpose cancels its trace itself; one whose connection broke comes back.
+        """
         run = self._traces.get(trace_id)
         if session_id != self._id or run is None:
             return
         run.followers.discard(follower)
+        await asyncio.sleep(RECONNECT_SECONDS)
         if not run.followers and run.running and not run.order.job:
             run.abandoned = True
             await run.cancel()
@@ -303,10 +309,10 @@ class Session:
             raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=order.trace_id))
         return self._start(order) if run is None or run.repeatable else run
 
-    async def _follow(self, run: TraceRun, follower: str) -> AsyncIterator[bytes]:
+    async def _follow(self, run: TraceRun, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
         run.followers.add(follower)
         try:
-            async for event in run.recording.follow():
+            async for event in run.recording.follow(seen):
                 yield event
         finally:
             run.followers.discard(follower)

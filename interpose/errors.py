@@ -168,6 +168,10 @@ class Unavailable(InterposeError):
     code = trace_pb2.ERROR_CODE_UNAVAILABLE
 
 
+class ConnectionLost(Unavailable):
+    """The way to the server broke, or a part of the server on it died; what was asked for may go on behind it."""
+
+
 class EngineError(InterposeError):
     """The engine failed for a reason that is not the block's."""
 
@@ -190,12 +194,14 @@ _CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
     # The service says what it has not found in a Failure. Without one it is the proxy before it that has no application.
     grpc.StatusCode.NOT_FOUND: Unavailable,
+    # So does what goes wrong in the ingress. Without one the ingress died, and the proxy before it says so.
+    grpc.StatusCode.INTERNAL: ConnectionLost,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: QuotaExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNAVAILABLE: ConnectionLost,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
 }
 
@@ -258,7 +264,8 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "", trace_id: str = "
         message = (
             f"a server answers at {address}, but no service runs there (yet); if it is starting, try again ({details})"
         )
-    elif kind is Unavailable:
+    elif kind is ConnectionLost:
+        status = grpc.StatusCode.UNAVAILABLE
         message = f"the server at {address} cannot be reached or has gone away: {details}; is `interpose serve` running there?"
     elif kind is VersionMismatch:
         message = f"the server at {address} does not offer this call; upgrade the server ({details})"

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from interpose.errors import InterposeError, Unavailable
+from interpose.resuming import Resuming
 from interpose.transport import Stream
 from interpose.v1.trace_pb2 import Event
 
@@ -20,7 +21,9 @@ class Running:
         cancel: ends the trace on the server; is told whether to wait for that.
     """
 
-    def __init__(self, session_id: str, trace_id: str, stream: Stream, cancel: Callable[[bool], None]) -> None:
+    def __init__(
+        self, session_id: str, trace_id: str, stream: Stream | Resuming, cancel: Callable[[bool], None]
+    ) -> None:
         self.session_id = session_id
         self._trace_id = trace_id
         self._stream = stream

@@ -14,6 +14,7 @@ import numpy as np
 
 from interpose.errors import InterposeError, NotFound, Unavailable
 from interpose.progress import Progress
+from interpose.resuming import Resuming
 from interpose.running import Running
 from interpose.transfer import BACKOFF_SECONDS, fetch, fetch_one, upload
 from interpose.transport import Stream, Transport
@@ -93,9 +94,10 @@ class Session:
         running.leave()
         return running.session_id
 
-    def attach(self, session_id: str, trace_id: str) -> Stream:
-        """Return the stream of a trace's events from the first on; whoever leaves it does not end the trace."""
-        return self._transport.stream("Attach", AttachRequest(session_id=session_id, trace_id=trace_id))
+    def attach(self, session_id: str, trace_id: str, seen: int = 0) -> Stream:
+        """Return the stream of a trace's events but the first `seen`; whoever leaves it does not end a job."""
+        request = AttachRequest(session_id=session_id, trace_id=trace_id, seen=seen)
+        return self._transport.stream("Attach", request)
 
     def describe_job(self, session_id: str, trace_id: str) -> JobStatus:
         """Return how a trace is."""
@@ -118,7 +120,8 @@ class Session:
         """Upload what the trace needs and have it accepted; who gets it must close it.
 
         A server that is away for a moment is tried again, and a session that is gone is opened anew, as long as the trace
-        has not been accepted.
+        has not been accepted. The server knows the trace by its id: one that it has is followed, not run a second time. When the
+        connection breaks later, the events go on where they were (`interpose.resuming`).
 
         Args:
             job: the trace goes on without its client; the one event is that it was accepted.
@@ -178,7 +181,9 @@ class Session:
 
     def _accepted(self, session_id: str, trace: Trace, job: bool) -> Running:
         request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job)
-        stream = self._transport.stream("Submit", request)
+        submit = self._transport.stream("Submit", request)
+        # That of a job ends when it is accepted.
+        stream = submit if job else Resuming(submit, lambda seen: self.attach(session_id, trace.id, seen))
         running = Running(session_id, trace.id, stream, lambda wait: self._leave(session_id, trace.id, wait))
         try:
             running.accepted()

@@ -149,10 +149,10 @@ class IngressDeployment:
 
     @streaming(service_pb2.AttachRequest, pb.Event)
     async def Attach(self, request: service_pb2.AttachRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
-        """Follow a trace that was submitted before."""
+        """Follow a trace that was submitted before, from its first event on or from where its client was."""
         lease = await self._lease(request.session_id, tenant)
         follower = uuid.uuid4().hex
-        call = (lease.session_id, request.trace_id, follower)
+        call = (lease.session_id, request.trace_id, follower, request.seen)
         async with contextlib.aclosing(self._follow(lease, "attach", request.trace_id, follower, *call)) as events:
             async for event in events:
                 yield event

@@ -157,12 +157,14 @@ class SubmitRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ..., job: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("session_id", "trace_id")
+    __slots__ = ("session_id", "trace_id", "seen")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     trace_id: str
-    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
+    seen: int
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seen: _Optional[int] = ...) -> None: ...
 
 class DescribeJobRequest(_message.Message):
     __slots__ = ("session_id", "trace_id")

@@ -96,6 +96,8 @@ class Service(service_pb2_grpc.InterposeServicer):
         self.jobs: dict[str, list[trace_pb2.Event]] = {}
         self.job_failures: dict[str, trace_pb2.Failure] = {}
         self.attach_breaks: list[int] = []
+        self.submit_breaks: list[int] = []
+        self.seen: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.closed: list[service_pb2.CloseSessionRequest] = []
@@ -188,6 +190,11 @@ class Service(service_pb2_grpc.InterposeServicer):
         yield trace_pb2.Event(accepted=accepted)
         if request.job:
             return
+        if self.submit_breaks:
+            self.jobs[trace.id] = [trace_pb2.Event(accepted=accepted)]
+            self._run_job(trace)
+            yield from self.jobs[trace.id][1 : self.submit_breaks.pop(0)]
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
         try:
             yield from self.script(self, trace)
         except (ServiceFailure, ConnectionError) as error:
@@ -209,7 +216,8 @@ class Service(service_pb2_grpc.InterposeServicer):
         if request.trace_id not in self.jobs:
             self._abort(ServiceFailure(failure(trace_pb2.ERROR_CODE_NOT_FOUND, "no such trace")), context)
         break_after = self.attach_breaks.pop(0) if self.attach_breaks else -1
-        for count, event in enumerate(self.jobs[request.trace_id]):
+        self.seen.append(request.seen)
+        for count, event in list(enumerate(self.jobs[request.trace_id]))[request.seen :]:
             if count == break_after:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "gone for a moment")
             yield event

@@ -130,7 +130,6 @@ def test_every_failure_has_its_class_and_status(service, code):
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.QuotaExceeded),
         (grpc.StatusCode.UNIMPLEMENTED, errors.VersionMismatch),
-        (grpc.StatusCode.INTERNAL, errors.EngineError),
         (grpc.StatusCode.UNKNOWN, errors.EngineError),
     ],
 )
@@ -139,6 +138,13 @@ def test_statuses_without_a_failure(service, status, kind):
     with pytest.raises(kind) as caught:
         interpose.connect(service.address)
     assert caught.value.status is status and len(str(caught.value)) < 1000
+
+
+def test_an_ingress_that_died_can_be_tried_again(service):
+    service.refusals["Hello"] = [grpc.RpcError(grpc.StatusCode.INTERNAL, "The actor died unexpectedly")]
+    with pytest.raises(errors.ConnectionLost, match="has gone away: The actor died") as caught:
+        interpose.connect(service.address)
+    assert isinstance(caught.value, interpose.Unavailable) and caught.value.status is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_server_that_does_not_answer(service):

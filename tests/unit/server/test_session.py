@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 from collections.abc import AsyncGenerator, Callable
 
@@ -104,13 +105,36 @@ async def test_a_job_goes_on_when_everybody_has_gone(session: Session, engine: E
     assert engine.runs == 1, "the same id again runs nothing"
 
 
-async def test_a_trace_that_is_no_job_ends_with_its_client(session: Session, engine: Engine) -> None:
+async def test_a_trace_that_is_no_job_ends_with_its_client(
+    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.0)
     events = session.run(order(job=False))
     await anext(events)
     await engine.begun.wait()
     await session.leave("s", "t", "f")
     status = await session.job("s", "t")
     assert status.state == service_pb2.JOB_STATE_CANCELLED and status.failure.code == pb.ERROR_CODE_CANCELLED
+
+
+async def test_a_client_whose_connection_broke_comes_back_to_the_same_run(
+    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.05)
+    first = session.run(order(job=False))
+    assert pb.Event.FromString(await anext(first)).HasField("accepted")
+    await engine.begun.wait()
+    leaving = asyncio.create_task(session.leave("s", "t", "f"))
+    # By its id, with what it has left out; or as it was sent, by a client that does not know how far it came.
+    attached = asyncio.create_task(kinds(session.attach("s", "t", "f2", 1)))
+    await asyncio.sleep(0)
+    again = dataclasses.replace(order(job=False), follower="f3")
+    submitted = asyncio.create_task(kinds(session.run(again)))
+    await leaving
+    engine.gate.set()
+    assert await attached == ["output", "output", "done"]
+    assert await submitted == ["accepted", "output", "output", "done"]
+    assert engine.runs == 1
 
 
 async def test_a_job_that_is_cancelled(session: Session, engine: Engine) -> None:
