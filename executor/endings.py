@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor.accounting import Precision
-from executor.collect import Limits, collect
+from executor.collect import collect
 from executor.fakes import explained
+from executor.host import Host
 from executor.mediator import Mediator
-from executor.outbox import Outbox
 from executor.progress import State
 from executor.requests import Requests
 from executor.scope import TraceScope
@@ -22,27 +21,21 @@ class Endings:
     Args:
         requests: the requests that are here.
         end: lets a block run to its end, with what the engine generated.
-        outbox: where saves go.
-        limits: bounds on what is saved.
-        reports: whether this rank sends saves.
-        precision: how the engine computes.
+        host: the worker.
     """
 
     def __init__(
         self,
         requests: Requests,
         end: Callable[[Mediator, Result | list[Result]], None],
-        outbox: Outbox,
-        limits: Limits,
-        reports: bool,
-        precision: Precision,
+        host: Host,
     ) -> None:
         self._requests = requests
         self._end = end
-        self._outbox = outbox
-        self._limits = limits
-        self._reports = reports
-        self._precision = precision
+        self._outbox = host.outbox
+        self._limits = host.limits
+        self._reports = host.reports
+        self._precision = host.precision
 
     def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
         """The engine finished an invoke's request: end its block, and send what it saved.

@@ -15,23 +15,18 @@ from typing import Any
 
 import torch
 
-from executor.accounting import Precision
-from executor.apply import Applier
-from executor.budget import Budget
-from executor.collect import Limits
 from executor.companions import OUT_OF_STEP, Companions, no_room
 from executor.control import Refusal
 from executor.endings import Endings
 from executor.failures import clip
 from executor.hooks import Hooks
+from executor.host import Host
 from executor.mediator import Mediator
-from executor.outbox import Outbox
 from executor.progress import Kind, Location, State
-from executor.ranks import Ranks
 from executor.recorder import Recordings
 from executor.requests import Requests
 from executor.served import Fixed, ManyRows, Rows, Served, Shapes
-from executor.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree, Node
+from executor.tree import LOGITS, PSEUDO, SAMPLES, Node
 from executor.turns import Turns
 from executor.work import READ_ONLY, Batch, Span
 from interpose.result import Result
@@ -45,14 +40,7 @@ class Interleaver:
     """The blocks of one worker.
 
     Args:
-        tree: the model's modules.
-        applier: applies modules to values of blocks.
-        budget: time and memory bounds.
-        outbox: where saves and prints go.
-        limits: bounds on what is saved.
-        ranks: the ranks that run the same blocks.
-        reports: whether this rank sends saves.
-        precision: how the engine computes.
+        host: the worker.
 
     Attributes:
         mediators: the mediators of all unfinished traced requests, by request id.
@@ -63,22 +51,12 @@ class Interleaver:
         admit, waits, drop: of `Requests`; finish: of `Endings`.
     """
 
-    def __init__(
-        self,
-        tree: ModuleTree,
-        applier: Applier,
-        budget: Budget,
-        outbox: Outbox,
-        limits: Limits,
-        ranks: Ranks,
-        reports: bool,
-        precision: Precision,
-    ) -> None:
-        self._hooks = Hooks(tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
-        self._requests = Requests(tree, applier, budget, outbox, limits, reports)
-        self._turns = Turns(self._requests.scopes, applier, budget, ranks, self._hooks.muted)
+    def __init__(self, host: Host) -> None:
+        self._hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
+        self._requests = Requests(host)
+        self._turns = Turns(self._requests.scopes, host, self._hooks.muted)
         self._companions = Companions(self._requests, self._turns)
-        endings = Endings(self._requests, self._end, outbox, limits, reports, precision)
+        endings = Endings(self._requests, self._end, host)
         self.finish = endings.finish
         self.mediators = self._requests.mediators
         self.live = self._requests.live
@@ -86,10 +64,10 @@ class Interleaver:
         self.admit = self._requests.admit
         self.waits = self._requests.waits
         self.drop = self._requests.drop
-        self._tree = tree
-        self._budget = budget
-        self._ranks = ranks
-        self._recordings = Recordings(tree, self._hooks.add, limits.max_saved_bytes)
+        self._tree = host.tree
+        self._budget = host.budget
+        self._ranks = host.ranks
+        self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._batch = Batch({}, 0, 0, 0)
         self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
         self._place = _BETWEEN  # the model's, in the step

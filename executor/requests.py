@@ -13,19 +13,15 @@ from typing import Any
 
 import torch
 
-from executor.apply import Applier
-from executor.budget import Budget
-from executor.collect import Limits
 from executor.control import Refusal
 from executor.edits import Edits
 from executor.failures import clip
 from executor.fakes import Fakes
+from executor.host import Host
 from executor.increments import SaveStream
 from executor.mediator import Mediator
-from executor.outbox import Outbox
 from executor.rebuild import BindingFailed
 from executor.scope import TraceScope
-from executor.tree import ModuleTree
 from executor.work import Work
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import WireError
@@ -35,12 +31,7 @@ class Requests:
     """The traced requests of one worker.
 
     Args:
-        tree: the model's modules.
-        applier: applies modules to values of blocks.
-        budget: time and memory bounds.
-        outbox: where saves and prints go.
-        limits: bounds on what is saved.
-        reports: whether this rank sends saves.
+        host: the worker.
 
     Attributes:
         mediators: the mediators of all unfinished requests and of their edits, by request id or the edit's key.
@@ -51,28 +42,20 @@ class Requests:
         streams: sends what streamed traces save, by request id, where this rank reports.
     """
 
-    def __init__(
-        self,
-        tree: ModuleTree,
-        applier: Applier,
-        budget: Budget,
-        outbox: Outbox,
-        limits: Limits,
-        reports: bool,
-    ) -> None:
+    def __init__(self, host: Host) -> None:
         self.mediators: dict[str, Mediator] = {}
         self.live: dict[str, Mediator] = {}
         self.ended: dict[str, str] = {}
         self.scopes: dict[str, TraceScope] = {}
         self.wholes: dict[str, list[Mediator]] = {}
         self.streams: dict[str, SaveStream] = {}
-        self._tree = tree
-        self._applier = applier
-        self._budget = budget
-        self._outbox = outbox
-        self._limits = limits
-        self._reports = reports
-        self._edits = Edits(tree, budget)
+        self._tree = host.tree
+        self._applier = host.applier
+        self._budget = host.budget
+        self._outbox = host.outbox
+        self._limits = host.limits
+        self._reports = host.reports
+        self._edits = Edits(host.tree, host.budget)
         self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
         self._writes: dict[str, list[str]] = {}
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from executor.apply import Applier
-from executor.budget import Budget
+from executor.host import Host
 from executor.mediator import Mediator
 from executor.progress import State
-from executor.ranks import Ranks, divergence, fingerprint
+from executor.ranks import divergence, fingerprint
 from executor.scope import TraceScope
 from interpose.v1 import trace_pb2 as pb
 
@@ -25,24 +24,20 @@ class Turns:
 
     Args:
         scopes: the scopes of the traces that are here, by trace id.
-        applier: applies modules to values of blocks.
-        budget: time and memory bounds.
-        ranks: the ranks that run the same blocks.
+        host: the worker.
         muted: a context in which no hook of the step's sees a module that is called.
     """
 
     def __init__(
         self,
         scopes: Mapping[str, TraceScope],
-        applier: Applier,
-        budget: Budget,
-        ranks: Ranks,
+        host: Host,
         muted: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._scopes = scopes
-        self._applier = applier
-        self._budget = budget
-        self._ranks = ranks
+        self._applier = host.applier
+        self._budget = host.budget
+        self._ranks = host.ranks
         self._muted = muted
 
     def run(self, mediator: Mediator, turn: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits
 from executor.describe import describe_model
+from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.ranks import Alone, TensorParallelRanks
@@ -54,16 +55,17 @@ class InterposeWorker(_Base):
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
-        runner.interleaver = Interleaver(
-            tree,
-            Applier(tree, self.vllm_config, settings["block_memory_bytes"]),
-            Budget(settings["step_seconds"], settings["block_memory_bytes"]),
-            self.interpose_outbox,
-            Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
-            TensorParallelRanks() if tensor_parallel > 1 else Alone(),
-            reports,
-            Precision.of(self.vllm_config),
+        host = Host(
+            tree=tree,
+            applier=Applier(tree, self.vllm_config, settings["block_memory_bytes"]),
+            budget=Budget(settings["step_seconds"], settings["block_memory_bytes"]),
+            outbox=self.interpose_outbox,
+            limits=Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
+            ranks=TensorParallelRanks() if tensor_parallel > 1 else Alone(),
+            reports=reports,
+            precision=Precision.of(self.vllm_config),
         )
+        runner.interleaver = Interleaver(host)
         return warmed_up
 
     def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> tuple[str, list[bytes], int]:

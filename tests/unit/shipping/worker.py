@@ -10,6 +10,7 @@ import torch
 from executor.accounting import Precision
 from executor.budget import Budget
 from executor.collect import Limits as SaveLimits
+from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.outbox import LocalOutbox
 from executor.ranks import Alone
@@ -63,7 +64,7 @@ class Shipped(capture.CapturedContext):
         tree: Any = ModuleTree(MODEL, 1)
         applies_nothing: Any = None
         precision = Precision(torch.float32, torch.float32, "", "highest")
-        worker = Interleaver(tree, applies_nothing, self.budget, outbox, limits, Alone(), True, precision)
+        worker = Interleaver(Host(tree, applies_nothing, self.budget, outbox, limits, Alone(), True, precision))
         worker.admit("r", Work(self.trace, 0, 1, ""), 1, 0)
         worker.begin_step(Batch({"r": Span(0, 0, 1)}, 1, 1, 1))
         worker.end_forward()
