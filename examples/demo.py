@@ -62,7 +62,8 @@ class Service:
         self.address = f"localhost:{port}"
         self._lines: queue.Queue[str | None] = queue.Queue()
         command = interpose(
-            "serve", str(checkpoint), "--tensor-parallel-size", str(workers), "--port", str(port), "--dtype", "float32"
+            *("serve", str(checkpoint), "--tensor-parallel-size", str(workers), "--port", str(port)),
+            *("--dtype", "float32", "--enforce-eager"),  # compiling the model takes longer than all the rest of this
         )
         # A session of its own: Ctrl-C reaches it through `stop` alone, and what it leaves behind can be found.
         self._process = subprocess.Popen(

@@ -168,7 +168,7 @@ def test_serve_joins_a_cluster_and_leaves_it_as_it_was(
     cluster: Cluster, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     before = cluster.state()
-    arguments = [str(checkpoints["gpt2"]), "--name", "gpt2", "--dtype", "float32"]
+    arguments = [str(checkpoints["gpt2"]), "--name", "gpt2", "--dtype", "float32", "--enforce-eager"]
     running = RunningService(tmp_path, {}, *arguments, environment=cluster.joining).wait()
     try:
         check(running.address, "gpt2", checkpoints["gpt2"])

@@ -31,8 +31,8 @@ def second(
     folder = tmp_path_factory.mktemp("second")
     sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20, "max_per_tenant": 3}
     settings: dict[str, object] = {"tenants": TENANTS, "sessions": sessions}
-    arguments = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--max-model-len", "64"]
-    running = RunningService(folder, settings, *arguments).wait()
+    model = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--enforce-eager"]
+    running = RunningService(folder, settings, *model, "--max-model-len", "64").wait()
     yield running
     running.stop()
 
