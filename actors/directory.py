@@ -19,6 +19,7 @@ from ray.actor import ActorHandle
 
 from actors.edit_store import EditStore
 from actors.naming import DIRECTORY, NAMESPACE, SESSION_PREFIX
+from actors.placement import on_the_head
 from actors.protocol import DirectoryStatus, Lease, ModelState, ReplicaReport, SessionStats, Target, TenantUsage
 from actors.replicas import ReplicaBoard
 from actors.session import Session
@@ -231,7 +232,7 @@ class Directory:
                     num_cpus=0,
                     max_concurrency=1000,
                     max_restarts=0,
-                    scheduling_strategy="DEFAULT",
+                    scheduling_strategy=await asyncio.to_thread(on_the_head),
                 )
                 .remote(name, here, settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
             )
@@ -294,8 +295,7 @@ def directory(sessions: Any) -> ActorHandle:
             num_cpus=0,
             max_concurrency=1000,
             max_restarts=0,
-            # Not in the placement group of the engine replica that may happen to be the first to ask.
-            scheduling_strategy="DEFAULT",
+            scheduling_strategy=on_the_head(),
         )
         .remote(sessions)
     )

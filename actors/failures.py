@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 
 from interpose.errors import ServiceFailure, failure
@@ -16,6 +16,11 @@ logger = logging.getLogger(__name__)
 
 # How long a replacement engine takes to load is not known here; a client that comes back too early is told again.
 RETRY_SECONDS = 5.0
+# Room comes back when sessions end or results grow too old.
+FULL_SECONDS = 30.0
+
+# What Ray raises when a value fits neither into the object store nor onto the disk behind it.
+FULL = (ObjectStoreFullError, OutOfDiskError)
 
 _LOST = (RayActorError, DeploymentUnavailableError, ObjectLostError, TimeoutError)
 
@@ -43,6 +48,8 @@ def describe(error: BaseException, trace_id: str = "") -> pb.Failure:
         )
     if isinstance(cause, RequestCancelledError | asyncio.CancelledError):
         return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", **fields)
+    if isinstance(cause, FULL):
+        return full(trace_id)
     if isinstance(cause, _LOST):
         logger.warning("trace %s lost: %s", trace_id or "-", type(cause).__name__)
         return unavailable("the engine or session that worked on it is gone and is replaced by itself", trace_id)
@@ -63,6 +70,18 @@ def unavailable(message: str, trace_id: str = "", retry_after: float = RETRY_SEC
         trace_id=trace_id,
         invoke=-1,
         retry_after=retry_after,
+    )
+
+
+def full(trace_id: str = "") -> pb.Failure:
+    """The failure of a value that there is no room for now."""
+    return failure(
+        pb.ERROR_CODE_QUOTA_EXCEEDED,
+        "the service has no room left for saved values, neither in memory nor on disk: save less, close sessions, forget jobs, "
+        "or try again when others have",
+        trace_id=trace_id,
+        invoke=-1,
+        retry_after=FULL_SECONDS,
     )
 
 

@@ -256,6 +256,12 @@ class Session:
         if run is not None:
             await run.adopt(blob_id, data)
 
+    async def no_room(self, key: str) -> None:
+        """A saved value could not be sent here, for want of room in the object store."""
+        run = self._by_key.get(key)
+        if run is not None:
+            await run.no_room()
+
     async def increment(self, key: str, data: bytes) -> None:
         """Something that a block of a streamed trace saved, a serialized `Increment`."""
         run = self._by_key.get(key)

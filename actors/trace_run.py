@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 import ray
 
-from actors.failures import describe, unavailable
+from actors.failures import FULL, describe, full, unavailable
 from actors.increments import Increments
 from actors.protocol import Order
 from actors.recording import Recording
@@ -104,7 +105,8 @@ class TraceRun:
     def start(self, engine: EngineStream) -> None:
         """Begin; events go to the recording."""
         self.recording.append(pb.Event(accepted=pb.Accepted.FromString(self.order.accepted)))
-        self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}")
+        # In a context of its own: Ray counts what is called in that of the client's call as part of it, and cancels it with it.
+        self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}", context=contextvars.Context())
 
     async def cancel(self) -> None:
         """End it now; its engine requests are aborted. Does nothing to a trace that has ended."""
@@ -126,11 +128,21 @@ class TraceRun:
         else:
             self.saved_bytes += data.nbytes
             # The copy into the object store takes long enough for other traces to notice.
-            saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
-            if self.running:
-                self.blobs[blob_id] = saved
-            else:  # nobody was waiting for it
+            try:
+                saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
+            except FULL:
+                self._refusal = full(self.id)
+            else:
+                if self.running:
+                    self.blobs[blob_id] = saved
+            if blob_id not in self.blobs:  # there is no room for it, or nobody was waiting for it
                 self.saved_bytes -= data.nbytes
+        async with self._adopted:
+            self._adopted.notify_all()
+
+    async def no_room(self) -> None:
+        """A saved value could not even be sent: the object store where it was made is full."""
+        self._refusal = self._refusal or full(self.id)
         async with self._adopted:
             self._adopted.notify_all()
 

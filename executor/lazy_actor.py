@@ -34,12 +34,13 @@ class LazyWorkerActor:
         ids = context.get_accelerator_ids()[device_key] if device_key else []
         return context.get_node_id(), [str(one) for one in ids]
 
-    def initialize(self, kwargs: bytes, environment: dict[str, str], **placement: Any) -> float:
+    def initialize(self, kwargs: bytes, environment: dict[str, str], ticket: Any, **placement: Any) -> float:
         """Import vLLM, build the worker and load the model.
 
         Args:
             kwargs: the pickled arguments of vLLM's RayWorkerProc.
             environment: variables to set where this node has none of its own.
+            ticket: the engine's `lifeline.Ticket`.
             placement: further arguments of RayWorkerProc.initialize_worker.
 
         Returns:
@@ -47,6 +48,13 @@ class LazyWorkerActor:
         """
         for name, value in environment.items():
             os.environ.setdefault(name, value)
+        import ray
+
+        from executor.interface import use_interface_of
+        from executor.lifeline import hold
+
+        hold(ticket, self.rank)
+        use_interface_of(ray.util.get_node_ip_address())
         from executor.ray_worker import LazyWorkerProc
 
         self._worker = LazyWorkerProc(**pickle.loads(kwargs))

@@ -126,6 +126,9 @@ class RayOutbox:
 
         try:
             ray.get(self._actor(session).adopt.remote(trace_id, blob_id, array), timeout=300)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
+            self._actor(session).no_room.remote(trace_id)
+            raise
         except Exception:
             with contextlib.suppress(KeyError):
                 del self._actors[session]

@@ -1,8 +1,8 @@
 """The lazy Ray executor: places vLLM's workers on the cluster's nodes, on GPUs and on CPUs.
 
 It is vLLM's RayExecutorV2 with another way of starting: how Ray is found, which placement group is used, and actors that
-import nothing heavy before they are up (`executor.lazy_actor`). Everything after the start (message queues, monitoring,
-shutdown) is inherited.
+import nothing heavy before they are up (`executor.lazy_actor`). How it notices that a worker is gone is its own too
+(`executor.lifeline`); the message queues and the shutdown are inherited.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from vllm.v1.executor.ray_utils import WORKER_SPECIFIC_ENV_VARS, build_actor_nam
 
 from executor.cluster import connect, placement_group_for, wait_ready, worker_bundles
 from executor.lazy_actor import LazyWorkerActor
+from executor.lifeline import Lifeline
 
 logger = init_logger(__name__)
+
+POLL_SECONDS = 0.5
 
 
 class LazyRayExecutor(RayExecutorV2):
@@ -45,7 +48,7 @@ class LazyRayExecutor(RayExecutorV2):
         self.shutting_down = False
         self.shutdown_lock = threading.Lock()
         self.ray_worker_handles: list[RayWorkerHandle] = []
-        self.response_mqs: list[MessageQueue] = []
+        self.response_mqs: list[Any] = []
         began = time.monotonic()
 
         connect()
@@ -55,6 +58,7 @@ class LazyRayExecutor(RayExecutorV2):
         group = placement_group_for(self.parallel_config, device_key or "CPU", settings.get("placement", "PACK"))
         here = ray.get_runtime_context().get_node_id()
         bundles = worker_bundles(group, self.world_size, device_key or "CPU", here)
+        self._lifeline = Lifeline(ray.util.get_node_ip_address(), self.world_size)
         self._start_actors(group, bundles, here, sizes)
         placed = wait_ready(
             [handle.actor.place.remote(device_key) for handle in self.ray_worker_handles], "starting the worker actors"
@@ -111,6 +115,8 @@ class LazyRayExecutor(RayExecutorV2):
         for rank, (node, _) in enumerate(placed):
             handle = self.ray_worker_handles[rank]
             handle.local_rank = ranks_on[node].index(rank)
+            # On CPUs vLLM takes ranks that were told the same for neighbours, and has them meet in shared memory.
+            meeting = method if len(ranks_on) == 1 else f"{method}?node={node}"
             kwargs = {
                 "vllm_config": self.vllm_config,
                 "rank": rank,
@@ -122,9 +128,10 @@ class LazyRayExecutor(RayExecutorV2):
                 handle.actor.initialize.remote(
                     cloudpickle.dumps(kwargs),
                     environment,
+                    self._lifeline.ticket,
                     local_rank=handle.local_rank,
                     env_vars={},
-                    distributed_init_method=method,
+                    distributed_init_method=meeting,
                     assigned_physical_gpu_ids=sorted(devices_on[node]) or None,
                 )
             )
@@ -132,14 +139,91 @@ class LazyRayExecutor(RayExecutorV2):
             # The mapping is one node's; with several the driver has none of its own.
             self.parallel_config.assigned_physical_gpu_ids = sorted(next(iter(devices_on.values())))
         wait_ready(started, "loading the model in the workers")
+        self._lifeline.accept()
 
     def _connect_queues(self) -> None:
         """Open the queues that workers answer on, then let the workers run."""
         for result in ray.get([handle.actor.wait_for_init.remote() for handle in self.ray_worker_handles]):
-            self.response_mqs.append(MessageQueue.create_from_handle(result["handle"], 0))
+            self.response_mqs.append(Answers(MessageQueue.create_from_handle(result["handle"], 0)))
         # The workers subscribe inside run(), so it must have begun before anyone waits for a subscription.
         for handle in self.ray_worker_handles:
             handle.run()
         self.rpc_broadcast_mq.wait_until_ready()
         for response_queue in self.response_mqs:
             response_queue.wait_until_ready()
+
+    def start_worker_monitor(self, inline: bool = False) -> None:
+        """Watch the workers from a thread of its own: by their lifelines, and by Ray, which knows of actors that ended."""
+        ranks = {handle.run_ref: handle.rank for handle in self.ray_worker_handles}
+        self._monitor_thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._lifeline, ranks), daemon=True, name="interpose-watch"
+        )
+        self._monitor_thread.start()
+
+    def workers_died(self, ranks: list[int]) -> None:
+        """The engine cannot go on: end what is left of it, and tell whoever waits for a step."""
+        self.is_failed = True
+        logger.error("the workers of ranks %s are gone: the engine ends", ranks)
+        self.shutdown()
+        callback, self.failure_callback = self.failure_callback, None
+        if callback is not None:
+            callback()
+
+    def shutdown(self) -> None:
+        """End the workers. Idempotent."""
+        super().shutdown()
+        if hasattr(self, "_lifeline"):
+            self._lifeline.close()
+
+
+class Answers:
+    """The queue on which one worker answers; who waits at it is woken when the executor shuts down.
+
+    vLLM's own wakes a reader on the worker's node only.
+    """
+
+    def __init__(self, inner: MessageQueue) -> None:
+        self._inner = inner
+        self._ended = False
+
+    def wait_until_ready(self) -> None:
+        self._inner.wait_until_ready()
+
+    def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:
+        """Return the next answer.
+
+        Raises:
+            TimeoutError: none came in `timeout` seconds.
+            RuntimeError: none will come.
+        """
+        if self._inner._is_local_reader:
+            return self._inner.dequeue(timeout, indefinite)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
+            try:
+                return self._inner.dequeue(max(0.0, left))
+            except TimeoutError:
+                if self._ended:
+                    raise RuntimeError("the engine has ended") from None
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    def shutdown(self) -> None:
+        self._ended = True
+        self._inner.shutdown()
+
+
+def _watch(owner: weakref.ref[LazyRayExecutor], lifeline: Lifeline, ranks: dict[Any, int]) -> None:
+    while True:
+        dead = lifeline.lost(POLL_SECONDS)
+        executor = owner()
+        if executor is None or executor.shutting_down or not ray.is_initialized():
+            return
+        if not dead:
+            # Never for long: Ray must not be shut down under a call.
+            dead = [ranks[ref] for ref in ray.wait(list(ranks), num_returns=1, timeout=0)[0]]
+        if dead:
+            executor.workers_died(dead)
+            return
+        del executor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 
-from ray.exceptions import ActorDiedError, RayTaskError
+import pytest
+from ray.exceptions import ActorDiedError, ObjectStoreFullError, OutOfDiskError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from actors.failures import describe, not_found, unavailable
@@ -18,6 +19,13 @@ def test_lost_actors_are_retryable() -> None:
     assert failure.code == pb.ERROR_CODE_UNAVAILABLE
     assert failure.retry_after > 0
     assert (failure.trace_id, failure.invoke) == ("t", -1)
+
+
+@pytest.mark.parametrize("error", [ObjectStoreFullError("full"), OutOfDiskError("full")])
+def test_a_full_object_store_says_what_to_do(error: Exception) -> None:
+    failure = describe(RayTaskError("f", "Traceback", error), "t")
+    assert failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED and failure.retry_after > 0
+    assert "no room left for saved values" in failure.message and failure.trace_id == "t"
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:

@@ -1,0 +1,24 @@
+"""Where the service's own actors live: on the cluster's head, which it cannot do without anyway.
+
+A node of workers that is lost then takes no session with it, nor the results that the session owns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_HEAD = "node:__internal_head__"
+
+
+def on_the_head() -> Any:
+    """Return the scheduling strategy of an actor that lives on the head if it can, and elsewhere if not.
+
+    It is never in the placement group of the engine replica that may happen to be the first to ask.
+    """
+    for node in ray.nodes():
+        if node["Alive"] and _HEAD in node["Resources"]:
+            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+    return "DEFAULT"

@@ -1,0 +1,87 @@
+"""The idle connections between an engine and its workers: whoever is left learns that the other side is gone."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from executor import lifeline
+from executor.lifeline import Lifeline, Ticket
+
+_WORKER = """
+import sys, time
+from executor.lifeline import Ticket, hold
+hold(Ticket(sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])), int(sys.argv[4]))
+print("held", flush=True)
+# A worker whose block holds the interpreter's lock still answers.
+while True:
+    sum(range(10**7)) if sys.argv[5] == "busy" else time.sleep(60)
+"""
+
+
+@pytest.fixture
+def engine() -> Iterator[Lifeline]:
+    made = Lifeline("127.0.0.1", 2)
+    yield made
+    made.close()
+
+
+def worker(ticket: Ticket, rank: int, kind: str = "busy") -> subprocess.Popen[str]:
+    arguments = [ticket.host, str(ticket.port), ticket.token.hex(), str(rank), kind]
+    process = subprocess.Popen([sys.executable, "-c", _WORKER, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def workers(engine: Lifeline) -> Iterator[list[subprocess.Popen[str]]]:
+    started = [worker(engine.ticket, 0), worker(engine.ticket, 1, "idle")]
+    engine.accept()
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_that_dies_is_known_at_once(engine: Lifeline, workers: list[subprocess.Popen[str]]) -> None:
+    assert engine.lost(0.2) == []
+    workers[1].kill()
+    begun = time.monotonic()
+    assert engine.lost(30.0) == [1] and time.monotonic() - begun < 15
+    workers[0].kill()
+    workers[0].wait()
+    while engine.lost(1.0) != [0, 1]:
+        assert time.monotonic() - begun < 30
+
+
+def test_workers_go_with_their_engine(engine: Lifeline, workers: list[subprocess.Popen[str]]) -> None:
+    engine.close()
+    engine.close()
+    assert [process.wait(60) for process in workers] == [1, 1]
+    assert engine.lost(0.0) == []
+
+
+def test_a_worker_that_is_missing(engine: Lifeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not the token, or says to be a rank that is not there, is no worker."""
+    monkeypatch.setattr(lifeline, "_CONNECT_SECONDS", 1.0)
+    right = engine.ticket.token
+    for said in (right + bytes(4), right + (7).to_bytes(4, "big"), bytes(32) + (1).to_bytes(4, "big"), b""):
+        with socket.create_connection((engine.ticket.host, engine.ticket.port)) as connection:
+            connection.sendall(said)
+    with pytest.raises(RuntimeError, match=r"workers \[1\] did not connect"):
+        engine.accept()
+
+
+def test_a_node_that_is_cut_off_is_noticed_within_ten_seconds() -> None:
+    assert lifeline.SILENCE_SECONDS <= 6
+    with socket.socket() as connection:
+        lifeline._keep_alive(connection)
+        options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+        idle, interval, count = (connection.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert idle + interval * count == lifeline.SILENCE_SECONDS
