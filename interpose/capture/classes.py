@@ -106,9 +106,9 @@ def _find(cls: type) -> _Place | None:
     """Finds the one class statement that the class was made from."""
     functions = [function for _, function in members.functions_of(cls)]
     found: list[_Place] = []
-    for filename, module_globals in _files(cls, functions):
+    for filename, module_globals, code in _files(cls, functions):
         try:
-            source = load(filename, module_globals)
+            source = load(filename, module_globals, code)
         except SyntaxError:
             continue
         if source is None:
@@ -123,19 +123,22 @@ def _find(cls: type) -> _Place | None:
     return found[0]
 
 
-def _files(cls: type, functions: list[types.FunctionType]) -> list[tuple[str, dict[str, object] | None]]:
+_File = tuple[str, "dict[str, object] | None", "types.CodeType | None"]  # its name, its module, code that stands in it
+
+
+def _files(cls: type, functions: list[types.FunctionType]) -> list[_File]:
     """The files that may hold a class: those of its methods, else its module's, else every cell."""
-    own = {
-        function.__code__.co_filename: function.__globals__
-        for function in functions
-        if _belongs(function, cls) and not members.is_generated(function)
-    }
+    own: dict[str, _File] = {}
+    for function in functions:
+        code = function.__code__
+        if _belongs(function, cls) and not members.is_generated(function):
+            own.setdefault(code.co_filename, (code.co_filename, function.__globals__, code))
     if own:
-        return list(own.items())
+        return list(own.values())
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
-    places: list[tuple[str, dict[str, object] | None]] = [(name, None) for name in list(linecache.cache)]
-    return [(file, vars(module)), *places] if file else places
+    places: list[_File] = [(name, None, None) for name in list(linecache.cache)]
+    return [(file, vars(module), None), *places] if file else places
 
 
 def _belongs(function: types.FunctionType, cls: type) -> bool:
@@ -164,7 +167,7 @@ def _compared(cls: type, source: Source, node: ast.ClassDef, functions: list[typ
     own: dict[types.CodeType, members.Method] = {}
     for function in functions:
         code = function.__code__
-        if code.co_filename != source.filename:
+        if not source.holds(code):
             continue
         for text in texts:
             if text.name == code.co_name and same_function(code, text):

@@ -42,6 +42,7 @@ class FunctionSource:
 @dataclass(frozen=True)
 class _Text:
     source: str
+    filename: str
     first_line: int
     indent: int
     reads: tuple[str, ...]
@@ -82,7 +83,7 @@ def function_source(fn: object) -> FunctionSource | None:
     bindings = {name: value for name, value in bindings.items() if name in reads}
     variables = variables_of([fn], (*text.reads, *text.stores))
     return FunctionSource(
-        text.source, code.co_filename, text.first_line, text.indent, fn.__name__, reads, bindings, text.stores, variables,
+        text.source, text.filename, text.first_line, text.indent, fn.__name__, reads, bindings, text.stores, variables,
         text.node,
     )  # fmt: skip
 
@@ -122,9 +123,9 @@ def _find(fn: types.FunctionType) -> _Text | None:
     if not found or any(ast.dump(node) != ast.dump(found[0]) for node in found[1:]):
         return None
     node = found[0]
-    cut = _cut_lambda(source, node) if isinstance(node, ast.Lambda) else _cut_def(source, node)
+    text, first_line, indent = _cut_lambda(source, node) if isinstance(node, ast.Lambda) else _cut_def(source, node)
     defaults = tuple(argument.arg for argument, _ in computed_defaults(node.args))
-    return _Text(*cut, free_names(node), outer_writes(node), defaults, node)
+    return _Text(text, source.filename, first_line, indent, free_names(node), outer_writes(node), defaults, node)
 
 
 def _is_candidate(node: ast.AST, code: types.CodeType) -> TypeGuard[Function]:

@@ -14,11 +14,11 @@ import types
 from collections.abc import Callable
 
 from interpose.capture.block import Block
+from interpose.capture.flags import future_flags
 from interpose.capture.recent import Recent
 from interpose.capture.rewrite import GUARD, SAVE, rewrite
 from interpose.capture.scope import Scope
 from interpose.capture.skip import known_source
-from interpose.capture.verify import future_flags
 
 _compiled: Recent[types.CodeType] = Recent(256)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from interpose.capture.block import Block, build_block
 from interpose.capture.errors import CaptureError
+from interpose.capture.fileless import why_unknown
 from interpose.capture.interrupt import interrupt
 from interpose.capture.recent import Recent
 from interpose.capture.scope import Scope
@@ -201,12 +202,8 @@ def _load(frame: FrameType) -> Source:
     except SyntaxError:
         source = None
     if source is None:
-        raise CaptureError(
-            f"the source of this block cannot be found under the name {code.co_filename!r}",
-            filename=code.co_filename,
-            line=frame.f_lineno,
-            hint="Run the code from a file or a notebook cell.",
-        )
+        message, hint = why_unknown(code.co_filename)
+        raise CaptureError(message, filename=code.co_filename, line=frame.f_lineno, hint=hint)
     return source
 
 

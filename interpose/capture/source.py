@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from interpose.capture.errors import CaptureError
+from interpose.capture.fileless import find_lines
 from interpose.capture.recent import Recent
 
 _ENTER = frozenset(
@@ -32,6 +33,11 @@ class Source:
     tree: ast.Module
     withs: dict[int, With] = field(default_factory=dict)  # by the line they start on, and by each item's line
     classes: frozenset[int] = frozenset()  # id() of the nodes in `withs` that stand in a class body or a method
+    named: str = ""  # what its code calls it, if otherwise than `filename`
+
+    def holds(self, code: CodeType) -> bool:
+        """Whether `code` says that it was compiled from this file or cell."""
+        return code.co_filename == (self.named or self.filename)
 
     def line(self, number: int) -> str:
         """The text of a line, counted from 1; empty past the end."""
@@ -50,6 +56,7 @@ class Source:
 
 
 _parsed: Recent[Source] = Recent(256)
+_fileless: Recent[tuple[Source | None]] = Recent(1024)  # by code object
 
 
 def load(filename: str, module_globals: dict[str, Any] | None = None, code: CodeType | None = None) -> Source | None:
@@ -62,15 +69,27 @@ def load(filename: str, module_globals: dict[str, Any] | None = None, code: Code
         from_code = getattr(linecache, "_getlines_from_code", None)  # later 3.13: the sources of -c and the REPL
         lines = from_code(code) if from_code is not None else []
     if not lines:
-        return None
+        return _load_fileless(code) if code is not None else None
+    return _known(filename, lines)
+
+
+def _load_fileless(code: CodeType) -> Source | None:
+    known = _fileless.get(code)
+    if known is None:
+        found = find_lines(code)
+        known = _fileless.put(code, (_known(*found, named=code.co_filename) if found is not None else None,))
+    return known[0]
+
+
+def _known(filename: str, lines: list[str], named: str = "") -> Source:
     known = _parsed.get(None, filename)
     if known is not None and (known.lines is lines or known.lines == lines):
         return known
-    return _parsed.put(None, parse(filename, lines), filename)
+    return _parsed.put(None, parse(filename, lines, named), filename)
 
 
-def parse(filename: str, lines: list[str]) -> Source:
-    """Parses lines and notes where the ``with`` statements are."""
+def parse(filename: str, lines: list[str], named: str = "") -> Source:
+    """Parses lines and notes where the ``with`` statements are. `named` is what their code calls them, if another name."""
     tree = ast.parse("".join(lines), filename)
     withs: dict[int, With] = {}
     classes: set[int] = set()
@@ -84,7 +103,7 @@ def parse(filename: str, lines: list[str]) -> Source:
                 classes.add(id(node))
         in_class = in_class or isinstance(node, ast.ClassDef)
         stack.extend((child, in_class) for child in ast.iter_child_nodes(node))
-    return Source(filename, lines, tree, withs, frozenset(classes))
+    return Source(filename, lines, tree, withs, frozenset(classes), named)
 
 
 def entry_offset(frame: FrameType) -> int | None:

@@ -7,7 +7,6 @@ have a position that the text accounts for. Tools that rewrite code as it is imp
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
@@ -18,11 +17,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import CodeType
 
+from interpose.capture.flags import future_flags
 from interpose.capture.source import With
 
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
 _NAMES = frozenset({*dis.hasname, *dis.haslocal, *dis.hasfree})
 # Two variables in one instruction, from 3.13.
 _PAIRS = frozenset(name for name in dis.opmap if name.count("_FAST") == 2)
@@ -126,11 +123,6 @@ def _agree(code: CodeType, compiled: CodeType, nodes: Sequence[ast.stmt | ast.ex
     return text_facts <= code_facts and all(
         any(_inside(position, span[:2], span[2:]) for span in allowed) for position in unexplained
     )
-
-
-def future_flags(code: CodeType) -> int:
-    """The flags that compile text as `code` was compiled: its ``from __future__`` imports."""
-    return code.co_flags & _FUTURE
 
 
 class _Plain(ast.NodeTransformer):
