@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interpose.accounting import Accounting
     from interpose.arrays import ShapeOnly
-    from interpose.async_client import AsyncClient, connect_async
+    from interpose.async_client import AsyncClient, AsyncModel, connect_async
     from interpose.awaited import AsyncJob, AsyncSession
     from interpose.cache import Cache
     from interpose.client import Client, connect
@@ -49,6 +49,7 @@ _HOMES = {
     "Accounting": "accounting",
     "AsyncClient": "async_client",
     "AsyncJob": "awaited",
+    "AsyncModel": "async_client",
     "AsyncSession": "awaited",
     "Cache": "cache",
     "Client": "client",
@@ -91,6 +92,7 @@ __all__ = [
     "Accounting",
     "AsyncClient",
     "AsyncJob",
+    "AsyncModel",
     "AsyncSession",
     "Cache",
     "Cancelled",

@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from interpose.aio import in_thread
-from interpose.awaited import AsyncJob, AsyncSession
+from interpose.awaited import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
 from interpose.client import DEFAULT_TIMEOUT, Client, connect
+from interpose.edits import check_name, listed
 from interpose.model import Model
 from interpose.v1.service_pb2 import Limits, StatusReply
 
@@ -33,6 +34,24 @@ async def connect_async(
     return AsyncClient(client)
 
 
+class AsyncModel(Model):
+    """A served model of a client for asyncio: `async with model.trace(…) as tracer:`. Everything else as of `Model`."""
+
+    __slots__ = ()
+
+    def edit(self, name: str) -> AsyncEditBlock:
+        """Leave a block on the server: `async with model.edit("calm"):`. Args and errors as of `Model.edit`."""
+        return AsyncEditBlock(self, check_name(name))
+
+    async def edits(self) -> list[AsyncStandingEdit]:  # type: ignore[override]
+        """Return the tenant's standing edits of this model, oldest first; each has a name and `await edit.clear()`."""
+        return await in_thread(listed, self, AsyncStandingEdit)
+
+    async def clear_edits(self) -> int:  # type: ignore[override]
+        """Drop all of the tenant's standing edits of this model; return how many there were."""
+        return await in_thread(super().clear_edits)
+
+
 class AsyncClient:
     """A connected client; made by `connect_async`, usable as an asynchronous context manager and from any event loop.
 
@@ -48,14 +67,14 @@ class AsyncClient:
         self.server_version: str = client.server_version
         self.limits: Limits = client.limits
 
-    async def model(self, name: str | None = None) -> Model:
+    async def model(self, name: str | None = None) -> AsyncModel:
         """Return a served model; without a name, the only one. Its traces are `async with model.trace(…) as tracer:`.
 
         Raises:
             NotFound: the server serves no model of that name.
             InvalidArgument: it serves several, and no name was given.
         """
-        return await in_thread(self._client.model, name)
+        return AsyncModel(self._client, await in_thread(self._client.describe, name))
 
     def job(self, job_id: str) -> AsyncJob:
         """Return the background job of an id (`tracer.job.id`); its methods are awaited.

@@ -1,4 +1,4 @@
-"""Jobs and sessions of a client for asyncio: the same objects, their methods awaited.
+"""Jobs, sessions and standing edits of a client for asyncio: the same objects, their methods awaited.
 
 Nothing is done here twice: each method runs that of the object underneath in a thread of its own, and what has to happen
 where the caller's names are, assigning them, happens on the event loop.
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from interpose.aio import in_thread
+from interpose.edits import EditBlock, StandingEdit
 from interpose.job import Job, JobResult, JobStatus
 from interpose.session_block import SessionBlock
 from interpose.transport import Stream
@@ -94,6 +95,22 @@ class AsyncSession:
 
     def __repr__(self) -> str:
         return repr(self._block).replace("session", "asyncio session", 1)
+
+
+class AsyncStandingEdit(StandingEdit):
+    """An edit that the server keeps; `await model.edits()` lists them. Attributes as of `StandingEdit`."""
+
+    async def clear(self) -> bool:  # type: ignore[override]
+        """Drop it from the server; requests that run already keep it. Returns whether it was there."""
+        return await in_thread(super().clear)
+
+
+class AsyncEditBlock(EditBlock):
+    """The block of an edit: `async with model.edit("calm") as edit:`. Everything else as of `EditBlock`."""
+
+    async def clear(self) -> bool:  # type: ignore[override]
+        """Drop it from the server; requests that run already keep it. Returns whether it was there."""
+        return await in_thread(super().clear)
 
 
 async def _waiting(call: Callable[[Callable[[Stream], None]], T]) -> T:

@@ -15,6 +15,7 @@ from interpose.progress import Progress
 from interpose.session import Session
 from interpose.session_block import SessionBlock, entered
 from interpose.transport import Transport
+from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import DescribeModelRequest, HelloReply, HelloRequest, Limits, StatusReply, StatusRequest
 from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
 
@@ -88,12 +89,17 @@ class Client:
             NotFound: the server serves no model of that name.
             InvalidArgument: it serves several, and no name was given.
         """
+        return Model(self, self.describe(name))
+
+    def describe(self, name: str | None = None) -> ModelDescription:
+        """Return the description of a served model; without a name, of the only one. Errors as of `model`."""
         if name is None and len(self.models) > 1:
             raise InvalidArgument(
                 f"the server serves {', '.join(self.models)}; say which: client.model({self.models[0]!r})",
                 suggestions=self.models,
             )
-        return Model(self, self._transport.unary("DescribeModel", DescribeModelRequest(model=name or "")))
+        description: ModelDescription = self._transport.unary("DescribeModel", DescribeModelRequest(model=name or ""))
+        return description
 
     def job(self, job_id: str) -> Job:
         """Return the background job of an id (`tracer.job.id`), whichever process of the same tenant began it.

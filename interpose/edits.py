@@ -8,7 +8,7 @@ request. Edits last until they are cleared or the service ends.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from interpose import capture
 from interpose.aio import in_thread
@@ -58,6 +58,9 @@ class StandingEdit:
 
     def __repr__(self) -> str:
         return f"<edit {self.name!r} of {self._model.name}, {self.nbytes} bytes>"
+
+
+E = TypeVar("E", bound=StandingEdit)
 
 
 class EditBlock(CapturedBlock):
@@ -110,6 +113,13 @@ def _refuse_saves(block: capture.Block) -> None:
             )
 
 
+def check_name(name: object) -> str:
+    """Return the name of a new edit; InvalidArgument unless it is one."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f'an edit has a name: model.edit("calm"), not {name!r}')
+    return name
+
+
 def check_names(edits: object) -> tuple[str, ...]:
     """Return the `edits` argument of a trace; InvalidArgument unless it is names."""
     names: Any = [edits] if isinstance(edits, str) else edits
@@ -120,10 +130,10 @@ def check_names(edits: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def listed(model: Model) -> list[StandingEdit]:
-    """Return the tenant's edits of a model, oldest first."""
+def listed(model: Model, kind: type[E]) -> list[E]:
+    """Return the tenant's edits of a model, oldest first, as objects of a kind."""
     reply: ListEditsReply = model.call("ListEdits", ListEditsRequest(model=model.name))
-    return [StandingEdit(model, stored) for stored in reply.edits]
+    return [kind(model, stored) for stored in reply.edits]
 
 
 def clear(model: Model, name: str) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from interpose.edits import EditBlock, StandingEdit, check_names, clear, listed
+from interpose.edits import EditBlock, StandingEdit, check_name, check_names, clear, listed
 from interpose.envoy import Envoy, Node, tree_of
 from interpose.errors import InvalidArgument
 from interpose.progress import Progress
@@ -113,13 +113,11 @@ class Model(Envoy):
             InvalidArgument: the block saves, or holds what cannot travel.
             QuotaExceeded: the tenant has as many edits, or bytes in them, as it may.
         """
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument(f'an edit has a name: model.edit("calm"), not {name!r}')
-        return EditBlock(self, name)
+        return EditBlock(self, check_name(name))
 
     def edits(self) -> list[StandingEdit]:
         """Return the tenant's standing edits of this model, oldest first; each has a name and `clear()`."""
-        return listed(self)
+        return listed(self, StandingEdit)
 
     def clear_edits(self) -> int:
         """Drop all of the tenant's standing edits of this model; return how many there were."""

@@ -268,12 +268,14 @@ class Service(service_pb2_grpc.InterposeServicer):
         return service_pb2.StoreEditReply()
 
     def ListEdits(self, request, context):
+        self._begin("ListEdits", context)
         reply = service_pb2.ListEditsReply(max_edits=8)
         for name, edit in self.edits.items():
             reply.edits.add(name=name, bytes=edit.ByteSize(), age_seconds=2.0, source=edit.program.source)
         return reply
 
     def ClearEdits(self, request, context):
+        self._begin("ClearEdits", context)
         gone = [name for name in self.edits if request.name in ("", name)]
         for name in gone:
             del self.edits[name]

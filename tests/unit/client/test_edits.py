@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import interpose
+from interpose.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2
 from tests.unit.client.conftest import numbers
 
@@ -94,8 +95,24 @@ def test_on_an_event_loop(service):
     async def main():
         async with await interpose.connect_async(service.address, progress=False) as client:
             model = await client.model()
-            async with model.edit("calm"):
-                x = np.ones(3)
+            assert isinstance(model, interpose.AsyncModel)
+            for name in ("calm", "loud", "other"):
+                async with model.edit(name) as edit:
+                    x = np.ones(3)
+            assert isinstance(service.edits["calm"], trace_pb2.Edit)
+            assert [one.name for one in await model.edits()] == ["calm", "loud", "other"]
+            listed = (await model.edits())[0]
+            assert listed.source == "x = np.ones(3)\n" and listed.nbytes > 0 and "'calm'" in repr(listed)
+            assert await listed.clear() and not await listed.clear()
+            assert await edit.clear() and list(service.edits) == ["loud"]
+            assert await model.clear_edits() == 1 and not await model.edits()
+            for name in ("", None, 3):
+                with pytest.raises(interpose.InvalidArgument, match="has a name"):
+                    model.edit(name)
+            service.refusals["ListEdits"] = [
+                ServiceFailure(failure(trace_pb2.ERROR_CODE_PERMISSION_DENIED, "not yours"))
+            ]
+            with pytest.raises(interpose.PermissionDenied, match="not yours"):
+                await model.edits()
 
     asyncio.run(main())
-    assert isinstance(service.edits["calm"], trace_pb2.Edit)
