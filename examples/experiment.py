@@ -1,4 +1,4 @@
-"""What the experiments share: the command line, the connection, and how a table of numbers becomes a picture."""
+"""What the experiments share: the command line, a direction between two sets of prompts, how numbers become a picture."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def main(doc: str | None, run: Run, draw: Draw, picture: str, argv: Sequence[str
         model = client.model(args.model)
         draw(model, run(model), args.picture)
     print("picture:", args.picture)
+
+
+def difference_of_means(model: Any, layer: int, towards: Sequence[str], away: Sequence[str]) -> Any:
+    """Return the mean activation after a layer at the last token over one set of prompts, less that over another, [hidden]."""
+    with model.trace(max_tokens=1) as tracer:
+        last = [[], []].save()
+        for which, prompts in enumerate((towards, away)):
+            for prompt in prompts:
+                with tracer.invoke(prompt):
+                    last[which].append(model.blocks[layer].resid_post[-1])
+    one, other = (sum(activations) / len(activations) for activations in last)
+    return one - other
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -41,21 +41,9 @@ class Steering:
     texts: list[str]
 
 
-def direction_between(model: Any) -> Any:
-    """Return the difference of the two means, [hidden]."""
-    with model.trace(max_tokens=1) as tracer:
-        last = [[], []].save()
-        for which, prompts in enumerate((TOWARDS, AWAY)):
-            for prompt in prompts:
-                with tracer.invoke(prompt):
-                    last[which].append(model.blocks[LAYER].resid_post[-1])
-    towards, away = (sum(activations) / len(activations) for activations in last)
-    return towards - away
-
-
 def run(model: Any) -> Steering:
     """Find the direction and generate with every strength."""
-    direction = direction_between(model)
+    direction = experiment.difference_of_means(model, LAYER, TOWARDS, AWAY)
     last = len(model.blocks) - 1
     with model.trace(max_tokens=STEPS, temperature=0.0, ignore_eos=True) as tracer:
         logits, projections, texts = {}.save(), {}.save(), {}.save()

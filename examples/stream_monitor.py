@@ -51,14 +51,8 @@ class Watch:
 
 def probe_of(model: Any) -> Any:
     """Return the direction that the monitor looks along, [hidden], of length 1."""
-    with model.trace(max_tokens=1) as tracer:
-        last = [[], []].save()
-        for which, prompts in enumerate((TOWARDS, AWAY)):
-            for prompt in prompts:
-                with tracer.invoke(prompt):
-                    last[which].append(model.blocks[LAYER].resid_post[-1])
-    towards, away = (sum(activations) / len(activations) for activations in last)
-    return (towards - away) / (towards - away).norm()
+    direction = experiment.difference_of_means(model, LAYER, TOWARDS, AWAY)
+    return direction / direction.norm()
 
 
 def watched(model: Any, direction: Any) -> Any:

@@ -19,6 +19,17 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire import Decoder, Encoder, Resolver
 
+# A block that keeps the logits and the token of every step that it sees, and the result.
+EVERY_STEP = """\
+import interpose
+tokens, logits = [], []
+for step in tracer.iter[:]:
+    logits.append(model.logits.output.save())
+    tokens.append(model.samples.output.item())
+interpose.save(tokens)
+result = tracer.result.save()
+"""
+
 
 class Limits:
     """The bounds that the in-process engine runs with."""

@@ -20,21 +20,12 @@ from executor.scheduler import InterposeAsyncScheduler
 from executor.work import READ_ONLY
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.value_pb2 import Barrier, Value
-from tests.engine.harness import Block, LocalEngine
+from tests.engine.harness import EVERY_STEP, Block, LocalEngine
 from tests.oracle import Edit, Oracle, difference
 
 PROMPT = [5, 400, 17, 99, 256]
 OTHERS = ([3, 77], [12, 250, 33, 8, 441, 90, 14], [222])
 TOLERANCE = 1e-4
-LOOP = """\
-import interpose
-tokens, logits = [], []
-for step in tracer.iter[:]:
-    logits.append(model.logits.output.save())
-    tokens.append(model.samples.output.item())
-interpose.save(tokens)
-result = tracer.result.save()
-"""
 
 
 def _schedule_ahead_on_cpus(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +112,7 @@ def test_a_loop_sees_its_own_steps_and_the_others_go_on(engine: LocalEngine, ora
     alone = [list(engine.plain(one, max_tokens=8).token_ids) for one in OTHERS]
     steps.ran.clear()
     [ran, *plain] = engine.run_traces(
-        [[Block(PROMPT, LOOP, {"max_tokens": 5, "ignore_eos": True})]], plain=OTHERS, plain_tokens=8
+        [[Block(PROMPT, EVERY_STEP, {"max_tokens": 5, "ignore_eos": True})]], plain=OTHERS, plain_tokens=8
     )
     truth = oracle.run(PROMPT, 5)
     assert ran.failure is None, ran.failure
@@ -150,7 +141,7 @@ def test_no_block_sees_a_step_whose_token_is_not_in_the_result(
         given["stop"] = [tokenizer.decode(ids[given["stop"] : given["stop"] + 2])]
     plain = engine.plain(PROMPT, **given)
     steps.ran.clear()
-    [ran] = engine.run(Block(PROMPT, LOOP, given))
+    [ran] = engine.run(Block(PROMPT, EVERY_STEP, given))
     assert ran.failure is None, ran.failure
     assert ran.token_ids == ran.saved["tokens"] == list(plain.token_ids)
     assert ran.saved["result"].text == plain.text
@@ -188,7 +179,7 @@ def test_an_edit_beside_others_and_penalties(engine: LocalEngine, oracle: Oracle
     edit = "for s in tracer.iter[:]:\n    model.model.layers[1].mlp.output[:] = 0"
     penalized = {**sampling, "repetition_penalty": 1.7, "presence_penalty": 0.5}
     alone = list(engine.plain(PROMPT, **penalized).token_ids)
-    blocks = [Block(PROMPT, edit, sampling), Block(PROMPT, LOOP, penalized), Block(OTHERS[1], edit, sampling)]
+    blocks = [Block(PROMPT, edit, sampling), Block(PROMPT, EVERY_STEP, penalized), Block(OTHERS[1], edit, sampling)]
     rans = engine.run_traces([[block] for block in blocks], plain=OTHERS, plain_tokens=9)
     assert [ran.failure for ran in rans] == [None] * 6
     zero = [Edit("model.layers.1.mlp", "output", lambda value: value * 0)]
@@ -216,7 +207,7 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
 
 
 def test_invokes_of_one_step_stay_together(engine: LocalEngine, steps: Steps) -> None:
-    blocks = [Block(one, LOOP, {"max_tokens": 5, "ignore_eos": True}, together=2) for one in (PROMPT, OTHERS[1])]
+    blocks = [Block(one, EVERY_STEP, {"max_tokens": 5, "ignore_eos": True}, together=2) for one in (PROMPT, OTHERS[1])]
     rans = engine.run_traces([blocks], plain=OTHERS, plain_tokens=9)
     assert [ran.failure for ran in rans] == [None] * 5
     members = {one for one in set.union(*steps.ran) if sum(one in step for step in steps.ran) == 5}

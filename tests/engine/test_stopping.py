@@ -7,17 +7,9 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
+from tests.engine.harness import EVERY_STEP, Block
 
 PROMPT = [5, 400, 17, 99, 256]
-LOOP = """\
-tokens, logits = [], []
-for step in tracer.iter[:]:
-    logits.append(model.logits.output.save())
-    tokens.append(model.samples.output.item())
-interpose.save(tokens)
-result = tracer.result.save()
-"""
 TOKENS = 12
 
 
@@ -67,7 +59,7 @@ def test_a_loop_sees_the_steps_of_the_result(bench: Bench, free: Any, aborted: l
         sampling = {"max_tokens": TOKENS, "ignore_eos": True, **sampling}
         plain = bench.engine.plain(PROMPT, **sampling)
         aborted.clear()
-        block = Block(PROMPT, "import interpose\n" + LOOP, sampling)
+        block = Block(PROMPT, EVERY_STEP, sampling)
         [ran] = bench.engine.run(block)
         assert ran.failure is None, ran.failure
         assert not aborted, f"the scheduler let it run on past {sampling}"

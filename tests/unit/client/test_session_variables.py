@@ -29,6 +29,16 @@ def entry(trace, number=0):
     return variable, trace.scope.values[variable.entry]
 
 
+def shared_rows(service, model):
+    """Return a list that a first trace shared with its session, which keeps it as [1]."""
+    service.script = keeping(1, [1])
+    with model.trace() as tracer:
+        rows = [].save()
+        with tracer.invoke("a"):
+            rows.append(1)
+    return rows
+
+
 def test_a_list_stays_shared_and_does_not_travel_again(service, client, model):
     with client.session():
         service.script = keeping(1, [numbers(2000)])
@@ -111,11 +121,7 @@ def test_what_something_else_in_the_trace_holds_too_is_one_object_there(service,
 
 def test_a_function_that_uses_it_changes_the_same_one(service, client, model):
     with client.session():
-        service.script = keeping(1, [1])
-        with model.trace() as tracer:
-            rows = [].save()
-            with tracer.invoke("a"):
-                rows.append(1)
+        rows = shared_rows(service, model)
 
         def add(value):
             rows.append(value)
@@ -130,11 +136,7 @@ def test_a_function_that_uses_it_changes_the_same_one(service, client, model):
 
 def test_an_answer_that_comes_late_changes_nothing(service, client, model):
     with client.session():
-        service.script = keeping(1, [1])
-        with model.trace() as tracer:
-            rows = [].save()
-            with tracer.invoke("a"):
-                rows.append(1)
+        rows = shared_rows(service, model)
         service.script = keeping(2, [1, 2])
         with model.trace("b", blocking=False) as job:
             rows.append(2)
@@ -149,11 +151,7 @@ def test_an_answer_that_comes_late_changes_nothing(service, client, model):
 
 def test_a_trace_that_failed_leaves_it_as_it_was(service, client, model):
     with client.session():
-        service.script = keeping(1, [1])
-        with model.trace() as tracer:
-            rows = [].save()
-            with tracer.invoke("a"):
-                rows.append(1)
+        rows = shared_rows(service, model)
 
         def fails(service, trace):
             raise ServiceFailure(failure(trace_pb2.ERROR_CODE_INTERVENTION, "ValueError: boom"))
@@ -171,11 +169,7 @@ def test_a_trace_that_failed_leaves_it_as_it_was(service, client, model):
 
 def test_one_name_for_two_objects(service, client, model):
     with client.session():
-        service.script = keeping(1, [1])
-        with model.trace() as tracer:
-            rows = [].save()
-            with tracer.invoke("a"):
-                rows.append(1)
+        rows = shared_rows(service, model)
         kept = rows
         with pytest.raises(interpose.InvalidArgument, match="another object in another prompt") as caught:
             with model.trace() as tracer:

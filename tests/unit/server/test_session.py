@@ -57,12 +57,17 @@ async def engine() -> Engine:
     return Engine()
 
 
-@pytest.fixture
-async def session(engine: Engine) -> Session:
+async def opened(engine: object, kept: bool) -> Session:
+    """Return an open session whose traces run in a scripted engine; `kept` as in OpenSession."""
     made = Session("name", None, 600.0, 1 << 20, 900.0)
     made._engines = engine  # type: ignore[assignment]
-    await made.open("s", False)
+    await made.open("s", kept)
     return made
+
+
+@pytest.fixture
+async def session(engine: Engine) -> Session:
+    return await opened(engine, False)
 
 
 def order(trace_id: str = "t", *, job: bool = True, session_id: str = "s", size: int = 10, remotes=()) -> Order:

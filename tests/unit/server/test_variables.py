@@ -17,7 +17,7 @@ from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
 from interpose.wire import Decoder, Encoder
-from tests.unit.server.test_session import clock, ended, kinds
+from tests.unit.server.test_session import clock, ended, kinds, opened
 
 __all__ = ["clock"]
 
@@ -59,10 +59,7 @@ async def engine() -> Engine:
 
 @pytest.fixture
 async def session(engine: Engine) -> Session:
-    made = Session("name", None, 600.0, 1 << 20, 900.0)
-    made._engines = engine  # type: ignore[assignment]
-    await made.open("s", True)
-    return made
+    return await opened(engine, True)
 
 
 def order(
