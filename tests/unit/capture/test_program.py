@@ -1,4 +1,4 @@
-"""`program.py` and `classes_program.py` under every interpreter of this machine that a client may run on."""
+"""The programs of this folder under every interpreter of this machine that a client may run on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.interpreters import installed
 
-PROGRAMS = ("program.py", "classes_program.py")
+PROGRAMS = ("program.py", "classes_program.py", "language_program.py")
 
 
 @pytest.mark.parametrize("version", installed())
