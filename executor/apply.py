@@ -26,6 +26,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from executor.adapters import adapts, layer_of
 from executor.control import Refusal
+from executor.elsewhere import Elsewhere
 from executor.shards import Layouts
 from executor.skips import holds_attention
 from executor.tree import LOGITS, SAMPLES, ModuleTree, Node
@@ -65,6 +66,8 @@ class Call:
 def why_not_applied(node: Node) -> str:
     """Say why a module cannot be applied to values and what to write instead; "" if it can."""
     module, path = node.layer, node.path or "the model"
+    if isinstance(module, Elsewhere):
+        return module.described.not_applied
     if node.title:
         if node.applies is None:
             return f"{path} is a name for values, not a module; apply a module of the model"
@@ -111,13 +114,13 @@ class Applier:
         self._dtype: torch.dtype = config.model_config.dtype
         self._layouts: dict[str, Layouts] = {}
 
-    # The block's side: checks and copies; nothing here waits for other ranks.
+    # The block's side: nothing here waits for other ranks, and the module may be on another stage.
 
     def prepare(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Check a call's arguments and copy them.
+        """Check a call's arguments, as far as that needs no module, and copy them.
 
         Raises:
-            Refusal: INVALID_ARGUMENT, the module cannot be applied or not to these values; QUOTA_EXCEEDED, too many rows.
+            Refusal: INVALID_ARGUMENT, the module cannot be applied, or to no such values.
         """
         reason = why_not_applied(node)
         if reason:
@@ -127,20 +130,15 @@ class Applier:
             raise _refuse(node, f"{node.path}(…) needs a tensor to be applied to")
         for value in values:
             self._check_value(node, value)
-        self._check_size(node, [value for value in values if isinstance(value, torch.Tensor)])
         floats = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         single = len(floats) == len(tensors) and all(value.dim() == 1 for value in floats)
-        call = Call(
+        return Call(
             node,
             tuple(self._copy(value, single) for value in args),
             {name: self._copy(value, single) for name, value in kwargs.items()},
             single,
         )
-        check_arguments(
-            node.layer or self._head(), call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None
-        )
-        return call
 
     def _check_value(self, node: Node, value: Any) -> None:
         if isinstance(value, _SCALARS):
@@ -156,14 +154,6 @@ class Applier:
                 node,
                 f"{node.path}(…) runs in the engine's inference mode, so no gradient goes through it; pass x.detach()",
             )
-        kinds = {self._dtype}
-        if node.layer is not None:
-            kinds |= {parameter.dtype for parameter in node.layer.parameters() if parameter.is_floating_point()}
-        if value.is_floating_point() and value.dtype not in kinds:
-            raise _refuse(
-                node,
-                f"{node.path} computes in {self._dtype} and was given {value.dtype}; pass x.to({self._dtype})",
-            )
 
     def _copy(self, value: Any, single: bool) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -172,6 +162,29 @@ class Applier:
             copy = torch.empty(value.shape, dtype=value.dtype, device=self._tree.device)
             copy.copy_(value)
         return copy.unsqueeze(0) if single else copy
+
+    # The engine's side: all ranks are here with the same call.
+
+    def check(self, call: Call) -> None:
+        """Check a call's arguments against the module that they are for, on a rank that has it.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT, it cannot be applied to these values; QUOTA_EXCEEDED, too many rows.
+        """
+        node = call.node
+        tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
+        kinds = {self._dtype}
+        if node.layer is not None:
+            kinds |= {parameter.dtype for parameter in node.layer.parameters() if parameter.is_floating_point()}
+        for value in tensors:
+            if value.is_floating_point() and value.dtype not in kinds:
+                raise _refuse(
+                    node,
+                    f"{node.path} computes in {self._dtype} and was given {value.dtype}; pass x.to({self._dtype})",
+                )
+        self._check_size(node, tensors)
+        module = node.layer or self._head()
+        check_arguments(module, call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None)
 
     def _check_size(self, node: Node, tensors: list[torch.Tensor]) -> None:
         """Bound what the call makes: its rows times the widest value in the module."""
@@ -202,15 +215,14 @@ class Applier:
                 widths.append(part.embedding_dim)
         return max(widths)
 
-    # The engine's side: all ranks are here with the same call.
-
     def run(self, call: Call) -> Any:
         """Apply the module; return what it returned, whole, as tensors of the block's own.
 
         Raises:
-            Refusal: under tensor parallelism the result is spread over the ranks in an unknown way.
+            Refusal: it cannot be applied to these values, or the result is spread over the ranks in an unknown way.
             Exception: whatever the module raised.
         """
+        self.check(call)
         node = call.node
         context = set_forward_context(None, self._config, skip_compiled=True)
         hook = register_module_forward_pre_hook(_check_inner)

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.sampling_params import SamplingParams
 
 from executor.apply import why_not_applied
+from executor.elsewhere import Elsewhere
 from executor.options import step_tokens
 from executor.tree import ModuleTree, Node
 from executor.views.view import Unreachable
@@ -71,21 +72,25 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         config_json=json.dumps(model_config.hf_config.to_dict(), default=str),
         generation_config_json=json.dumps(model_config.try_get_generation_config(), default=str),
     )
-    for path, node in tree.nodes.items():
-        module = node.layer
-        assert module is not None
-        description.modules.append(
-            pb.Module(
-                path=path,
-                class_name=type(module).__name__,
-                detail=_detail(module),
-                parameters=_parameters(module),
-                not_applied=why_not_applied(node),
-            )
-        )
+    description.modules.extend(map(describe_module, tree.nodes.values()))
     for node in tree.pseudo.values():
         description.canonical.extend(_canonical(node))
     return description
+
+
+def describe_module(node: Node) -> pb.Module:
+    """Describe one module, of whichever pipeline stage."""
+    module = node.layer
+    assert module is not None
+    if isinstance(module, Elsewhere):
+        return module.described
+    return pb.Module(
+        path=node.path,
+        class_name=type(module).__name__,
+        detail=_detail(module),
+        parameters=_parameters(module),
+        not_applied=why_not_applied(node),
+    )
 
 
 def _canonical(node: Node) -> Iterator[pb.CanonicalNode]:

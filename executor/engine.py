@@ -211,6 +211,12 @@ class TraceEngine:
         """Run a trace's block on shapes: no request, nothing generated."""
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
+        if self._description.pipeline_parallel_size > 1:
+            message = (
+                "model.scan runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
+                "max_tokens=1) and read the shapes of its values"
+            )
+            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
         if steps > MOST_STEPS:
             message = (
                 f"a scan goes through up to {MOST_STEPS} steps, not {steps}; all steps after the first have the same shapes, so "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from executor.control import Refusal
+from executor.elsewhere import Elsewhere
 from executor.tree import ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
@@ -60,6 +61,8 @@ class Envoy:
     def __repr__(self) -> str:
         module = self._node.layer
         kind = type(module).__name__ if module is not None else self._node.title or "location"
+        if isinstance(module, Elsewhere):
+            kind = module.described.class_name
         return f"<{self._node.path or 'model'}: {kind}>"
 
     def __getattr__(self, name: str) -> Any:

@@ -33,7 +33,12 @@ class Hooks:
         return len(self._hooked) + len(self._guards)
 
     def add(self, path: str, kind: str) -> None:
-        """Have a module's input, output or a value computed of both visited when the model is there. Idempotent."""
+        """Have a module's input, output or a value computed of both visited when the model is there. Idempotent.
+
+        Where another pipeline stage has the module, that one says when it is there.
+        """
+        if not self._tree.here(path, kind):
+            return
         node = self._tree.nodes[path]
         key = (path, "output" if kind in node.computed else kind)
         if key in self._hooked:

@@ -10,6 +10,7 @@ from executor.budget import Budget
 from executor.collect import Limits
 from executor.outbox import Outbox
 from executor.ranks import Ranks
+from executor.stages import Stages
 from executor.tree import ModuleTree
 
 
@@ -24,6 +25,7 @@ class Host:
         outbox: where saves and prints go.
         limits: bounds on what is saved.
         ranks: the ranks that run the same blocks.
+        stages: the pipeline's stages.
         reports: whether this rank sends saves.
         precision: how the engine computes.
     """
@@ -34,5 +36,6 @@ class Host:
     outbox: Outbox
     limits: Limits
     ranks: Ranks
+    stages: Stages
     reports: bool
     precision: Precision

@@ -48,6 +48,7 @@ class Interleaver:
             engine's alone.
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `READ_ONLY`: the request
             goes on without its block; any other word: it must end too.
+        stages: the pipeline's stages.
         admit, waits, drop: of `Requests`; finish: of `Endings`.
     """
 
@@ -67,6 +68,7 @@ class Interleaver:
         self._tree = host.tree
         self._budget = host.budget
         self._ranks = host.ranks
+        self.stages = host.stages
         self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._batch = Batch({}, 0, 0, 0)
         self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
@@ -93,7 +95,7 @@ class Interleaver:
         for i, request_id in enumerate(keys):
             mediator = self.live.get(request_id)
             if mediator is not None and not all(votes[i] for votes in everyone):
-                message = "the block could not be bound on another tensor-parallel rank"
+                message = "the block could not be bound on another rank of the model"
                 self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message))
 
     def preempted(self, request_id: str) -> None:
@@ -121,7 +123,31 @@ class Interleaver:
     # A step.
 
     def begin_step(self, batch: Batch) -> None:
-        """A forward begins: start and resume the blocks that wait for it, and hook what they ask for."""
+        """A forward begins: start and resume the blocks that wait for it, and hook what they ask for.
+
+        On a later pipeline stage the step is under way, and this stage's part of it begins.
+        """
+        if self.stages.mine == 0:
+            self.stages.begin(batch)
+            self._begin(batch)
+        else:  # without the blocks that have ended on the way
+            spans = {key: span for key, span in self._batch.spans.items() if key in batch.spans}
+            if batch != replace(self._batch, spans=spans):
+                raise RuntimeError("the pipeline stages laid out the rows of a step differently")
+
+    def follow(self, stages: Iterable[int]) -> None:
+        """Take part in a step while other pipeline stages compute theirs, to its end if the last one is among them."""
+        for stage in stages:
+            if stage == 0:
+                self._begin(self.stages.begun())
+            while (at := self.stages.announced(stage)) is not None:
+                node = self._tree.find(at[0])
+                assert node is not None
+                self._visit(node, at[1], None, self._token_rows)
+            if stage == self.stages.last:
+                self._end_step()
+
+    def _begin(self, batch: Batch) -> None:
         self._batch = batch
         self._place = -1
         self._budget.begin_step()
@@ -183,7 +209,11 @@ class Interleaver:
         return self._visit_requests(SAMPLES, token_ids)
 
     def end_step(self) -> None:
-        """The step is over: what was asked for in it and did not come will not come."""
+        """The step is over, on the last stage: what was asked for in it and did not come will not come."""
+        self.stages.end()
+        self._end_step()
+
+    def _end_step(self) -> None:
         missed = []
         for mediator in self._present():
             waiting = mediator.waiting
@@ -258,6 +288,7 @@ class Interleaver:
         key = (node.path, str(kind))
         if key not in self._waiting and not self._recordings.at(*key):
             return value
+        self.stages.announce(*key)
         self._place = position = self._tree.order_of(node.path, kind)
         visited: list[Mediator] = []
 
@@ -282,7 +313,8 @@ class Interleaver:
         for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
             if mediator.state in (State.WAITING, State.DONE):
                 rows, location = self._rows(mediator, rows_of), f"{node.path}.{kind}"
-                give = partial(self._served, mediator, node, kind, value, rows, location)
+                make = partial(self._served, mediator, node, kind, value, rows, location)
+                give = partial(self.stages.serve, location, make)
                 scope = self._requests.scopes[mediator.trace_id]
                 failure = self._recordings.record(mediator, recorder, node.path, str(kind), give, scope)
                 if failure is not None:
@@ -302,7 +334,7 @@ class Interleaver:
         if at is None:
             return
         try:
-            served = self._served(mediator, node, kind, value, rows, str(at))
+            served = self.stages.serve(str(at), lambda: self._served(mediator, node, kind, value, rows, str(at)))
         except Exception as error:
             refusal = error
             if not isinstance(error, Refusal):

@@ -21,7 +21,6 @@ STEP_TOKENS = 8192
 
 _FIXED: dict[str, tuple[Any, str]] = {
     "speculative_config": (None, "a step's rows would hold guessed tokens"),
-    "pipeline_parallel_size": (1, "a block's locations must be on one stage"),
 }
 
 
@@ -100,11 +99,20 @@ def check_config(config: Any) -> None:
     """
     parallel = config.parallel_config
     scheduling = config.scheduler_config
+    stages = parallel.pipeline_parallel_size
     refused = {
         "scheduling_policy": (scheduling.policy != "fcfs", "which request is evicted must not depend on priorities"),
         "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
         "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
         "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
+        "pipeline_parallel_size": (
+            stages > 1 and not current_platform.is_cpu(),
+            "on GPUs it has not been shown to be right; use tensor_parallel_size",
+        ),
+        "lora_modules": (
+            stages > 1 and config.lora_config is not None,
+            "with pipeline_parallel_size > 1 adapters have not been shown to be right; use tensor_parallel_size",
+        ),
         "enable_dbo": (parallel.use_ubatching, "a step would run in parts"),
         "enable_batch_sharded_sampling": (
             parallel.enable_batch_sharded_sampling,
@@ -140,8 +148,6 @@ def engine_options(model: Any) -> dict[str, Any]:
     from executor.ray_executor import LazyRayExecutor
 
     check_version()
-    if model.pipeline_parallel_size != 1:
-        raise ValueError("pipeline_parallel_size must be 1: a block's locations must be on one stage")
     options: dict[str, Any] = dict(model.engine)
     for name, (value, why) in _FIXED.items():
         if options.pop(name, value) not in (value, None):
@@ -162,6 +168,7 @@ def engine_options(model: Any) -> dict[str, Any]:
         **trace_options(model.limits),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,
+        "pipeline_parallel_size": model.pipeline_parallel_size,
         "distributed_executor_backend": LazyRayExecutor,
         "disable_log_stats": options.get("disable_log_stats", True),
     }

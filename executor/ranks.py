@@ -1,4 +1,4 @@
-"""Agreement of the tensor-parallel ranks on how each block's turn ended.
+"""Agreement of the ranks on how each block's turn ended.
 
 Every rank runs the same blocks on the same values. After each turn, at a point that all of them pass, they exchange one
 number for each block; where the numbers differ the block went different ways, and it fails on all ranks before any of them
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from vllm.distributed import get_tp_group
+from vllm.distributed import get_world_group
 
 from executor.mediator import Mediator
 from interpose.v1 import trace_pb2 as pb
@@ -32,11 +32,11 @@ class Alone:
         return [mine]
 
 
-class TensorParallelRanks:
-    """The tensor-parallel ranks of this worker, compared over their CPU group."""
+class AllRanks:
+    """The tensor-parallel ranks of all pipeline stages, compared over a CPU group."""
 
     def compare(self, mine: list[int]) -> list[list[int]]:
-        group = get_tp_group()
+        group = get_world_group()
         numbers = torch.tensor(mine, dtype=torch.int64)
         everyone = [torch.empty_like(numbers) for _ in range(group.world_size)]
         dist.all_gather(everyone, numbers, group=group.cpu_group)
@@ -56,9 +56,9 @@ def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",
-        exception_message="the block went different ways on the tensor-parallel ranks",
+        exception_message="the block went different ways on the ranks of the model",
         message=(
-            f"the block went different ways on the {len(votes)} tensor-parallel ranks (on one it failed, ran out of time, or "
+            f"the block went different ways on the model's {len(votes)} ranks (on one it failed, ran out of time, or "
             f"asked for another location than {mediator.waiting or mediator.call or 'its end'}); it must not depend on the "
             "clock, on the order of sets, or on anything else that differs between processes"
         ),

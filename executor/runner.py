@@ -51,18 +51,15 @@ class InterleavingRunner(_Base):
 
     interleaver: Interleaver | None = None
     tracing: bool = False
+    _begun: bool = False
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         interleaver = self.interleaver
         if interleaver is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
-        if scheduler_output.scheduled_new_reqs:
-            self._admit(interleaver, scheduler_output)
-        if not interleaver.mediators:
-            return super().execute_model(scheduler_output, *args, **kwargs)
-        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            interleaver.preempted(request_id)
-        self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
+        if not self._begun:
+            self._begin(interleaver, scheduler_output)
+        self._begun = False
         if not self.tracing:
             return super().execute_model(scheduler_output, *args, **kwargs)
         try:
@@ -72,6 +69,31 @@ class InterleavingRunner(_Base):
             raise
         finally:
             interleaver.end_forward()
+
+    def begins_traced(self, scheduler_output: SchedulerOutput) -> bool:
+        """Say whether a step has a live mediator, before `execute_model` runs it; its new requests are admitted."""
+        interleaver = self.interleaver
+        if interleaver is None or not scheduler_output.total_num_scheduled_tokens:
+            return False
+        self._begin(interleaver, scheduler_output)
+        self._begun = True
+        return self.tracing
+
+    def end_traced(self) -> None:
+        """The step is over on a pipeline stage that does not sample: the last one says which blocks ended in it."""
+        self.tracing = False
+        if self.interleaver is not None:
+            self.interleaver.take_ended()
+
+    def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
+        """Admit a step's new requests, and find out whether it has a live mediator."""
+        if scheduler_output.scheduled_new_reqs:
+            self._admit(interleaver, scheduler_output)
+        self.tracing = False
+        if interleaver.mediators:
+            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+                interleaver.preempted(request_id)
+            self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -22,6 +22,19 @@ from executor.shards import WHOLE, Layout, Partial, Replicated
 from interpose.v1 import trace_pb2 as pb
 
 Path = tuple[object, ...]
+
+
+class SomeRows(Protocol):
+    """Which rows of a batch's tensors a block sees."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has them."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return them."""
+
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+        """Put `mine` where they are in `tensor`."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,10 @@ class Rows:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[self.start : self.stop]
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the batch's rows."""
+        return tensor.shape[0] in (self.total, self.padded)
+
     def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
         """Put `mine` where these rows are in `tensor`."""
         self.of(tensor).copy_(mine)
@@ -47,13 +64,9 @@ class ManyRows:
 
     parts: tuple[Rows, ...]
 
-    @property
-    def total(self) -> int:
-        return self.parts[0].total
-
-    @property
-    def padded(self) -> int:
-        return self.parts[0].padded
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the batch's rows."""
+        return self.parts[0].holds(tensor)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.of(tensor) for part in self.parts])
@@ -179,7 +192,7 @@ class Served:
         written: whether the block changed it.
     """
 
-    def __init__(self, location: str, value: Any, rows: Rows | ManyRows, layout_of: Callable[[Path], Layout]) -> None:
+    def __init__(self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout]) -> None:
         self.location = location
         self.written = False
         self._rows = rows
@@ -205,7 +218,7 @@ class Served:
         if known is not None:
             return known.private
         rows = self._rows
-        if value.dim() == 0 or value.shape[0] not in (rows.total, rows.padded):
+        if value.dim() == 0 or not rows.holds(value):
             shape = list(value.shape)
             return Opaque(f"a tensor of shape {shape} at {self.location} whose rows do not belong to single requests")
         layout = self._layout_of(path)
@@ -385,7 +398,7 @@ class Shapes(Served):
         self,
         location: str,
         value: Any,
-        rows: Rows | ManyRows,
+        rows: SomeRows,
         layout_of: Callable[[Path], Layout],
         like: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:

@@ -13,12 +13,15 @@ import torch
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.control import Refusal
+from executor.elsewhere import Elsewhere
 from executor.tree import ModuleTree, Node
 from interpose.v1 import trace_pb2 as pb
 
 
 def holds_attention(module: torch.nn.Module) -> bool:
     """Whether a module has a layer in it that keeps a KV cache or another state of the request."""
+    if isinstance(module, Elsewhere):
+        return module.attention
     return any(isinstance(part, AttentionLayerBase) for part in module.modules())
 
 

@@ -8,7 +8,7 @@ container, or a module whose weights are used without calling it), and one that 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,6 +59,7 @@ class Node:
         applies: of a canonical node, what is applied when a block calls it.
         title: of a canonical node, what it is called where a module has its class.
         adapted: whether what a block would apply here looks for the LoRA adapters of the batch's rows.
+        stage: the first pipeline stage that has it.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Node:
     applies: Node | None = None
     title: str = ""
     adapted: bool = False
+    stage: int = 0
 
     @property
     def layer(self) -> torch.nn.Module | None:
@@ -98,9 +100,7 @@ class ModuleTree:
             node = Node(path, module, Layouts(path or "model", layer_of(module), tp_size))
             self.nodes[path] = node
             self.paths[module] = path
-            if path:
-                parent, _, name = path.rpartition(".")
-                self.nodes[parent].children[name] = node
+        self._link()
         for node in self.nodes.values():
             modules = [child.layer for child in node.children.values()]
             projection = next((module for module in modules if isinstance(module, QKVParallelLinear)), None)
@@ -114,9 +114,20 @@ class ModuleTree:
             (SAMPLES, "output"): _AFTER_FORWARD + 1,
         }
         self._repeated: set[str] = set()
+        self._stages: dict[tuple[str, str], int] = {}  # where several stages share the model
+        self._stage = 0
 
-    def record_order(self, run: Callable[[], object]) -> None:
-        """Run a forward once and note the order in which modules begin and end."""
+    def _link(self) -> None:
+        """Give every node its children."""
+        for node in self.nodes.values():
+            node.children.clear()
+        for path, node in self.nodes.items():
+            if path:
+                parent, _, name = path.rpartition(".")
+                self.nodes[parent].children[name] = node
+
+    def record_order(self, run: Callable[[], object]) -> list[tuple[str, str]]:
+        """Run a forward once; note the order in which modules begin and end, and return it."""
         events: list[tuple[str, str]] = []
 
         def note(kind: str) -> Callable[..., None]:
@@ -134,11 +145,53 @@ class ModuleTree:
         finally:
             before.remove()
             after.remove()
+        self._note_order(events)
+        return events
+
+    def _note_order(self, events: Iterable[tuple[str, str]]) -> None:
         for i, event in enumerate(events):
             if event in self._order:
                 self._repeated.add(event[0])
             else:
                 self._order[event] = 2 * i  # leaves a place before each for a location that is no module's own
+
+    def join(self, nodes: dict[str, Node], events: Sequence[Sequence[tuple[str, str]]], stage: int) -> None:
+        """Become the tree of a model that several pipeline stages share.
+
+        A module with parts on several stages, as the model itself, is given its input on the first and has its output on the
+        last of them. Any other that several stages run counts as one that runs several times.
+
+        Args:
+            nodes: the nodes of all stages, in the order of the model.
+            events: what each stage recorded of the order of its modules.
+            stage: this one.
+        """
+        self.nodes, self._stage = nodes, stage
+        self._link()
+        for number, recorded in enumerate(events):
+            for path, kind in recorded:
+                if kind == "output" or (path, kind) not in self._stages:
+                    self._stages[path, kind] = number
+        ran = [(number, event) for number, recorded in enumerate(events) for event in recorded]
+        self._order = {(path, "output"): self._order[path, "output"] for path in PSEUDO}
+        self._repeated = {
+            path
+            for number, (path, _) in ran
+            if self._stages[path, "input"] != number and not self._ran_below(path, (event for _, event in ran))
+        }
+        self._note_order(event for number, event in ran if self._stages[event] == number)
+        self._stages[LOGITS, "output"] = self._stages[SAMPLES, "output"] = len(events) - 1
+
+    def here(self, path: str, kind: str) -> bool:
+        """Whether this stage has a location."""
+        return self._stages.get((path, kind), self._stage) == self._stage
+
+    def stage_of(self, node: Node) -> int:
+        """Return the stage that runs a module; of one that no stage runs, the first that could."""
+        if node.path in PSEUDO:
+            return self._stages[node.path, "output"]
+        found = self._stages.get((node.path, "output"))
+        return node.stage if found is None else found
 
     def find(self, path: str) -> Node | None:
         """Return the node at a path: a module, a location that is none, or a canonical node."""
@@ -153,6 +206,8 @@ class ModuleTree:
     def place_before(self, path: str, kind: str, new: str) -> None:
         """Give a module a further kind of location, just before one that it has."""
         self._order[(path, new)] = self._order[(path, kind)] - 1
+        if (path, kind) in self._stages:
+            self._stages[(path, new)] = self._stages[(path, kind)]
 
     def runs(self, path: str, kind: str = "output") -> bool:
         """Whether a forward reaches a location, once, and its values are rows."""
@@ -193,7 +248,7 @@ class ModuleTree:
         node = self.nodes.get(path) or self.pseudo.get(path)
         if node is not None and node.module is None:
             raise self._refuse(f"{path} has an output only; read {path}.output", where)
-        if path == "" or (node is not None and node.children and self._ran_below(path)):
+        if path == "" or (node is not None and node.children and self._ran_below(path, self._order)):
             last = self._last_below(path)
             hint = f"; read {last}.output, the last module in it that does" if last else ""
             raise self._refuse(f"{path or 'the model'} is not called as a module of its own{hint}", where)
@@ -203,8 +258,9 @@ class ModuleTree:
             where,
         )
 
-    def _ran_below(self, path: str) -> bool:
-        return any(p.startswith(path + ".") for p, _ in self._order)
+    @staticmethod
+    def _ran_below(path: str, events: Iterable[tuple[str, str]]) -> bool:
+        return any(p != path and (not path or p.startswith(path + ".")) for p, _ in events)
 
     def _last_below(self, path: str) -> str:
         prefix = path + "." if path else ""

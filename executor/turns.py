@@ -38,6 +38,7 @@ class Turns:
         self._applier = host.applier
         self._budget = host.budget
         self._ranks = host.ranks
+        self._stages = host.stages
         self._muted = muted
 
     def run(self, mediator: Mediator, turn: Callable[[], None]) -> None:
@@ -93,7 +94,7 @@ class Turns:
         started = time.monotonic()
         try:
             with self._muted():
-                result = self._applier.run(call)
+                result = self._stages.apply(call.node, lambda: self._applier.run(call))
         except Exception as error:
             raised = error
             self.run(mediator, lambda: mediator.throw(raised))

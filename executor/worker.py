@@ -22,9 +22,11 @@ from executor.collect import Limits
 from executor.describe import describe_model
 from executor.host import Host
 from executor.interleaver import Interleaver
+from executor.joining import gather, join
 from executor.outbox import LocalOutbox, Outbox, RayOutbox
-from executor.ranks import Alone, TensorParallelRanks
+from executor.ranks import AllRanks, Alone
 from executor.scan import scan
+from executor.stages import OneStage, Pipeline
 from executor.tree import ModuleTree
 from executor.views.catalogue import add_views
 from executor.work import Work
@@ -32,13 +34,20 @@ from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_worker import Worker as _Base
 else:
     _Base = object
 
 
 class InterposeWorker(_Base):
-    """Mixed in before a vLLM worker."""
+    """Mixed in before a vLLM worker.
+
+    Attributes:
+        interpose_pipelined: whether other pipeline stages run each step too.
+    """
+
+    interpose_pipelined = False
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as stock, then take the module tree and the order in which a forward runs it."""
@@ -46,12 +55,15 @@ class InterposeWorker(_Base):
         runner = self.model_runner
         settings = dict(self.vllm_config.additional_config["interpose"])
         tensor_parallel = self.parallel_config.tensor_parallel_size
+        pipelined = self.parallel_config.pipeline_parallel_size > 1
         check_wrapped(runner.get_model())
         tree = ModuleTree(runner.get_model(), tensor_parallel)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):
-            tree.record_order(self._dummy_step)
-            add_views(tree, self.model_config.hf_text_config, self._dummy_step)
+            order = tree.record_order(self._dummy_step)
+            if pipelined:
+                join(tree, order)
+            add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -61,12 +73,33 @@ class InterposeWorker(_Base):
             budget=Budget(settings["step_seconds"], settings["block_memory_bytes"]),
             outbox=self.interpose_outbox,
             limits=Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
-            ranks=TensorParallelRanks() if tensor_parallel > 1 else Alone(),
+            ranks=AllRanks() if tensor_parallel > 1 or pipelined else Alone(),
+            stages=Pipeline(tree) if pipelined else OneStage(),
             reports=reports,
             precision=Precision.of(self.vllm_config),
         )
         runner.interleaver = Interleaver(host)
+        self.interpose_pipelined = pipelined
         return warmed_up
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """Run a step as stock; one with a live mediator together with the other pipeline stages (`executor.stages`)."""
+        if not self.interpose_pipelined or not self.model_runner.begins_traced(scheduler_output):
+            return super().execute_model(scheduler_output)
+        interleaver = self.model_runner.interleaver
+        stages = interleaver.stages
+        interleaver.follow(range(stages.mine))
+        try:
+            output = super().execute_model(scheduler_output)
+        except Exception as error:
+            stages.fail(error)
+            raise
+        if stages.mine < stages.last:
+            stages.end()
+            interleaver.follow(range(stages.mine + 1, stages.last + 1))
+            self.model_runner.end_traced()
+        return output
 
     def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> tuple[str, list[bytes], int]:
         """Run a block on shapes; see `executor.scan.scan`."""
@@ -90,11 +123,31 @@ class InterposeWorker(_Base):
         def uncompiled(module: torch.nn.Module, args: Any) -> None:
             get_forward_context().skip_compiled = True
 
-        hook = model.register_forward_pre_hook(uncompiled)
+        given: list[Any] = []
+        hooks = [
+            model.register_forward_pre_hook(uncompiled),
+            model.register_forward_hook(lambda module, args, output: given.append(output)),
+        ]
+        group = get_pp_group()
+        if not group.is_first_rank:
+            self._take_over(group.recv_tensor_dict())
         try:
             self.model_runner._dummy_run(1, is_profile=True)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
+        if not group.is_last_rank:
+            group.send_tensor_dict(given[0].tensors)
+
+    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Have the next dummy step go on with what the pipeline stage before gave."""
+        runner = self.model_runner
+        if runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=runner.device
+            )
+        for name, tensor in tensors.items():
+            runner.intermediate_tensors[name][: tensor.shape[0]].copy_(tensor)
 
     def interpose_describe(self) -> bytes:
         """Return the model's description, a serialized ModelDescription."""

@@ -55,8 +55,8 @@ class ModelSettings(_Part):
 
     name: str = Field("", description="what clients call it; by default the last part of `model`")
     model: str = Field(min_length=1, description="a path or a Hugging Face id")
-    tensor_parallel_size: int = Field(1, ge=1)
-    pipeline_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
+    pipeline_parallel_size: int = Field(1, ge=1, description="stages that share the layers")
     device: Literal["auto", "cpu", "gpu"] = "auto"
     engine: dict[str, Any] = Field(default_factory=dict, description="further arguments of the engine, by vLLM's names")
     lora_modules: dict[str, str] = Field(

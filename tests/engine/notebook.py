@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from executor.describe import describe_model
 from interpose.model import Model
 from interpose.progress import Progress
 from interpose.session import Session
@@ -101,5 +100,4 @@ class _Client:
 
 def notebook(engine: LocalEngine) -> Any:
     """Return the engine's model as a notebook has it; its traces run in this process."""
-    description = describe_model(engine.llm.llm_engine.vllm_config, engine.worker.interpose_tree)
-    return Model(_Client(engine), description)  # type: ignore[arg-type]
+    return Model(_Client(engine), engine.describe())  # type: ignore[arg-type]

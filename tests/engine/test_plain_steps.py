@@ -18,6 +18,7 @@ _HOME = str(Path(executor.__file__).parent)
 # The runner's overrides, each of which tests one attribute and calls vLLM's own.
 PASS_THROUGH = {
     "execute_model",
+    "_begin",
     "_determine_batch_execution_and_padding",
     "_model_forward",
     "_sample",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 
 from executor.options import STEP_TOKENS, check_config, engine_options
 from executor.scheduler import InterposeScheduler
@@ -298,6 +299,29 @@ def test_a_seeded_prompt_in_chunks_samples_what_it_samples_whole(engine: LocalEn
 def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, option: str, value: object) -> None:
     config = EngineArgs(model=str(checkpoint), **{option: value}).create_engine_config()
     with pytest.raises(ValueError, match=option):
+        check_config(config)
+
+
+def test_expert_parallelism_is_refused_at_start(tmp_path: Path) -> None:
+    model = write_demo_model(tmp_path / "olmoe", "olmoe")
+    config = EngineArgs(model=str(model), tensor_parallel_size=2, enable_expert_parallel=True).create_engine_config()
+    with pytest.raises(ValueError, match="enable_expert_parallel is not supported .* spread over ranks"):
+        check_config(config)
+
+
+def test_adapters_over_pipeline_stages_are_refused_at_start(checkpoint: Path) -> None:
+    def config(**options: Any) -> Any:
+        return EngineArgs(model=str(checkpoint), pipeline_parallel_size=2, **options).create_engine_config()
+
+    with pytest.raises(ValueError, match="lora_modules .* use tensor_parallel_size"):
+        check_config(config(enable_lora=True))
+    check_config(config())
+
+
+def test_pipeline_stages_on_gpus_are_refused_at_start(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineArgs(model=str(checkpoint), pipeline_parallel_size=2).create_engine_config()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(ValueError, match="pipeline_parallel_size .* on GPUs"):
         check_config(config)
 
 

@@ -14,6 +14,7 @@ from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.outbox import LocalOutbox
 from executor.ranks import Alone
+from executor.stages import OneStage
 from executor.tree import ModuleTree
 from executor.work import Batch, Span, Work
 from interpose import capture
@@ -64,7 +65,9 @@ class Shipped(capture.CapturedContext):
         tree: Any = ModuleTree(MODEL, 1)
         applies_nothing: Any = None
         precision = Precision(torch.float32, torch.float32, "", "highest")
-        worker = Interleaver(Host(tree, applies_nothing, self.budget, outbox, limits, Alone(), True, precision))
+        worker = Interleaver(
+            Host(tree, applies_nothing, self.budget, outbox, limits, Alone(), OneStage(), True, precision)
+        )
         worker.admit("r", Work(self.trace, 0, 1, ""), 1, 0)
         worker.begin_step(Batch({"r": Span(0, 0, 1)}, 1, 1, 1))
         worker.end_forward()

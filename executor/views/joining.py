@@ -1,0 +1,58 @@
+"""Canonical values over pipeline stages: each stage finds those of its own layers, and tells the others where they are.
+
+A view is data but for the module it looks at, so what travels are its fields and the module's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import nn
+
+from executor.shards import Layouts
+from executor.tree import ModuleTree, Node
+from executor.views.pattern import PATTERN, Pattern
+from executor.views.probe import Event, Recording
+from executor.views.view import Part, Stream, Unreachable, View
+
+_KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable)}
+Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children
+
+
+def events_of(recording: Recording) -> list[Event]:
+    """Return what other stages need of a recording."""
+    return [replace(event, value=None) for event in recording.events]
+
+
+def recording_of(stages: Iterable[list[Event]]) -> Recording:
+    """Return the recording of a forward through all stages."""
+    events = [event for stage in stages for event in stage]
+    return Recording([replace(event, index=i) for i, event in enumerate(events)])
+
+
+def tell(node: Node) -> Told:
+    """Return a canonical node and those below it as data."""
+    views = {name: (type(view).__name__, _fields(view)) for name, view in node.views.items()}
+    return node.path, node.title, views, [tell(child) for child in node.children.values()]
+
+
+def _fields(view: View) -> dict[str, Any]:
+    return {one.name: getattr(view, one.name) for one in fields(view) if one.name != "node"} | {"node": view.node.path}
+
+
+def told(tree: ModuleTree, data: Told) -> Node:
+    """Return the canonical node of another stage."""
+    path, title, views, children = data
+    node = Node(path, None, Layouts(path, nn.Identity(), 1), title=title)
+    for name, (kind, values) in views.items():
+        raw = node if values["node"] == path else tree.find(values["node"])
+        view = _KINDS[kind](**{**values, "node": raw})
+        if isinstance(view, Pattern):
+            tree.place_before(view.node.path, "output", PATTERN)
+        node.views[name] = view
+    for child in children:
+        below = told(tree, child)
+        node.children[below.path.rpartition(".")[2]] = below
+    return node
