@@ -1,9 +1,18 @@
 """Run your own code inside a served model's forward pass.
 
-client = interpose.connect("localhost:9000")
-model = client.model()
-with model.trace("The Eiffel Tower is in", max_tokens=3):
-    hidden = model.model.layers[2].output[0].save()
+    client = interpose.connect("localhost:9000")
+    model = client.model()
+    print(model)  # its modules
+    with model.trace("The Eiffel Tower is in", max_tokens=3) as tracer:
+        hidden = model.model.layers[2].output[0].save()  # [tokens, hidden]
+    print(hidden.shape, tracer.result.text)
+
+The body of the block does not run here: its source is sent to the engine, runs there inside the forward pass, and what it
+saved is in its names afterwards. A name that the block assigned without `.save()` stays as it was before.
+
+Where to read on: `help(interpose.connect)`; `help(interpose.Model)` for trace, generate, scan and edit;
+`help(interpose.Tracer)` for what a block and its tracer can do; `help(interpose.Client)` for sessions and jobs;
+`help(interpose.InterposeError)` for what can go wrong. `interpose.connect_async` is the same for asyncio.
 """
 
 from __future__ import annotations
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
     from interpose.result import Logprob, Result
     from interpose.saving import save
     from interpose.streaming import StreamOutput
+    from interpose.tracer import Tracer
     from interpose.version import VERSION as __version__
 
 # Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
@@ -65,6 +75,7 @@ _HOMES = {
     "ShapeOnly": "arrays",
     "Result": "result",
     "StreamOutput": "streaming",
+    "Tracer": "tracer",
     "save": "saving",
     "__version__": "version",
 } | dict.fromkeys(
@@ -117,6 +128,7 @@ __all__ = [
     "Result",
     "ShapeOnly",
     "StreamOutput",
+    "Tracer",
     "Unauthenticated",
     "Unavailable",
     "UnknownLocation",

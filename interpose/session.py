@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from typing import NoReturn
 
 import numpy as np
 
-from interpose.errors import InterposeError, NotFound, Unavailable
+from interpose.errors import InterposeError, InvalidArgument, NotFound, Unavailable
 from interpose.progress import Progress
 from interpose.resuming import Resuming
 from interpose.running import Running
@@ -58,6 +59,10 @@ class Session:
         self._lock = threading.Lock()
         self._id = session_id
         self.awaited = False
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse `model.session()`, which is how nnsight opens a session."""
+        raise InvalidArgument("the client opens sessions: write `with client.session() as s:` around the traces")
 
     @property
     def id(self) -> str:

@@ -6,7 +6,6 @@ caller's scope.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
 from interpose.job import Job
 from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outcome, values_of
+from interpose.outer_saves import OuterSaves
 from interpose.program import TraceBuilder
 from interpose.result import Result
 from interpose.running import Running
@@ -36,11 +36,14 @@ from interpose.v1.trace_pb2 import Prompt, Trace, Usage
 if TYPE_CHECKING:
     from interpose.model import Model
 
-_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range)
-
 
 class Tracer(CapturedBlock):
     """One trace; made by `model.trace`.
+
+    What is listed here is used in the notebook: in the outer block of `with model.trace() as tracer:`, or after the block. In a
+    block with a prompt, which runs in the engine, the tracer has `tracer.iter[a:b]` and `tracer.all()` (steps of the
+    generation), `tracer.cache(…)` (record many modules), `tracer.stop()` (end the request), `tracer.log(…)`, and
+    `tracer.result`, which waits for the end.
 
     Args:
         model: the served model.
@@ -69,7 +72,6 @@ class Tracer(CapturedBlock):
         self._builder: TraceBuilder | None = None  # while the block is gathered and the trace runs
         self._places: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
         self._groups: list[list[int]] = []  # the invokes of each prompt, one for each of its sequences
-        self._saved: list[object] = []
         self._barriers = 0  # made so far
         self.id = ""
         self._running = False
@@ -232,7 +234,7 @@ class Tracer(CapturedBlock):
             yield builder
         finally:
             # The frames in the scopes refer to this tracer, and the builder to everything that was sent.
-            self._builder, self._places, self._saved = None, [], []
+            self._builder, self._places = None, []
 
     def _run(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Send the trace, follow it, and give the caller what it saved; raise the first failure after that."""
@@ -310,45 +312,18 @@ class Tracer(CapturedBlock):
 
     def _gather(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Run the outer block; its saved names become the trace's shared variables."""
-        self._saved = []
+        saves = OuterSaves()
         self._barriers = 0
         self._running = True
         try:
-            with saving_with(self._save):
-                capture.run_outer(block, scope, lambda value: call_save(value, self._save))
+            with saving_with(saves.save):
+                capture.run_outer(block, scope, lambda value: call_save(value, saves.save))
         except capture.CaptureError as error:
             raise refused(error) from None
         finally:
             self._running = False
-        for name, value in self._shared_names(block, scope).items():
+        for name, value in saves.shared(block, scope).items():
             builder.share(name, value)
-
-    def _shared_names(self, block: capture.Block, scope: capture.Scope) -> dict[str, object]:
-        """Return the names that hold saved values.
-
-        An object that can be changed is recognised by its identity. A number or a string has none worth the name, so it
-        counts only where it is assigned in saving: `n = interpose.save(0)`.
-        """
-        assigned = _names_of_saves(block.body)
-        found: dict[str, object] = {}
-        for name in dict.fromkeys((*block.writes, *block.reads)):
-            try:
-                value = scope.lookup(name)
-            except KeyError:
-                continue
-            plain = isinstance(value, _IMMUTABLE)
-            if (plain and name in assigned) or (not plain and any(value is saved for saved in self._saved)):
-                found[name] = value
-        named = list(found.values())
-        for saved in self._saved:  # held by something else than a name: inside another object, say
-            if not isinstance(saved, _IMMUTABLE) and not any(saved is value for value in named):
-                found[f"__interpose_shared_{len(found)}__"] = saved
-        return found
-
-    def _save(self, value: Any) -> Any:
-        if not any(value is saved for saved in self._saved):
-            self._saved.append(value)
-        return value
 
     def _add(
         self, block: capture.Block, scope: capture.Scope, prompt: Prompt | None, sampling: Mapping[str, object]
@@ -452,18 +427,3 @@ def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str,
             return None
         total += count
     return total
-
-
-def _names_of_saves(body: Sequence[ast.AST]) -> set[str]:
-    """Return the names that are assigned directly from `….save()` or `save(…)`."""
-    names: set[str] = set()
-    for node in (node for statement in body for node in ast.walk(statement)):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            targets, value = [node.target], node.value
-        else:
-            continue
-        if isinstance(value, ast.Call) and "save" in (getattr(value.func, "attr", ""), getattr(value.func, "id", "")):
-            names.update(target.id for target in targets if isinstance(target, ast.Name))
-    return names

@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import textwrap
 
 import grpc
 import pytest
@@ -25,6 +26,18 @@ def test_importing_interpose_pulls_in_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True []"
+
+
+def test_the_help_of_the_package_names_what_there_is():
+    text = interpose.__doc__
+    named = set(re.findall(r"interpose\.(\w+)", text))
+    assert (
+        {"connect", "Model", "Tracer", "Client", "InterposeError", "connect_async"} <= named <= set(interpose.__all__)
+    )
+    for name in interpose.__all__:
+        assert getattr(interpose, name), name
+        assert name == "__version__" or (getattr(interpose, name).__doc__ or "").strip(), name
+    compile(textwrap.dedent(text[text.index("    client =") : text.index("The body")]), "help", "exec")
 
 
 @pytest.mark.parametrize(

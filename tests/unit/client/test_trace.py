@@ -347,6 +347,11 @@ class TestRefusedBeforeSending:
                     pass
                 {}["missing"]
 
+    def test_a_session_is_the_clients(self, model):
+        with pytest.raises(interpose.InvalidArgument, match=r"with client\.session\(\) as s"):
+            with model.session():
+                pass
+
     def test_values_outside_a_block(self, model):
         for use in (lambda: model.model.norm.output, lambda: model.lm_head(1), lambda: model.model.norm.next()):
             with pytest.raises(interpose.InvalidArgument, match="inside .with model"):
