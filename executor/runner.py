@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from executor.eager_kernels import EagerKernels
 from executor.interleaver import Interleaver
 from executor.scheduler import EndedModelRunnerOutput
 from executor.work import Batch, Span, Work
@@ -46,12 +48,16 @@ class InterleavingRunner(_Base):
 
     Attributes:
         interleaver: set by the worker when the model has loaded.
+        kernels: of the steps that run uncompiled; set with it.
         tracing: whether the step that is running has a live mediator.
+        sampled: the type of the token ids that are sampled.
     """
 
     interleaver: Interleaver | None = None
+    kernels: EagerKernels
     tracing: bool = False
     _begun: bool = False
+    sampled: torch.dtype = torch.int32
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         interleaver = self.interleaver
@@ -63,7 +69,8 @@ class InterleavingRunner(_Base):
         if not self.tracing:
             return super().execute_model(scheduler_output, *args, **kwargs)
         try:
-            return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+            with self.kernels.used():
+                return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         except BaseException:
             self.tracing = False
             raise

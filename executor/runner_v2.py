@@ -1,14 +1,16 @@
 """vLLM's V2 model runner, the default on GPUs, with blocks interleaved.
 
 It decides in `execute_model` itself whether a step replays a CUDA graph, by asking its graph manager, and a full graph
-never calls the model. In a step with a live mediator it finds a manager that has no graphs, and a hook on the model that
-begins the interleaver's step where the batch is laid out and the forward context is set; both are gone when the forward is
-over. Its sampler works on the GPU and keeps what a request needs in slots, so the batch may be in another order in every
-step: rows are taken from the batch that was prepared for this one.
+never calls the model. In a step with a live mediator it finds a manager that has no graphs, and in the model's place one that
+begins the interleaver's step where the batch is laid out and the forward context is set, just before the model is called: a
+hook that is registered when the model has been called misses the model's own input. Both are gone when the forward is over.
+Its sampler works on the GPU and keeps what a request needs in slots, so the batch may be in another order in every step: rows
+are taken from the batch that was prepared for this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,26 +39,48 @@ class _NoGraphs:
         )
 
 
+class _Begun:
+    """Stands in for the runner's model in a step with a live mediator: when it is called, the step begins.
+
+    Args:
+        model: the model, which it is otherwise.
+        begin: called first.
+    """
+
+    def __init__(self, model: torch.nn.Module, begin: Callable[[], None]) -> None:
+        self._model = model
+        self._begin = begin
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        return self._model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
 class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     """The V2 runner."""
 
+    sampled = torch.int64
     cudagraph_manager: Any
+    model: Any
     sampler: Any
     _prepared: InputBatch | None = None
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
-        def begin(module: torch.nn.Module, inputs: Any) -> None:
+        def begin() -> None:
             get_forward_context().skip_compiled = True
             interleaver.begin_step(self._batch(interleaver))
 
         graphs, self.cudagraph_manager = self.cudagraph_manager, _NoGraphs()
-        hook = self.model.register_forward_pre_hook(begin)
+        model, self.model = self.model, _Begun(self.model, begin)
         try:
             return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         finally:
-            hook.remove()
+            self.model = model
             self.cudagraph_manager = graphs
             self._prepared = None
 

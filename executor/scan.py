@@ -27,6 +27,7 @@ def scan(
     work: Work,
     prompt: list[int],
     steps: int,
+    sampled: torch.dtype,
 ) -> tuple[str, list[bytes], int]:
     """Run a block on shapes; called on every rank, between two steps of the engine.
 
@@ -37,6 +38,7 @@ def scan(
         work: the trace, with one invoke.
         prompt: the prompt's ids; their number is all that matters.
         steps: of a generation; each after the first has one token.
+        sampled: the type of the token ids that the runner samples.
 
     Returns:
         As `Interleaver.finish`.
@@ -46,13 +48,18 @@ def scan(
     interleaver.admitted([key])
     for step in range(steps):
         if interleaver.waits(key):
-            _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1)
+            _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)
     interleaver.ended.pop(key, None)
     return interleaver.finish(work.trace.id, work.invoke, Result(prompt_token_ids=prompt))
 
 
 def _step(
-    interleaver: Interleaver, model: torch.nn.Module, dummy_run: Callable[[int], object], key: str, tokens: int
+    interleaver: Interleaver,
+    model: torch.nn.Module,
+    dummy_run: Callable[[int], object],
+    key: str,
+    tokens: int,
+    sampled: torch.dtype,
 ) -> None:
     hidden: list[torch.Tensor] = []
 
@@ -64,12 +71,12 @@ def _step(
     def end(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         hidden.append(output[0] if isinstance(output, tuple) else output)
 
-    # Before the model is called: hooks of its own that come during the call would miss it.
-    interleaver.begin_step(Batch({key: Span(0, 0, tokens)}, tokens, tokens, 1))
     kernels = [module for module in model.modules() if isinstance(module, Attention)]
     hooks = [module.register_forward_hook(_queries) for module in kernels]
     hooks += [model.register_forward_pre_hook(begin, with_kwargs=True), model.register_forward_hook(end)]
     try:
+        # Before the model is called: hooks of its own that come during the call would miss it.
+        interleaver.begin_step(Batch({key: Span(0, 0, tokens)}, tokens, tokens, 1))
         dummy_run(tokens)
     finally:
         for hook in hooks:
@@ -78,7 +85,7 @@ def _step(
     logits = model.compute_logits(hidden[0][tokens - 1 : tokens])
     if logits is not None:
         interleaver.visit_logits(logits)
-    interleaver.visit_samples(torch.zeros(1, 1, dtype=torch.int32, device=hidden[0].device))
+    interleaver.visit_samples(torch.zeros(1, 1, dtype=sampled, device=hidden[0].device))
     interleaver.end_step()
 
 

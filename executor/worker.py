@@ -20,6 +20,7 @@ from executor.apply import Applier
 from executor.budget import Budget
 from executor.collect import Limits
 from executor.describe import describe_model
+from executor.eager_kernels import EagerKernels
 from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.joining import gather, join
@@ -57,6 +58,7 @@ class InterposeWorker(_Base):
         tensor_parallel = self.parallel_config.tensor_parallel_size
         pipelined = self.parallel_config.pipeline_parallel_size > 1
         check_wrapped(runner.get_model())
+        runner.kernels = EagerKernels(runner.get_model(), self.vllm_config)
         tree = ModuleTree(runner.get_model(), tensor_parallel)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):
@@ -106,7 +108,8 @@ class InterposeWorker(_Base):
         runner = self.model_runner
         work = Work(pb.Trace.FromString(trace), 0, 1, session)
         devices = [] if runner.device.type == "cpu" else [runner.device]
-        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices), torch.inference_mode():
+        config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
+        with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
             return scan(
                 runner.interleaver,
                 runner.get_model(),
@@ -114,6 +117,7 @@ class InterposeWorker(_Base):
                 work,
                 prompt,
                 steps,
+                runner.sampled,
             )
 
     def _dummy_step(self) -> None:
@@ -132,7 +136,8 @@ class InterposeWorker(_Base):
         if not group.is_first_rank:
             self._take_over(group.recv_tensor_dict())
         try:
-            self.model_runner._dummy_run(1, is_profile=True)
+            with self.model_runner.kernels.used():
+                self.model_runner._dummy_run(1, is_profile=True)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -155,13 +160,15 @@ class InterposeWorker(_Base):
 
     def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> tuple[str, list[bytes], int]:
         """End an invoke's block; see `Interleaver.finish`."""
-        return self.model_runner.interleaver.finish(trace_id, invoke, Result.from_plain(result))
+        with self.model_runner.kernels.used():
+            return self.model_runner.interleaver.finish(trace_id, invoke, Result.from_plain(result))
 
     def interpose_finish_whole(
         self, trace_id: str, invoke: int, results: list[dict[str, Any]]
     ) -> tuple[str, list[bytes], int]:
         """End the block of an invoke without a prompt, with the results of all others; see `Interleaver.finish`."""
-        return self.model_runner.interleaver.finish(trace_id, invoke, [Result.from_plain(one) for one in results])
+        with self.model_runner.kernels.used():
+            return self.model_runner.interleaver.finish(trace_id, invoke, [Result.from_plain(one) for one in results])
 
     def interpose_drop(self, trace_id: str) -> None:
         """Give a trace up; see `Interleaver.drop`."""

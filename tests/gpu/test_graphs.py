@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.custom_op import CustomOp
 
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
@@ -87,6 +88,28 @@ def test_only_the_steps_with_a_live_block_run_eager(
     for decode, traced, replayed in seen:
         assert replayed == (not traced) or not decode
         assert not (traced and replayed)
+
+
+def test_a_step_with_a_block_runs_on_the_kernels_of_an_eager_engine(
+    stock: object, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = bench.engine.worker.model_runner
+    parts = [part for part in runner.get_model().modules() if isinstance(part, CustomOp)]
+    before = [part._forward_method for part in parts]
+    begin = bench.engine.interleaver.begin_step
+    seen: list[bool] = []
+
+    def watched(batch: Any) -> None:
+        seen.append(all(part._forward_method == part.forward_cuda for part in parts))
+        begin(batch)
+
+    monkeypatch.setattr(bench.engine.interleaver, "begin_step", watched)
+    [ran] = bench.engine.run(Block(PROMPTS[0], "for s in tracer.iter[:3]:\n    model.logits.output", {"max_tokens": 5}))
+    assert ran.failure is None, ran.failure
+    assert parts
+    assert seen == [True] * 3
+    assert [part._forward_method for part in parts] == before
+    assert not any(method == part.forward_cuda for part, method in zip(parts, before, strict=True))
 
 
 def test_no_hook_is_left(stock: object, bench: Bench) -> None:

@@ -1,0 +1,82 @@
+"""The kernels of an engine that does not compile, for the steps that a compiling engine runs uncompiled.
+
+vLLM chooses kernels when it loads a model. An engine that compiles leaves norms, activations and rotary embeddings to its
+compiler, as many small torch operations; run as they are, these cost several times what vLLM's own kernels do, and some of
+them are compiled on their own when they first see a number of rows. A step with a block calls the modules one by one, so it
+has every module take the kernel that it would have taken had nothing been compiled. The compiled code and the CUDA graphs are
+made by then and call no module: plain steps are as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import vllm.ir
+from vllm.config import CompilationMode, set_current_vllm_config
+from vllm.ir.op import IrOp
+from vllm.model_executor.custom_op import CustomOp
+from vllm.platforms import current_platform
+
+
+class EagerKernels:
+    """What a model's modules call in a step that runs uncompiled.
+
+    Args:
+        model: the model, loaded and warmed up.
+        vllm_config: the engine's configuration; one that does not compile has nothing to change.
+    """
+
+    def __init__(self, model: torch.nn.Module, vllm_config: Any) -> None:
+        self._methods: list[tuple[CustomOp, Callable[..., Any]]] = []
+        self._priorities: list[tuple[IrOp, list[str]]] = []
+        if vllm_config.compilation_config.mode == CompilationMode.NONE:
+            return
+        eager = _uncompiled(vllm_config)
+        parts = [part for part in model.modules() if isinstance(part, CustomOp)]
+        with set_current_vllm_config(vllm_config):
+            left_to_compiler = [part for part in parts if not (part._enforce_enable or part.enabled())]
+        with set_current_vllm_config(eager):
+            for part in left_to_compiler:
+                if part.enabled():
+                    self._methods.append((part, part.dispatch_forward(compile_native=False)))
+        chosen = vllm_config.kernel_config.ir_op_priority
+        compiled = current_platform.get_default_ir_op_priority(vllm_config)
+        for name, default in vars(current_platform.get_default_ir_op_priority(eager)).items():
+            if name in IrOp.registry:
+                wanted = [one for one in getattr(chosen, name) if one not in getattr(compiled, name)]
+                self._priorities.append((IrOp.registry[name], [*wanted, *default]))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """A context in which modules take these kernels."""
+        if not self._methods and not self._priorities:
+            yield
+            return
+        before = [part._forward_method for part, _ in self._methods]
+        with ExitStack() as stack:
+            stack.enter_context(vllm.ir.enable_torch_wrap(False))
+            for op, priority in self._priorities:
+                stack.enter_context(op.set_priority(priority))
+            try:
+                for part, method in self._methods:
+                    part.__dict__["_forward_method"] = method
+                yield
+            finally:
+                for (part, _), method in zip(self._methods, before, strict=True):
+                    part.__dict__["_forward_method"] = method
+
+
+def _uncompiled(vllm_config: Any) -> Any:
+    """Return a copy of a configuration that chooses kernels as `enforce_eager` does, but for ops that the user named."""
+    eager = copy.copy(vllm_config)
+    eager.compilation_config = compilation = copy.copy(vllm_config.compilation_config)
+    compilation.mode = CompilationMode.NONE
+    compilation.custom_ops = ["all", *(one for one in compilation.custom_ops if one not in ("all", "none"))]
+    # Where vLLM counts what it chose; the copy counts for itself.
+    compilation.enabled_custom_ops, compilation.disabled_custom_ops = Counter(), Counter()
+    return eager
