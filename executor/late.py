@@ -10,6 +10,7 @@ from torch.utils.weak import TensorWeakRef
 
 from executor.control import Refusal
 from executor.served import Served
+from executor.strand import unseen
 from interpose.v1 import trace_pb2 as pb
 
 _RECENT = 16
@@ -44,13 +45,19 @@ class Late:
 
     @staticmethod
     def _check(given: list[tuple[TensorWeakRef, int, str]]) -> None:
-        for reference, version, location in given:
-            value = reference()
-            if value is not None and value._version != version:
-                raise Refusal(
-                    pb.ERROR_CODE_INVALID_ARGUMENT,
-                    f"the value of {location} was changed in place after the block had gone on from there, when the model had "
-                    "used it already, so the change cannot be applied; change it before asking for the next location, or "
-                    "work on a copy: value = value.clone()",
-                    location=location,
-                )
+        with unseen():
+            changed = next((where for one, version, where in given if _version(one, version) != version), None)
+        if changed is not None:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"the value of {changed} was changed in place after the block had gone on from there, when the model had "
+                "used it already, so the change cannot be applied; change it before asking for the next location, or "
+                "work on a copy: value = value.clone()",
+                location=changed,
+            )
+
+
+def _version(reference: TensorWeakRef, gone: int) -> int:
+    """Return a tensor's version counter, `gone` if nobody has it any more."""
+    value = reference()
+    return gone if value is None else int(value._version)

@@ -11,6 +11,7 @@ from executor.control import Refusal
 from executor.envoy import Envoy
 from executor.fakes import is_fake
 from executor.served import Outputs, Served
+from executor.strand import unseen
 from interpose.arrays import dtype_of
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
@@ -72,7 +73,9 @@ class SaveRegistry:
         """
         if isinstance(value, torch.Tensor):
             at_hand = self._held if served is None else [served, *self._held]
-            if not any(one.owns(value) for one in at_hand):
+            with unseen():
+                owned = any(one.owns(value) for one in at_hand)
+            if not owned:
                 self.mark(value, value)
                 return value
             alias, snapshot = value.view_as(value), value.detach().clone()

@@ -108,6 +108,13 @@ class Strand:
             )
 
 
+def unseen() -> AbstractContextManager[object]:
+    """A context for the system's own work in a block: on a GPU the block's default device is a torch function mode, which
+    torch asks at every use of a tensor, even of an attribute."""
+    disabled: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return disabled
+
+
 def _mode_depth() -> tuple[int, int, bool, bool]:
     return (
         torch._C._len_torch_function_stack(),
