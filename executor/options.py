@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 import vllm
 from vllm.platforms import current_platform
 
@@ -130,6 +131,12 @@ def check_config(config: Any) -> None:
         "fully_sharded_loras": (
             config.lora_config is not None and config.lora_config.fully_sharded_loras,
             "adapters' outputs are cut as the layers' are",
+        ),
+        "lora_dtype": (
+            config.lora_config is not None
+            and not current_platform.is_cpu()
+            and config.lora_config.lora_dtype not in (torch.float16, torch.bfloat16),
+            "vLLM's kernels for adapters on GPUs take half precision; serve the model with dtype bfloat16 or float16",
         ),
         "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),

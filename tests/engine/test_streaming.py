@@ -51,7 +51,10 @@ BLOCKS = {
     "not saved itself": f"rows = []\n{STEPS}rows.append(model.logits.output.save())\n",
     "rebound": f"{STEPS}row = model.logits.output.save()\nresult = tracer.result.save()\n",
     "accumulated in place": f"total = torch.zeros(1).save()\n{STEPS}total += model.logits.output.max()\n",
-    "through a numpy view": f"a = torch.zeros(3).save()\nview = a.numpy()\n{STEPS}model.logits.output\n    view[0] += 1\n",
+    # It is the tensor's memory on CPUs only.
+    "through a numpy view": (
+        f"a = torch.zeros(3, device='cpu').save()\nview = a.numpy()\n{STEPS}model.logits.output\n    view[0] += 1\n"
+    ),
     "dropped": f"x = model.logits.output.save()\n{STEPS}x = s\ny = [1].save()\n",
     "deleted": "x = model.logits.output.save()\nmodel.logits.next()\nmodel.logits.output\ndel x\ny = [1].save()\n",
     "dict": (

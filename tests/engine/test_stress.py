@@ -17,6 +17,7 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from executor.runner_v1 import InterleavingRunnerV1
 from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.result import Result
@@ -185,8 +186,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
 def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Count what the test is about, so that it cannot pass without."""
     counts = dict.fromkeys(("evicted", "chunks", "swaps", "cached"), 0)
-    scheduler, batch = engine.scheduler, engine.worker.model_runner.input_batch
-    schedule, preempt, swap = scheduler.schedule, scheduler._preempt_request, batch.swap_states
+    scheduler, runner = engine.scheduler, engine.worker.model_runner
+    schedule, preempt = scheduler.schedule, scheduler._preempt_request
 
     def watched_schedule(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
@@ -199,15 +200,20 @@ def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
         counts["evicted"] += 1
         return preempt(*args, **kwargs)
 
+    monkeypatch.setattr(scheduler, "schedule", watched_schedule)
+    monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
+    if not isinstance(runner, InterleavingRunnerV1):
+        del counts["swaps"]  # the second runner lays the batch out anew in every step
+        return counts
+    swap = runner.input_batch.swap_states
+
     def watched_swap(*args: Any) -> Any:
         counts["swaps"] += 1
         return swap(*args)
 
-    monkeypatch.setattr(scheduler, "schedule", watched_schedule)
-    monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
-    monkeypatch.setattr(batch, "swap_states", watched_swap)
+    monkeypatch.setattr(runner.input_batch, "swap_states", watched_swap)
     # What an attention backend sets that wants decodes before prefills.
-    monkeypatch.setattr(engine.worker.model_runner, "reorder_batch_threshold", 1)
+    monkeypatch.setattr(runner, "reorder_batch_threshold", 1)
     return counts
 
 

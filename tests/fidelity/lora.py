@@ -57,13 +57,14 @@ class Adapted(Measurement):
         folder: where checkpoints are written to.
         arch: the architecture.
         ranks: the tensor-parallel size.
+        dtype: what the engine computes in; the truth is float32.
 
     Attributes:
         requests: of the base model and of each adapter.
         truth: of the base model and of each adapter.
     """
 
-    def __init__(self, folder: Path, arch: str, ranks: int) -> None:
+    def __init__(self, folder: Path, arch: str, ranks: int, dtype: str = "float32") -> None:
         checkpoint = write_demo_model(folder / "base", arch)
         merged = [
             write_adapter(checkpoint, folder / name, *how, seed) for seed, (name, how) in enumerate(ADAPTERS.items())
@@ -73,7 +74,7 @@ class Adapted(Measurement):
         spread: dict[str, Any] = {}
         if ranks > 1:
             spread = {"tensor_parallel_size": ranks, "distributed_executor_backend": LaunchedRank}
-        self.engine = LocalEngine(checkpoint, dtype="float32", **adapters.options({}), **spread)
+        self.engine = LocalEngine(checkpoint, dtype=dtype, **adapters.options({}), **spread)
         self.places = places_of(checkpoint, self.engine.worker.interpose_tree)
         self.truth = self._truth = [Truth.of(Oracle(weights), PROMPTS[0], STEPS) for weights in (checkpoint, *merged)]
 

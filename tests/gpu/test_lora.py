@@ -1,0 +1,37 @@
+"""Adapters on GPUs: in half precision, as vLLM's kernels take them; in float32 they are refused at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from executor.options import check_config
+from interpose.cli.demo_model import write_demo_model
+from tests.engine.harness import Block
+from tests.fidelity.lora import Adapted
+from tests.fidelity.measure import PROMPTS
+from tests.gpu.test_bfloat16 import apart
+
+# ‖a - b‖ / ‖b‖ of logits in bfloat16 against float32 with the same adapter, and over that with another.
+LARGEST, TIMES = 0.06, 3
+
+
+def test_each_request_has_its_own_adapter(runner: str, tmp_path: Path) -> None:
+    adapted = Adapted(tmp_path, "llama", 1, "bfloat16")
+    source = "hidden = model.model.layers[1].output[0].save()\nlogits = model.logits.output.save()"
+    rans = adapted.engine.run_traces([[Block(PROMPTS[0], source, lora=lora)] for lora in adapted.requests])
+    assert [ran.failure for ran in rans] == [None] * len(rans)
+    for i, ran in enumerate(rans):
+        errors = [apart(ran.saved["logits"], truth.raw.logits[0]) for truth in adapted.truth]
+        assert errors[i] <= LARGEST
+        assert all(TIMES * errors[i] < error for other, error in enumerate(errors) if other != i)
+    adapted.engine.close()
+
+
+def test_float32_is_refused_at_start(tmp_path: Path) -> None:
+    model = str(write_demo_model(tmp_path / "llama", "llama"))
+    with pytest.raises(ValueError, match=r"lora_dtype .* dtype bfloat16 or float16"):
+        check_config(EngineArgs(model=model, enable_lora=True, dtype="float32").create_engine_config())
+    check_config(EngineArgs(model=model, enable_lora=True, dtype="bfloat16").create_engine_config())
