@@ -29,6 +29,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
     import torch
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     options: dict[str, Any] = {
         "dtype": "float32",
@@ -45,24 +46,36 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
 
         options |= trace_options(BenchLimits, "local")
     llm = LLM(model=checkpoint, **options)
-    config = llm.llm_engine.model_config
+    engine: Any = llm.llm_engine
+    config = engine.model_config
     vector = torch.full((config.get_hidden_size(),), 0.01, dtype=config.dtype)
 
-    def generate(batch: int, prompt_tokens: int, tokens: int, work: str = "", traced: int = 1) -> float:
-        """Return the seconds that a batch takes, its first `traced` requests with the block `work` if that is given."""
-        prompts: list[Any] = [
-            {"prompt_token_ids": [(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)]} for i in range(batch)
-        ]
+    def generate(
+        batch: int, prompt_tokens: int, tokens: int, work: str = "", traced: int = 1, plain_only: bool = False
+    ) -> float:
+        """Return the seconds that a batch takes, its first `traced` requests with the block `work` if that is given.
+
+        With `plain_only` the time ends with the last of the others, which do not wait for those with a block.
+        """
+        prompts = [[(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)] for i in range(batch)]
         given: dict[str, Any] = {"max_tokens": tokens, "detokenize": not config.skip_tokenizer_init}
-        params = [SamplingParams(**given, temperature=0.0, ignore_eos=True) for _ in prompts]
+        given |= {"temperature": 0.0, "ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
         blocks = [TracedRequest(work, vector=vector) for _ in range(traced if work else 0)]
-        for one, block in zip(params, blocks, strict=False):
-            one.extra_args = block.extra_args()
+        finished: dict[str, Any] = {}
+        ends = 0.0
         began = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        for block, output in zip(blocks, outputs, strict=False):
-            block.finish(llm.llm_engine.model_executor.driver_worker.worker, output)
-        return time.perf_counter() - began
+        for i, prompt in enumerate(prompts):
+            params = SamplingParams(**given)
+            if i < len(blocks):
+                params.extra_args = blocks[i].extra_args()
+            engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+            if plain_only and not ends and all(str(i) in finished for i in range(len(blocks), batch)):
+                ends = time.perf_counter()
+        for i, block in enumerate(blocks):
+            block.finish(engine.model_executor.driver_worker.worker, finished[str(i)])
+        return (ends or time.perf_counter()) - began
 
     answer_forever(generate)
 

@@ -2,47 +2,83 @@
 
 On a GPU the model has the sizes of a 1B llama, random weights in bfloat16, and stock vLLM is measured with its graphs and
 without; elsewhere it is a small one and both are eager. The ratio is to the stock engine as it is deployed, the control a
-second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with.
+second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with. As in
+`benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, so there are several of each.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.rounds import Child, alternate
+from benchmarks.rounds import Child, Measured, alternate
 from interpose.cli.demo_model import Shape, write_demo_model
 
-# Batch, rounds, and by the case's name how many of the requests have a block, and which.
-CASES: list[tuple[int, int, dict[str, tuple[int, str]]]] = [
-    (
+ENGINES = 2  # of each kind, one after the other
+PROMPT_TOKENS = 64
+NAMES = {"stock": "stock", "control": "stock", "stock eager": "stock", "interpose": "interpose"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are measured in the same rounds.
+
+    Attributes:
+        batch: requests at a time.
+        rounds: with each of the engines, on a GPU.
+        stock: the engines without blocks that are measured beside them.
+        blocks: by the case's name, how many of the requests have a block, and which.
+        warm_up: whether a round comes before those that count.
+        plain_only: whether the time is that of the requests without a block, which go on while the others wait.
+    """
+
+    batch: int
+    rounds: int
+    stock: tuple[str, ...]
+    blocks: dict[str, tuple[int, str]]
+    warm_up: bool = True
+    plain_only: bool = False
+
+
+GROUPS = (
+    Group(1, 16, ("stock", "control"), {"plain": (0, "")}),
+    Group(32, 16, ("stock", "control"), {"plain": (0, "")}),
+    Group(
         1,
-        8,
+        4,
+        ("stock", "stock eager"),
         {
-            "plain": (0, ""),
             "capture one layer, prompt": (1, "capture one layer, prompt"),
             "capture one layer": (1, "capture one layer, all steps"),
             "capture all layers": (1, "capture all layers, all steps"),
             "steer one layer": (1, "steer one layer, all steps"),
         },
     ),
-    (32, 8, {"plain": (0, ""), "31 plain beside 1 captured": (1, "capture one layer, all steps")}),
-    (
+    Group(
         32,
-        2,
+        4,
+        ("stock", "stock eager"),
+        {"31 plain beside 1 captured": (1, "capture one layer, all steps")},
+        plain_only=True,
+    ),
+    Group(
+        32,
+        1,
+        ("stock", "stock eager"),
         {
             "capture one layer of each": (32, "capture one layer, all steps"),
             "steer one layer of each": (32, "steer one layer, all steps"),
             "capture all layers of each": (32, "capture all layers, all steps"),
         },
+        warm_up=False,
     ),
-]
-PROMPT_TOKENS = 64
+)
 # Of Llama 3.2 1B.
 LARGE = {
     "architectures": ["LlamaForCausalLM"],
@@ -65,6 +101,7 @@ def run() -> dict[str, dict[str, float]]:
     gpu = torch.cuda.is_available()
     tokens = 128 if gpu else 8
     options: dict[str, Any] = {"async_scheduling": None, "skip_tokenizer_init": True, "disable_log_stats": True}
+    measured: dict[tuple[int, str], Measured] = {}
     with tempfile.TemporaryDirectory() as folder:
         if gpu:
             LlamaConfig(**LARGE).save_pretrained(folder)
@@ -72,34 +109,41 @@ def run() -> dict[str, dict[str, float]]:
             options |= {"gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4 << 30}
         else:
             write_demo_model(Path(folder), "llama", Shape(layers=8))
-        eager = options | {"enforce_eager": True}
-        engines = {
-            "stock": ("stock", options),
-            "control": ("stock", options),
-            "stock eager": ("stock", eager),
-            "interpose": ("interpose", options),
-        }
-        children = {
-            name: Child("benchmarks.engine_child", kind, folder, json.dumps(given))
-            for name, (kind, given) in engines.items()
-        }
-        try:
-            results: dict[str, dict[str, float]] = {}
-            for batch, rounds, blocks in CASES:
-                request: dict[str, Any] = {"batch": batch, "prompt_tokens": PROMPT_TOKENS, "tokens": tokens}
-                cases = [(name, children[name], request) for name in ("stock", "control", "stock eager")]
-                cases += [
-                    (name, children["interpose"], {**request, "work": work, "traced": traced})
-                    for name, (traced, work) in blocks.items()
-                ]
-                base, *others = alternate(cases, rounds if gpu else 2)
-                part = {f"batch {batch}, stock": {"ms/step": base.median / tokens * 1e3}}
-                for other in others:
-                    figures = {"ms/step": other.median / tokens * 1e3, **other.over(base).figures()}
-                    part[f"batch {batch}, {other.name}"] = figures
-                print(json.dumps(part), flush=True)
-                results |= {name: figures for name, figures in part.items() if name not in results}
-            return results
-        finally:
-            for child in children.values():
-                child.close()
+        for _ in range(ENGINES):
+            children = {
+                name: Child(
+                    "benchmarks.engine_child",
+                    kind,
+                    folder,
+                    json.dumps(options | ({"enforce_eager": True} if name == "stock eager" else {})),
+                )
+                for name, kind in NAMES.items()
+            }
+            try:
+                for number, group in enumerate(GROUPS):
+                    for one in _group(children, group, tokens, group.rounds if gpu else 1):
+                        measured.setdefault((number, one.name), Measured(one.name, [])).seconds.extend(one.seconds)
+            finally:
+                for child in children.values():
+                    child.close()
+    return _figures(measured, tokens)
+
+
+def _group(children: dict[str, Child], group: Group, tokens: int, rounds: int) -> list[Measured]:
+    request: dict[str, Any] = {"batch": group.batch, "prompt_tokens": PROMPT_TOKENS, "tokens": tokens}
+    cases = [(name, children[name], request) for name in group.stock]
+    cases += [
+        (name, children["interpose"], {**request, "work": work, "traced": traced, "plain_only": group.plain_only})
+        for name, (traced, work) in group.blocks.items()
+    ]
+    return alternate(cases, rounds, group.warm_up)
+
+
+def _figures(measured: dict[tuple[int, str], Measured], tokens: int) -> dict[str, dict[str, float]]:
+    """Return the table: of the stock engines, which are in several groups, what their first measured."""
+    results: dict[str, dict[str, float]] = {}
+    for (number, name), one in measured.items():
+        base = measured[number, "stock"]
+        ratio = {} if one is base else one.over(base).figures()
+        results.setdefault(f"batch {GROUPS[number].batch}, {name}", {"ms/step": one.median / tokens * 1e3, **ratio})
+    return results

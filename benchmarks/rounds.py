@@ -107,15 +107,16 @@ def answer_forever(answer: Callable[..., Any]) -> None:
         print("answer " + json.dumps(answer(**json.loads(line))), flush=True)
 
 
-def alternate(cases: Sequence[tuple[str, Child, dict[str, Any]]], rounds: int) -> list[Measured]:
+def alternate(cases: Sequence[tuple[str, Child, dict[str, Any]]], rounds: int, warm_up: bool = True) -> list[Measured]:
     """Time each case once in each of `rounds` rounds; a round before them warms up and is left out.
 
     Args:
         cases: name, process, request; the answer is the seconds it took.
         rounds: how many rounds count; twice the number of cases, or a multiple of it, gives each case each place equally often.
+        warm_up: whether there is a round before them.
     """
     seconds: dict[str, list[float]] = {name: [] for name, _, _ in cases}
-    for _, child, request in cases:
+    for _, child, request in cases if warm_up else ():
         child.ask(**request)
     for order in _orders(len(cases), rounds):
         for index in order:

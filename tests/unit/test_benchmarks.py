@@ -87,7 +87,7 @@ def test_every_benchmark_can_be_run(name: str) -> None:
 
 def test_every_case_has_a_block_that_compiles() -> None:
     used = {block for cases in CASES.values() for block in cases.values() if block}
-    used |= {block for *_, cases in graph_steps.CASES for _, block in cases.values() if block}
+    used |= {block for group in graph_steps.GROUPS for _, block in group.blocks.values() if block}
     assert used <= BLOCKS.keys()
     for name, source in BLOCKS.items():
         compile_block(source, f"<{name}>", 1, 0, frozenset({"tracer"}))
