@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.fidelity.measure import PHASES, Cells, conditions
-from tests.fidelity.table import KEPT, Measured, differences, render, verdict
+from tests.fidelity.recorded import RECORDED, section, summary, written_on
+from tests.fidelity.table import KEPT, Measured, differences, page, render, verdict
 
 FAR = "decode, 8 concurrent, chunked, prefix cache"
 
@@ -84,3 +87,21 @@ def test_what_is_written_by_hand_stays() -> None:
     again = render(measured(), by_hand)
     assert again == by_hand
     assert differences(by_hand, again) == []
+
+
+def test_a_recorded_measurement_says_where_it_differs_from_the_page() -> None:
+    page = render(measured())
+    for ranks in (1, 2):
+        written = written_on(page, ranks)["llama"]
+        now = measured(value=3e-6)[ranks]["llama"]
+        alike = summary(now, written)
+        assert (alike["given"], alike["refused"], alike["largest"], alike["otherwise"]) == (6, 2, 3e-6, [])
+        refused = summary({**now, "embed.output": row("no")}, written)
+        assert refused["otherwise"] == ["embed.output in decode: no", "embed.output in prefill: no"]
+        del now["blocks[i].resid_pre"]
+        assert len(summary(now, written)["otherwise"]) == 2
+
+
+def test_the_page_has_what_was_recorded_on_gpus() -> None:
+    assert section() in page().read_text()
+    assert all(f"| {run} |" in section() for run in json.loads(RECORDED.read_text()))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from tests.fidelity import recorded
 from tests.fidelity.measure import PHASES, Cells, conditions
 
 # tensor-parallel size → architecture → its cells
@@ -90,7 +91,7 @@ def render(measured: Measured, written: str = "") -> str:
         parts += [f"### {column}", _modules({ranks: columns[column] for ranks, columns in measured.items()}, refusals)]
     messages = [f"- R{i}: {message}" for i, message in enumerate(refusals, 1)]
     parts += ["## Refusals", 'Where it says "MODULE", the message has the module\'s path.', "\n".join(messages)]
-    parts.append(kept(written))
+    parts += [recorded.section(), kept(written)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 

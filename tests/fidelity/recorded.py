@@ -1,0 +1,122 @@
+"""What was measured on GPUs, where the suite seldom runs: recorded as JSON in this folder, shown on the page of fidelity.
+
+`python -m tests.fidelity.recorded 'NVIDIA H200, vLLM 0.32.0, …' 'V2, one rank' 1 RESULT…` records what `tests.fidelity.measure`
+wrote there: how far off each architecture was, and which locations were given or refused otherwise than the page says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.fidelity.measure import PHASES, Cells
+
+RECORDED = Path(__file__).with_suffix(".json")
+GIVEN = "given"
+HEAD = """\
+## On GPUs
+
+Measured by the same program under the same conditions, in float32; recorded, and not measured again by the suite:
+{where}.
+
+A cell has the largest error of any location and of any change, prefill and decode, then how many locations were given and how
+many refused, each phase counted. [gpu.md](gpu.md) says what else has run on GPUs."""
+ALIKE = "All of them were given, or refused with the same message, as it says above."
+
+
+def section() -> str:
+    """Return the part of the page about GPUs."""
+    runs: dict[str, Any] = json.loads(RECORDED.read_text())
+    columns = list(next(iter(runs.values()))["columns"])
+    lines = [f"| | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
+    otherwise = []
+    for name, run in runs.items():
+        found = [run["columns"][column] for column in columns]
+        cells = [f"{one['largest']:.0e}, {one['given']} and {one['refused']}" for one in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        otherwise += [f"- {name}, {column}: {row}" for column in columns for row in run["columns"][column]["otherwise"]]
+    where = "; ".join(dict.fromkeys(f"{run['where']}, {run['date']}" for run in runs.values()))
+    return "\n\n".join(
+        [
+            HEAD.format(where=where),
+            "\n".join(lines),
+            "\n".join(["Otherwise than above:", *otherwise]) if otherwise else ALIKE,
+        ]
+    )
+
+
+def summary(cells: Cells, written: dict[tuple[str, str], str]) -> dict[str, Any]:
+    """Return what is recorded of one architecture.
+
+    Args:
+        cells: what was measured.
+        written: what the page says of each of its rows in each phase: `GIVEN`, or the refusal.
+    """
+    errors = {
+        (row, condition): value
+        for row, found in cells.items()
+        for condition, value in found.items()
+        if isinstance(value, float)
+    }
+    verdicts = {}
+    for row, found in cells.items():
+        for phase in PHASES if ": " not in row or row.startswith("raw: ") else ():
+            said = {
+                value if isinstance(value, str) else GIVEN for name, value in found.items() if name.startswith(phase)
+            }
+            verdicts[row, phase] = " or ".join(sorted(said))
+    return {
+        "given": sum(said == GIVEN for said in verdicts.values()),
+        "refused": sum(said != GIVEN for said in verdicts.values()),
+        "largest": max(errors.values()),
+        "at": ", ".join(max(errors, key=lambda one: errors[one])),
+        "otherwise": [
+            f"{row} in {phase}: {verdicts.get((row, phase))}"
+            for row, phase in sorted(verdicts.keys() | written.keys())
+            if verdicts.get((row, phase)) != written.get((row, phase))
+        ],
+    }
+
+
+def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
+    """Return what the page says of each column's rows in each phase with so many ranks: `GIVEN`, or the refusal."""
+    spread = "one rank" if ranks == 1 else f"{ranks} tensor-parallel ranks"
+    refusals = dict(re.findall(r"^- (R\d+): (.*)$", page, re.MULTILINE))
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    for title, body in re.findall(r"^##+ (.+)\n\n(?:[^|#].*\n\n)*((?:\|.*\n)+)", page, re.MULTILINE):
+        head, _, *rows = ([part.strip() for part in line.strip("|").split("|")] for line in body.splitlines())
+        for row, *said in rows:
+            for name, cell in zip(head[1:], said, strict=True):
+                for phase in PHASES if cell else ():
+                    verdict = refusals.get(cell, GIVEN)
+                    if title == f"{phase.capitalize()}, {spread}":
+                        found.setdefault(name, {})[row.strip("`"), phase] = verdict
+                    elif name == f"{phase}, {spread}":
+                        found.setdefault(title, {})["raw: " + row.strip("`"), phase] = verdict
+    return found
+
+
+def main() -> None:
+    """Record a measurement; see the module's docstring."""
+    from tests.fidelity.table import page
+
+    where, name, ranks, *results = sys.argv[1:]
+    columns: dict[str, Cells] = {}
+    for result in results:
+        columns |= json.loads(Path(result).read_text())
+    written = written_on(page().read_text(), int(ranks))
+    runs = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    runs[name] = {
+        "where": where,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "columns": {column: summary(columns[column], written[column]) for column in sorted(columns)},
+    }
+    RECORDED.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
