@@ -6,8 +6,10 @@ PYTHON   ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/nul
 PIP_ARGS ?=
 # The engine: cpu or gpu.
 ENGINE   ?= cpu
-# Further arguments for pytest, e.g. TESTS="tests/unit -k wire"
+# Arguments for pytest instead of the whole suite, e.g. TESTS="tests/unit -k wire"
 TESTS    ?=
+# How many processes run the tests that start no service.
+WORKERS  ?= 2
 # A folder with KubeRay's CRD files, for k8s-validate.
 CRDS     ?=
 
@@ -32,7 +34,7 @@ help:
 	@echo 'make k8s-validate CRDS=DIR  check k8s/ against the schemas of Kubernetes, of KubeRay (DIR), of Serve, and of the settings'
 	@echo 'make clean      remove caches and build output; the environments stay'
 	@echo
-	@echo 'PYTHON=$(PYTHON)  ENGINE=$(ENGINE)  PIP_ARGS=$(PIP_ARGS)  TESTS=$(TESTS)'
+	@echo 'PYTHON=$(PYTHON)  ENGINE=$(ENGINE)  PIP_ARGS=$(PIP_ARGS)  TESTS=$(TESTS)  WORKERS=$(WORKERS)'
 
 # On some machines pip finds torchvision and its kin only as builds for another torch. Importing one of those fails, and
 # transformers imports it if it is installed; nothing here needs it.
@@ -47,8 +49,18 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Services are started one after the other. What starts none is spread over processes, each file whole to one of them,
+# also when a test of a service has failed.
 test: $(STAMP)
+ifeq ($(strip $(TESTS)),)
+	failed=0; \
+	$(BIN)/python -m pytest tests/e2e || failed=1; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
+		tests/engine tests/gpu tests/packaging tests/unit || failed=1; \
+	exit $$failed
+else
 	$(BIN)/python -m pytest $(TESTS)
+endif
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit
