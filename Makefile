@@ -50,12 +50,12 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 # Services are started one after the other. What starts none is spread over processes, each file whole to one of them,
-# also when a test of a service has failed.
+# also when a test of a service has failed; their threads would wait for each other's cores.
 test: $(STAMP)
 ifeq ($(strip $(TESTS)),)
 	failed=0; \
 	$(BIN)/python -m pytest tests/e2e || failed=1; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
 		tests/engine tests/gpu tests/packaging tests/unit || failed=1; \
 	exit $$failed
 else

@@ -20,21 +20,9 @@ ENVIRONMENT = {
 _directory = pytest.StashKey[str]()
 
 
-def _one_core() -> dict[str, str]:
-    """Return what keeps this process, if it is one of several that run tests, on a core of its own.
-
-    vLLM binds its threads to the first cores it sees: engines of two processes would share one and leave the other idle.
-    """
-    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if not number:
-        return {}
-    cores = sorted(os.sched_getaffinity(0))
-    return {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[int(number) % len(cores)])}
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before anything that reads it is imported."""
-    for name, value in {**ENVIRONMENT, **_one_core()}.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Ray and the engine put Unix sockets below it, and their paths may have about a hundred characters: hence not below
     # whatever TMPDIR says.
