@@ -10,6 +10,8 @@ ENGINE   ?= cpu
 TESTS    ?=
 # How many processes run the tests that start no service.
 WORKERS  ?= 2
+# Which layouts to measure for docs/fidelity.md, all unless it says, e.g. LAYOUTS="'TP 4' 'TP 2 × PP 2'"
+LAYOUTS  ?=
 # A folder with KubeRay's CRD files, for k8s-validate.
 CRDS     ?=
 
@@ -20,13 +22,15 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-unit bench lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-unit fidelity bench lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo       a small model served with TP=2, a trace from a separate client, a picture of it'
-	@echo 'make test       the whole test suite'
-	@echo 'make test-unit  the tests that need no engine'
+	@echo 'make test       the test suite'
+	@echo 'make test-cluster  several replicas, models and nodes, and what is lost of them: as root, with iproute2'
+	@echo 'make test-unit  the tests that need no engine: seconds'
+	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make format     ruff, changing files'
@@ -49,21 +53,29 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-# Services are started one after the other. What starts none is spread over processes, each file whole to one of them,
-# also when a test of a service has failed; their threads would wait for each other's cores.
+# What starts no service is spread over processes, each file whole to one of them; their threads would wait for each other's
+# cores. The longest file is among the first.
+SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Services are started one after the other; the rest is run also when a test of them has failed.
 test: $(STAMP)
 ifeq ($(strip $(TESTS)),)
 	failed=0; \
 	$(BIN)/python -m pytest tests/e2e || failed=1; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
-		tests/engine tests/gpu tests/packaging tests/unit || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/engine tests/gpu tests/packaging tests/pythons tests/unit || failed=1; \
 	exit $$failed
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest tests/cluster
+
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/unit
+
+fidelity: $(STAMP)
+	$(BIN)/python -m tests.fidelity $(LAYOUTS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

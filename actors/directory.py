@@ -1,28 +1,46 @@
-"""The directory: keeps sessions warm, lends them, finds them by id, and knows how the engines are.
+"""The directory: keeps sessions warm, lends them, finds them by id, owns what they saved, and knows how the engines are.
 
-There is one in a cluster, by name. It belongs to the ingress replicas: while one of them beats its heart the directory
-lives; when none has for a minute it ends the sessions and itself, so that a deleted application leaves nothing behind.
+There is one in a cluster, by name. It belongs to the ingress and engine replicas: while one of them is heard of the directory
+lives; when none has been for a minute it ends the sessions and itself, so that deleted applications leave nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import contextvars
+import dataclasses
 import logging
 import secrets
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 
+from actors.archive import Archive, KeptTrace
 from actors.edit_store import EditStore
+from actors.failures import FULL
 from actors.naming import DIRECTORY, NAMESPACE, SESSION_PREFIX
 from actors.placement import on_the_head
-from actors.protocol import DirectoryStatus, Lease, ModelState, ReplicaReport, SessionStats, Target, TenantUsage
+from actors.protocol import (
+    Announced,
+    DirectoryStatus,
+    Lease,
+    ModelState,
+    ReplicaReport,
+    SessionStats,
+    Target,
+    TenantUsage,
+    Terms,
+)
 from actors.replicas import ReplicaBoard
+from actors.saved import Saved
 from actors.session import Session
+from actors.variables import Copy
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -32,9 +50,12 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
 REFILL_SECONDS = 0.25
 # When there is no room, a session that was idle this long gives way: clients that are killed do not close theirs.
 FORGOTTEN_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 class Directory:
@@ -44,28 +65,44 @@ class Directory:
         sessions: a `SessionSettings`.
     """
 
-    def __init__(self, sessions: Any) -> None:
+    def __init__(self, sessions: Any, made_under: str = "") -> None:
         self._settings = sessions
+        self._made_under = made_under
         self._targets: list[Target] = []
         self._leases: dict[str, Lease] = {}
+        self._archive = Archive()
+        self._replacing: dict[str, asyncio.Task[Lease | None]] = {}
         self._warm: asyncio.Queue[ActorHandle] = asyncio.Queue()
-        self._opening = 0
+        self._opening: Counter[str] = Counter()  # sessions on their way, by tenant
         self._starting = 0
         self._board = ReplicaBoard()
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._done: Counter[str] = Counter()
         self._begun = time.monotonic()
         self._heard = time.monotonic()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeping = False
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def heartbeat(self, targets: list[Target]) -> None:
-        """An ingress replica lives and serves these engines."""
-        self._heard = time.monotonic()
-        if not self._targets:
-            self._targets = targets
-            self._spawn(self._sweep())
+    async def made_under(self) -> str:
+        """The Serve that it was made under (`serve_id`)."""
+        return self._made_under
+
+    async def heartbeat(self, targets: list[Target], sessions: Any) -> tuple[Announced, ...]:
+        """An ingress replica lives and serves these engines.
+
+        Args:
+            targets: the engines that sessions should be ready for.
+            sessions: the `SessionSettings` that hold from now on; whoever made the directory may have had none.
+
+        Returns:
+            The models that there are, those of other applications too.
+        """
+        self._settings = sessions
+        self._edits.bound(sessions.max_edits, sessions.edit_bytes)
         self._targets = targets
+        self._alive()
         self._refill()
+        return self._board.announced()
 
     # Sessions
 
@@ -79,22 +116,11 @@ class Directory:
             ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has as many as it may.
         """
         await self._admit(tenant)
-        self._opening += 1
-        try:
-            while True:
-                if self._warm.empty():
-                    self._refill()
-                lease = Lease(secrets.token_hex(16), tenant, await self._warm.get())
-                try:
-                    await lease.actor.open.remote(lease.session_id, kept)
-                except ray.exceptions.RayActorError:
-                    continue
-                self._leases[lease.session_id] = lease
-                return lease
-        finally:
-            self._opening -= 1
-            # An actor that starts takes a processor for a second, which this client's first trace needs more.
-            asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
+        session_id = secrets.token_hex(16)
+        actor = await self._lend(tenant, lambda actor: actor.open.remote(session_id, kept, self._terms))
+        lease = self._leases[session_id] = Lease(session_id, tenant, actor)
+        self._archive.begin(session_id, kept)
+        return lease
 
     async def find(self, session_id: str, tenant: str) -> Lease | None:
         """Return a tenant's lease by its session id; None if there is none, or it is another's."""
@@ -110,25 +136,89 @@ class Directory:
         lease = await self.find(session_id, tenant)
         if lease is None:
             return False
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            if keep_jobs and await lease.actor.leave_jobs.remote():
+        if keep_jobs:
+            try:
+                left = await lease.actor.leave_jobs.remote()
+            except ray.exceptions.ActorDiedError:
+                lease = await self.recover(session_id, tenant, lease.actor)
+                left = lease is not None and await lease.actor.leave_jobs.remote()
+            if left:
+                self._archive.leave(session_id)
                 return True
-        await self._end(lease)
+        if (now := await self.find(session_id, tenant)) is not None:  # it may have been replaced meanwhile
+            await self._end(now)
         return True
 
-    async def forget(self, session_id: str) -> None:
-        """A session's actor is dead."""
-        self._leases.pop(session_id, None)
+    # What outlives a session's actor
+
+    async def adopt(self, session: ActorHandle, key: str, blob_id: str, data: np.ndarray) -> None:
+        """Own one saved value, uint8 of shape [bytes], and let the session of the trace know: it is nobody else's to lose."""
+        # The copy into the object store takes long enough for others to notice.
+        try:
+            saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
+        except FULL:
+            await session.no_room.remote(key)
+        else:
+            await session.adopt.remote(key, blob_id, saved)
+
+    async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
+        """Keep what a trace came to; see `Archive.keep`."""
+        self._archive.keep(session_id, trace, variables)
+
+    async def drop(self, session_id: str, key: str) -> None:
+        """Drop a trace that its session has forgotten."""
+        self._archive.drop(session_id, key)
+
+    async def drop_variables(self, session_id: str) -> None:
+        """Drop the variables that a session has forgotten."""
+        self._archive.drop_variables(session_id)
+
+    async def recover(self, session_id: str, tenant: str, dead: ActorHandle) -> Lease | None:
+        """Return a tenant's lease whose actor was found dead: with another one, which has all that was kept of the session.
+
+        None if the lease has ended.
+        """
+        lease = await self.find(session_id, tenant)
+        if lease is None or lease.actor != dead:
+            return lease
+        if session_id not in self._replacing:
+            self._replacing[session_id] = self._spawn(self._replace(lease))
+        return await asyncio.shield(self._replacing[session_id])
 
     # Engines
 
-    async def report(self, report: ReplicaReport) -> None:
-        """An engine replica says how it is."""
-        self._board.report(report)
+    async def report(self, report: ReplicaReport) -> str:
+        """An engine replica says how it is. Returns why it must not serve, if it must not."""
+        self._alive()
+        return self._board.report(report)
 
-    async def model_state(self, deployment: str) -> ModelState:
+    async def worker_stage(self, replica: str, rank: int, stage: str) -> None:
+        """A worker of a replica that loads says how far it has come."""
+        self._board.worker(replica, rank, stage)
+
+    async def announced(self) -> tuple[Announced, ...]:
+        """Return the models that there are, of all applications."""
+        return self._board.announced()
+
+    async def model_state(self, target: Target) -> ModelState:
         """Return how a model is, over all its replicas."""
-        return self._board.state(deployment)
+        return self._board.state(target)
+
+    async def place(self, session_id: str, target: Target) -> tuple[str, ModelState]:
+        """Return the replica that a session's traces go to, and how the model is; see `ReplicaBoard.place`.
+
+        One that has ended gets none: nobody would take note again when it does not need it any more.
+        """
+        replica = self._board.place(session_id, target) if session_id in self._leases else ""
+        return replica, self._board.state(target)
+
+    async def moved(self, session_id: str, target: Target, replica: str) -> None:
+        """Another replica than the session's own has taken its trace."""
+        self._board.moved(session_id, target, replica)
+
+    async def lost(self, replica: str) -> None:
+        """An engine replica is dead."""
+        self._board.lost(replica)
 
     # Standing edits: they outlive engines, ingress replicas and sessions, and end with the service
 
@@ -148,8 +238,8 @@ class Directory:
         """Drop one edit, or all for the name ""; returns how many there were."""
         return self._edits.clear(tenant, model, name)
 
-    async def status(self) -> DirectoryStatus:
-        """Return everything the directory knows, with fresh numbers from the sessions."""
+    async def status(self, targets: list[Target]) -> DirectoryStatus:
+        """Return everything the directory knows of these engines, with fresh numbers from the sessions."""
         leases = list(self._leases.values())
         stats = await asyncio.gather(*(self._stats(lease) for lease in leases))
         tenants: dict[str, list[SessionStats]] = {name: [] for name in self._done}
@@ -157,7 +247,7 @@ class Directory:
             if one is not None:
                 tenants.setdefault(lease.tenant, []).append(one)
         return DirectoryStatus(
-            models={target.deployment: self._board.state(target.deployment) for target in self._targets},
+            models={target: self._board.state(target) for target in targets},
             tenants=tuple(
                 TenantUsage(
                     name=name,
@@ -173,55 +263,123 @@ class Directory:
             uptime_seconds=time.monotonic() - self._begun,
         )
 
-    async def shutdown(self) -> None:
-        """End all sessions, then this actor."""
+    async def end_sessions(self) -> None:
+        """End all sessions at once; to the clients of traces that run theirs is gone, and engines stop working on them."""
         for lease in list(self._leases.values()):
             ray.kill(lease.actor)
+            self._gone(lease.session_id)
+
+    async def shutdown(self) -> None:
+        """End all sessions, then this actor."""
+        await self.end_sessions()
         while not self._warm.empty():
             ray.kill(self._warm.get_nowait())
         ray.kill(ray.get_runtime_context().current_actor)
 
     # Its own
 
+    @property
+    def _terms(self) -> Terms:
+        settings = self._settings
+        return Terms(settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
+
+    def _alive(self) -> None:
+        """Somebody whose directory this is lives."""
+        self._heard = time.monotonic()
+        if not self._sweeping:
+            self._sweeping = True
+            self._spawn(self._sweep())
+
     async def _admit(self, tenant: str) -> None:
         """Make sure there may be one more session, at the cost of one that was left behind if need be."""
         settings = self._settings
-        own = [lease for lease in self._leases.values() if lease.tenant == tenant]
-        if len(own) >= settings.max_per_tenant:
-            what, candidates = f"{tenant} has {len(own)} sessions open, the most a tenant may have", own
-        elif len(self._leases) + self._opening >= settings.max_sessions:
-            what = f"all {settings.max_sessions} sessions of the service are taken"
-            candidates = list(self._leases.values())
-        else:
-            return
-        if not await self._end_forgotten(candidates):
-            message = (
-                f"{what}: close one, or try again when one has not been used for {FORGOTTEN_SECONDS:g} s; one that keeps "
-                f"results of jobs, or was opened to be kept, stays for {self._settings.retention_seconds:g} s"
-            )
-            raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=SWEEP_SECONDS))
+        while True:  # whoever comes at the same time may take the place of the one that was ended
+            own = [lease for lease in self._leases.values() if lease.tenant == tenant]
+            if (held := len(own) + self._opening[tenant]) >= settings.max_per_tenant:
+                what, candidates = f"{tenant} has {held} sessions open, the most a tenant may have", own
+            elif len(self._leases) + self._opening.total() >= settings.max_sessions:
+                what = f"all {settings.max_sessions} sessions of the service are taken"
+                candidates = list(self._leases.values())
+            else:
+                return
+            if not await self._end_forgotten(candidates):
+                message = (
+                    f"{what}: close one, or try again when one has not been used for {FORGOTTEN_SECONDS:g} s; one that keeps "
+                    f"results of jobs, or was opened to be kept, stays for {self._settings.retention_seconds:g} s"
+                )
+                raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=SWEEP_SECONDS))
 
     async def _end_forgotten(self, leases: list[Lease]) -> bool:
         """End the session that was idle longest, if it was idle long enough; returns whether one was ended."""
         stats = await asyncio.gather(*(self._stats(lease) for lease in leases))
         idle = [(one.idle_seconds, lease) for lease, one in zip(leases, stats, strict=True) if one is not None]
-        if len(idle) < len(leases):
-            return True
+        if not idle:
+            return False
         seconds, lease = max(idle, key=lambda pair: pair[0])
         if seconds < FORGOTTEN_SECONDS:
             return False
         await self._end(lease)
         return True
 
+    async def _lend(self, tenant: str, prepare: Callable[[ActorHandle], Awaitable[None]]) -> ActorHandle:
+        """Return a session actor that lives and is prepared, for a tenant."""
+        self._opening[tenant] += 1
+        try:
+            while True:
+                if self._warm.empty():
+                    self._refill()
+                actor = await self._warm.get()
+                try:
+                    await prepare(actor)
+                except ray.exceptions.RayActorError:
+                    continue
+                except BaseException:
+                    ray.kill(actor)  # nobody knows how far it came
+                    raise
+                return actor
+        finally:
+            self._opening[tenant] -= 1
+            # An actor that starts takes a processor for a second, which this client's first trace needs more.
+            asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
+
+    async def _replace(self, lease: Lease) -> Lease | None:
+        """Give a lease whose actor is dead another one; None if it has ended meanwhile."""
+        session_id = lease.session_id
+        try:
+            if self._leases.get(session_id) is not lease:
+                return None
+            logger.warning("a session's actor is gone: another one takes over what it had finished")
+            ray.kill(lease.actor)  # whoever takes it for dead may be wrong, and there must not be two
+            kept = self._archive.of(session_id)
+            actor = await self._lend(lease.tenant, lambda actor: actor.restore.remote(session_id, kept, self._terms))
+            if self._leases.get(session_id) is not lease:
+                await self._return(actor)
+                return None
+            replaced = self._leases[session_id] = dataclasses.replace(lease, actor=actor)
+            return replaced
+        finally:
+            del self._replacing[session_id]
+
+    async def _return(self, actor: ActorHandle) -> SessionStats | None:
+        """Empty a session actor and keep it warm if one is wanted; None if it is dead."""
+        try:
+            stats: SessionStats = await actor.close.remote()
+        except ray.exceptions.RayActorError:
+            return None
+        if self._warm.qsize() < self._settings.warm + self._opening.total():
+            self._warm.put_nowait(actor)
+        else:
+            ray.kill(actor)
+        return stats
+
     def _refill(self) -> None:
-        wanted = self._settings.warm + self._opening - self._warm.qsize() - self._starting
+        wanted = self._settings.warm + self._opening.total() - self._warm.qsize() - self._starting
         for _ in range(wanted):
             self._starting += 1
             self._spawn(self._start_session())
 
     async def _start_session(self) -> None:
         name = SESSION_PREFIX + secrets.token_hex(8)
-        settings = self._settings
         try:
             here = ray.get_runtime_context().current_actor
             actor = (
@@ -234,7 +392,7 @@ class Directory:
                     max_restarts=0,
                     scheduling_strategy=await asyncio.to_thread(on_the_head),
                 )
-                .remote(name, here, settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
+                .remote(name, here, self._terms)
             )
             await actor.prepare.remote(self._targets)
             self._warm.put_nowait(actor)
@@ -244,39 +402,72 @@ class Directory:
             self._starting -= 1
 
     async def _end(self, lease: Lease) -> None:
-        self._leases.pop(lease.session_id, None)
-        try:
-            stats: SessionStats = await lease.actor.close.remote()
-        except ray.exceptions.RayActorError:
-            return
-        self._done[lease.tenant] += stats.traces_done
-        if self._warm.qsize() < self._settings.warm + self._opening:
-            self._warm.put_nowait(lease.actor)
-        else:
-            ray.kill(lease.actor)
+        if self._leases.get(lease.session_id) is not lease:
+            return  # it has ended or was replaced meanwhile, and its actor may be somebody else's by now
+        self._gone(lease.session_id)
+        stats = await self._return(lease.actor)
+        if stats is not None:
+            self._done[lease.tenant] += stats.traces_done
+
+    def _gone(self, session_id: str) -> None:
+        """A lease has ended, and with it all that its session kept."""
+        self._leases.pop(session_id, None)
+        self._archive.end(session_id)
+        self._board.left(session_id)
 
     async def _stats(self, lease: Lease) -> SessionStats | None:
         try:
             return await lease.actor.stats.remote()
+        except ray.exceptions.ActorDiedError:
+            self._spawn(self.recover(lease.session_id, lease.tenant, lease.actor))
         except ray.exceptions.RayActorError:
-            self._leases.pop(lease.session_id, None)
-            return None
+            pass  # it cannot be reached now
+        return None
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             if time.monotonic() - self._heard > SILENCE_SECONDS:
-                logger.warning("no ingress for %g s: ending all sessions", SILENCE_SECONDS)
+                logger.warning("no ingress and no engine for %g s: ending all sessions", SILENCE_SECONDS)
                 await self.shutdown()
             for lease in list(self._leases.values()):
                 stats = await self._stats(lease)
                 if stats is not None and stats.idle_seconds > self._settings.idle_seconds:
                     await self._end(lease)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        # In a context of its own: Ray cancels what is called in that of a client's call with it.
+        task = asyncio.create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def serve_id() -> str:
+    """What tells the Serve that runs from one that ran before it on the same cluster."""
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    return str(controller._actor_id.hex())
+
+
+def own_directory(sessions: Any) -> ActorHandle:
+    """Return the directory of the Serve that runs, for a replica that starts; make it if there is none.
+
+    One that was made under another Serve, which has been shut down, is ended, and its sessions with it: they would look for
+    engines where that one had them, and wait for ever.
+
+    Args:
+        sessions: the `SessionSettings` of a new one.
+    """
+    now = serve_id()
+    while True:
+        found = directory(sessions)
+        try:
+            if ray.get(found.made_under.remote(), timeout=_ANSWER_SECONDS) == now:
+                return found
+            ray.kill(found)
+        except RayActorError:
+            pass  # its name is free in a moment
+        time.sleep(0.1)
 
 
 def directory(sessions: Any) -> ActorHandle:
@@ -297,5 +488,5 @@ def directory(sessions: Any) -> ActorHandle:
             max_restarts=0,
             scheduling_strategy=on_the_head(),
         )
-        .remote(sessions)
+        .remote(sessions, serve_id())
     )

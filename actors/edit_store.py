@@ -31,6 +31,10 @@ class EditStore:
         self._max_bytes = max_bytes
         self._edits: dict[str, dict[tuple[str, str], _Kept]] = {}
 
+    def bound(self, max_edits: int, max_bytes: int) -> None:
+        """Set what a tenant may have from now on; what there is stays."""
+        self._max_edits, self._max_bytes = max_edits, max_bytes
+
     def put(self, tenant: str, model: str, edit: pb.Edit) -> None:
         """Keep an edit in place of the one that has its name, if any.
 

@@ -7,8 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from ray.exceptions import ActorDiedError
+
 from actors.failures import unavailable
-from actors.protocol import ModelState, Target
+from actors.protocol import ModelState, Order, Target
+from actors.taking import taking
 from interpose.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 
@@ -16,7 +19,7 @@ POLL_SECONDS = 1.0
 
 
 class EngineCalls:
-    """Calls engines through Serve, which chooses the replica.
+    """Calls engines through Serve, so that it counts what a replica does, at the replica that is the session's.
 
     Args:
         session: the session actor's name; workers send saved values and logs there.
@@ -32,18 +35,30 @@ class EngineCalls:
         """Get everything ready that the first call would otherwise wait for: finding the replicas takes a while."""
         self._handle(target).options(stream=False, method_name="ping").remote()
 
-    async def run(self, target: Target, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
+    async def run(self, order: Order, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
         """Run a trace on one replica; closing the generator aborts its requests.
+
+        Args:
+            order: says which replica; another one takes the trace if that one takes none any more.
+            trace: what to run.
 
         Raises:
             ServiceFailure: UNAVAILABLE, there is no engine that could take it.
         """
-        responses = self._handle(target).remote(trace.SerializeToString(), self._session)
+        handle = self._handle(order.target).options(session_id=order.replica)
+        responses = handle.remote(trace.SerializeToString(), self._session)
+        replica = order.replica
         try:
-            # The engine's first item is empty: it says that a replica has taken the trace.
-            await self._taken(target, trace.id, responses)
+            # The engine's first item says which replica has taken the trace.
+            replica = await self._taken(order.target, trace.id, responses)
+            if replica != order.replica:
+                self._directory.moved.remote(order.session_id, order.target, replica)
             async for data in responses:
                 yield pb.Event.FromString(data)
+        except ActorDiedError:
+            if replica:
+                self._directory.lost.remote(replica)
+            raise
         finally:
             responses.cancel()
 
@@ -51,24 +66,28 @@ class EngineCalls:
         from ray import serve
 
         if target not in self._handles:
-            handle = serve.get_deployment_handle(target.deployment, target.app)
+            # Whether it is still there the directory knows; asking here would stop everything else meanwhile.
+            handle = serve.get_deployment_handle(target.deployment, target.app, _check_exists=False)
             self._handles[target] = handle.options(stream=True, method_name="run")
         return self._handles[target]
 
-    async def _taken(self, target: Target, trace_id: str, responses: Any) -> None:
+    async def _taken(self, target: Target, trace_id: str, responses: Any) -> str:
+        """Wait until a replica has taken the trace; return its name."""
         first = asyncio.ensure_future(anext(responses))
         try:
             while not first.done():
                 await asyncio.wait({first}, timeout=POLL_SECONDS)
                 if not first.done():
                     await self._check(target, trace_id)
-            first.result()
+            return bytes(first.result()).decode()
         finally:
             first.cancel()
             with contextlib.suppress(BaseException):
                 await first
 
     async def _check(self, target: Target, trace_id: str) -> None:
-        state: ModelState = await self._directory.model_state.remote(target.deployment)
+        state: ModelState = await self._directory.model_state.remote(target)
         if state.state != "RUNNING":
             raise ServiceFailure(unavailable(f"the engine is {state.state.lower()}", trace_id))
+        if taking(target) == frozenset():
+            raise ServiceFailure(unavailable("no replica of the engine takes traces now", trace_id))

@@ -1,6 +1,6 @@
 """Where the service's own actors live: on the cluster's head, which it cannot do without anyway.
 
-A node of workers that is lost then takes no session with it, nor the results that the session owns.
+A node of workers that is lost then takes no session with it, nor the results that the directory owns.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ _HEAD = "node:__internal_head__"
 
 
 def on_the_head() -> Any:
-    """Return the scheduling strategy of an actor that lives on the head if it can, and elsewhere if not.
+    """Return the scheduling strategy of an actor that lives on the head, wherever it is asked for.
 
-    It is never in the placement group of the engine replica that may happen to be the first to ask.
+    It is never in the placement group of the engine replica that may happen to be the first to ask. Nor is it a preference:
+    Ray would put the actor elsewhere on a cluster whose head has no CPUs, though it asks for none.
     """
     for node in ray.nodes():
         if node["Alive"] and _HEAD in node["Resources"]:
-            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     return "DEFAULT"

@@ -9,6 +9,22 @@ from actors.saved import Saved
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What holds for a session while it is lent.
+
+    Attributes:
+        retention_seconds: a finished trace's values are kept this long; in a kept session, this long after its last use.
+        stored_bytes: beyond this, the values of the oldest finished traces go first, unless somebody may come back for
+            them; then uploads, new traces and saves are refused.
+        idle_seconds: an unused session is closed after this; told to clients.
+    """
+
+    retention_seconds: float
+    stored_bytes: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True)
 class Lease:
     """A session lent to a client.
 
@@ -41,6 +57,7 @@ class Order:
         trace: the serialized `Trace`.
         accepted: the serialized `Accepted` that its events begin with.
         target: where it runs.
+        replica: which of its replicas the session's traces go to; "" for any.
         max_saved_bytes: of all that it saves.
         job: it runs to its end whoever follows.
         keep: somebody may come back for its values until the retention time ends.
@@ -63,6 +80,7 @@ class Order:
     foreign: tuple[tuple[str, Saved], ...] = ()
     variables: frozenset[str] = frozenset()
     edits: tuple[bytes, ...] = field(default=(), repr=False)
+    replica: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,11 +103,16 @@ class ReplicaReport:
     """How one engine replica is.
 
     Attributes:
+        target: the deployment that it belongs to.
+        model: the settings of the model that it serves, a `ModelSettings`.
         stage: what it does while it loads, in words; "" once it runs.
         healthy: whether it can take traces, or will be able to when it has loaded.
+        running: invokes that it runs.
+        waiting: invokes that wait for another one of their trace.
     """
 
-    deployment: str
+    target: Target
+    model: Any
     replica: str
     stage: str
     healthy: bool
@@ -98,19 +121,56 @@ class ReplicaReport:
 
 
 @dataclass(frozen=True)
+class Announced:
+    """A model that some application of the cluster serves.
+
+    Attributes:
+        target: the deployment that holds its engine.
+        model: its settings, a `ModelSettings`.
+    """
+
+    target: Target
+    model: Any
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """How one replica of a model is.
+
+    Attributes:
+        stage: what it does while it loads; "" once it runs.
+        seconds: since the stage, or the running, began.
+        sessions: whose traces go to it.
+    """
+
+    replica: str
+    stage: str
+    seconds: float
+    running: int
+    waiting: int
+    sessions: int
+
+
+@dataclass(frozen=True)
 class ModelState:
     """How one model is, over all its replicas.
 
     Attributes:
         state: LOADING, RUNNING or UNHEALTHY.
-        stages: what each loading replica does, with the seconds since it began.
+        replicas: how many run.
+        each: those that run or load, by name.
     """
 
     state: str
     replicas: int
     running: int
     waiting: int
-    stages: tuple[tuple[str, float], ...] = ()
+    each: tuple[ReplicaState, ...] = ()
+
+    @property
+    def stages(self) -> tuple[tuple[str, float], ...]:
+        """What each loading replica does, with the seconds since it began."""
+        return tuple((one.stage, one.seconds) for one in self.each if one.stage)
 
 
 @dataclass(frozen=True)
@@ -128,7 +188,7 @@ class TenantUsage:
 class DirectoryStatus:
     """Everything the directory knows."""
 
-    models: dict[str, ModelState]
+    models: dict[Target, ModelState]
     tenants: tuple[TenantUsage, ...]
     sessions: int
     warm: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from interpose.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
@@ -12,18 +12,26 @@ from interpose.v1 import trace_pb2 as pb
 class Recording:
     """An append-only list of events with any number of readers.
 
+    Args:
+        events: those that there are already, serialized.
+
     Attributes:
         ended: no more events will come.
         failure: why the trace as a whole failed, if it did.
         size: bytes of all events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events: Iterable[bytes] = ()) -> None:
         self.ended = False
         self.failure: pb.Failure | None = None
-        self.size = 0
-        self._events: list[bytes] = []
+        self._events = list(events)
+        self.size = sum(map(len, self._events))
         self._more = asyncio.Event()
+
+    @property
+    def events(self) -> tuple[bytes, ...]:
+        """All events, serialized."""
+        return tuple(self._events)
 
     def append(self, event: pb.Event) -> None:
         """Add an event; dropped when the recording has ended."""

@@ -1,16 +1,19 @@
-"""What the engine replicas last said about themselves; one that falls silent is gone."""
+"""What the engine replicas last said about themselves, and whose traces go to which; one that falls silent is gone."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from actors.protocol import ModelState, ReplicaReport
+from actors.protocol import Announced, ModelState, ReplicaReport, ReplicaState, Target
 
 # Replicas report every second; one that is killed says nothing more. A busy machine can hold one up for some seconds.
 SILENCE_SECONDS = 20.0
 # While it imports and loads, its event loop gets the interpreter only now and then.
 LOADING_SILENCE_SECONDS = 30.0
+# A model whose replicas have gone without a word is known for this long, until there are others: it is unavailable, not unknown.
+ABSENCE_SECONDS = 90.0
 
 
 @dataclass
@@ -18,37 +21,139 @@ class _Seen:
     report: ReplicaReport
     at: float
     stage_since: float
+    workers: dict[int, str] = field(default_factory=dict)  # what each does while it loads
+    given: int = 0  # sessions that were sent there since, so that those who come at once do not all get the same one
+    lost: bool = False  # found dead
+
+    @property
+    def healthy(self) -> bool:
+        return self.report.healthy and not self.lost and not self.silent
+
+    @property
+    def silent(self) -> bool:
+        return time.monotonic() - self.at > (LOADING_SILENCE_SECONDS if self.report.stage else SILENCE_SECONDS)
+
+    @property
+    def takes_traces(self) -> bool:
+        return self.healthy and not self.report.stage
+
+    @property
+    def stage(self) -> str:
+        """What it does while it loads, its workers too; "" once it runs."""
+        workers = ", ".join(f"worker {rank}: {stage}" for rank, stage in sorted(self.workers.items()))
+        return f"{self.report.stage} ({workers})" if self.report.stage and workers else self.report.stage
 
 
 class ReplicaBoard:
-    """The last report of every replica."""
+    """The last report of every replica, and the replica of every session."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
+        self._places: dict[tuple[str, Target], str] = {}
 
-    def report(self, report: ReplicaReport) -> None:
-        """File a replica's report in place of its last one."""
+    def report(self, report: ReplicaReport) -> str:
+        """File a replica's report in place of its last one.
+
+        Returns:
+            Why it must not serve, if it must not: another application serves a model of that name.
+        """
         now = time.monotonic()
+        self._drop_silent(now)
+        for one in self._seen.values():
+            other = one.report
+            if other.model.name == report.model.name and other.target != report.target and one.healthy:
+                return (
+                    f"a model with the name {report.model.name!r} is served by the application {other.target.app!r} "
+                    "already: give this one another `name`"
+                )
         last = self._seen.get(report.replica)
         same = last is not None and last.report.stage == report.stage
-        self._seen[report.replica] = _Seen(report, now, last.stage_since if same and last else now)
+        workers = last.workers if last is not None else {}
+        self._seen[report.replica] = _Seen(report, now, last.stage_since if same and last else now, workers)
+        return ""
 
-    def state(self, deployment: str) -> ModelState:
+    def worker(self, replica: str, rank: int, stage: str) -> None:
+        """Note what a worker of a replica does; without a report of that replica nobody wants to know."""
+        if replica in self._seen:
+            self._seen[replica].workers[rank] = stage
+
+    def lost(self, replica: str) -> None:
+        """A replica is dead; unless it reports again, it will not be asked for anything."""
+        if replica in self._seen:
+            self._seen[replica].lost = True
+
+    def announced(self) -> tuple[Announced, ...]:
+        """Return the models of which there are replicas, whatever these do.
+
+        Where some are about to be replaced by others of other settings, it is what the newest that take traces say.
+        """
+        self._drop_silent(time.monotonic())
+        found: dict[Target, _Seen] = {}
+        for one in self._seen.values():  # the oldest first
+            known = found.get(one.report.target)
+            if known is None or one.takes_traces >= known.takes_traces:
+                found[one.report.target] = one
+        return tuple(Announced(target, one.report.model) for target, one in found.items())
+
+    def state(self, target: Target) -> ModelState:
         """Return how a deployment is: RUNNING with one replica that can work, LOADING if one is about to."""
         now = time.monotonic()
         self._drop_silent(now)
-        seen = [one for one in self._seen.values() if one.report.deployment == deployment and one.report.healthy]
-        running = [one.report for one in seen if not one.report.stage]
-        loading = [one for one in seen if one.report.stage]
+        healthy = [one for one in self._seen.values() if one.report.target == target and one.healthy]
+        running = [one.report for one in healthy if one.takes_traces]
+        sessions = Counter(self._places.values())
         return ModelState(
-            state="RUNNING" if running else "LOADING" if loading else "UNHEALTHY",
+            state="RUNNING" if running else "LOADING" if healthy else "UNHEALTHY",
             replicas=len(running),
             running=sum(report.running for report in running),
             waiting=sum(report.waiting for report in running),
-            stages=tuple((one.report.stage, now - one.stage_since) for one in loading),
-        )
+            each=tuple(
+                ReplicaState(
+                    report.replica, one.stage, now - one.stage_since, report.running, report.waiting,
+                    sessions[report.replica],
+                )
+                for one in healthy
+                for report in (one.report,)
+            ),
+        )  # fmt: skip
+
+    # Sessions
+
+    def place(self, session_id: str, target: Target) -> str:
+        """Return the replica that a session's traces go to: always the same one, while it can work.
+
+        A session that has none gets the one with the least to do, and of several such the one with the fewest sessions.
+        Returns "" if there is none.
+        """
+        self._drop_silent(time.monotonic())
+        able = {name: one for name, one in self._seen.items() if one.report.target == target and one.takes_traces}
+        key = (session_id, target)
+        if self._places.get(key) in able:
+            return self._places[key]
+        if not able:
+            return ""
+        sessions = Counter(self._places.values())
+
+        def busy(name: str) -> tuple[int, int, str]:
+            report = able[name].report
+            return report.running + report.waiting + able[name].given, sessions[name], name
+
+        chosen = min(able, key=busy)
+        able[chosen].given += 1
+        self._places[key] = chosen
+        return chosen
+
+    def moved(self, session_id: str, target: Target, replica: str) -> None:
+        """Another replica than the session's own has taken its trace: that one is no longer there for it."""
+        if (session_id, target) in self._places:
+            self._places[session_id, target] = replica
+
+    def left(self, session_id: str) -> None:
+        """A session has ended."""
+        for key in [key for key in self._places if key[0] == session_id]:
+            del self._places[key]
 
     def _drop_silent(self, now: float) -> None:
         for replica, one in list(self._seen.items()):
-            if now - one.at > (LOADING_SILENCE_SECONDS if one.report.stage else SILENCE_SECONDS):
+            if one.silent and (not one.report.healthy or now - one.at > ABSENCE_SECONDS):
                 del self._seen[replica]

@@ -1,30 +1,32 @@
-"""The session actor: owns a client's uploads, traces and saved values until the session ends or they are too old.
+"""The session actor: holds a client's uploads, traces and saved values until the session ends or they are too old.
 
 It is lent to one client at a time under a session id and runs nothing of a client's own, so it can be emptied and lent
 again. Workers reach it by its name; everything they send is filed under a trace's key, and a key that is not known
-(any more) is ignored.
+(any more) is ignored. What must outlive it lies with the directory too (`actors.archive`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import functools
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
-import numpy as np
 import ray
 
+from actors.archive import Kept, KeptTrace
 from actors.engine_stream import EngineCalls
 from actors.failures import not_found
-from actors.protocol import Order, SessionStats, Target
+from actors.protocol import Order, SessionStats, Target, Terms
 from actors.saved import Saved
 from actors.trace_run import TraceRun
 from actors.upload import Upload
-from actors.variables import SharedVariables
+from actors.variables import Copy, SharedVariables
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -32,6 +34,7 @@ from interpose.v1 import trace_pb2 as pb
 SWEEP_SECONDS = 10.0
 # A trace whose client is gone goes on for this long: clients come back within four seconds.
 RECONNECT_SECONDS = 5.0
+MAX_TRACES = 10_000  # that a session knows, however little they keep
 
 
 class Session:
@@ -40,21 +43,20 @@ class Session:
     Args:
         name: the actor's name.
         directory: handle of the directory.
-        retention_seconds: a finished trace's values are kept this long; in a kept session, this long after its last use.
-        stored_bytes: beyond this, the values of the oldest finished traces go first, unless somebody may come back for
-            them; then uploads, new traces and saves are refused.
-        idle_seconds: an unused session is closed after this; told to clients.
+        terms: that hold until it is lent on others.
     """
 
-    def __init__(
-        self, name: str, directory: Any, retention_seconds: float, stored_bytes: int, idle_seconds: float
-    ) -> None:
-        self._retention = retention_seconds
-        self._capacity = stored_bytes
-        self._idle = idle_seconds
+    def __init__(self, name: str, directory: Any, terms: Terms) -> None:
+        self._set(terms)
+        self._directory = directory
         self._engines = EngineCalls(name, directory)
         self._sweeper: asyncio.Task[None] | None = None
         self._clear("")
+
+    def _set(self, terms: Terms) -> None:
+        self._retention = terms.retention_seconds
+        self._capacity = terms.stored_bytes
+        self._idle = terms.idle_seconds
 
     def _clear(self, session_id: str, kept: bool = False) -> None:
         self._id = session_id
@@ -74,17 +76,31 @@ class Session:
     async def prepare(self, targets: list[Target]) -> None:
         """Get ready to be lent: a handle to each engine."""
         for target in targets:
-            self._engines.warm(target)
+            with contextlib.suppress(Exception):  # it may have gone: whoever wants to use it finds out
+                self._engines.warm(target)
         self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
 
-    async def open(self, session_id: str, kept: bool) -> None:
+    async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
         """Begin a lease; what an earlier one left is dropped.
 
         Args:
             kept: whether its client may go and somebody come back for the values.
+            terms: of this lease; they may have changed since the actor was made.
         """
         await self.close()
+        self._set(terms)
         self._clear(session_id, kept)
+
+    async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
+        """Go on with a lease whose actor is dead."""
+        await self.open(session_id, kept.kept, terms)
+        self._left = kept.left
+        for trace in kept.traces.values():
+            run = TraceRun.restored(trace, self._no_room, self._keep, self._variables)
+            self._traces[run.id] = self._by_key[run.key] = run
+        self._variables.keep(kept.variables)
+        self._forgotten = True
+        self._done = len(self._traces)
 
     async def leave_jobs(self) -> bool:
         """The client goes and leaves only its jobs; returns whether there are any.
@@ -162,7 +178,9 @@ class Session:
             ServiceFailure: it could not be started.
         """
         self._check(session_id)
-        self._submitted(order)
+        run = self._submitted(order)
+        if run.announced is not None:
+            await run.announced
         return pb.Event(accepted=pb.Accepted.FromString(order.accepted)).SerializeToString()
 
     async def attach(self, session_id: str, trace_id: str, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
@@ -250,14 +268,14 @@ class Session:
         if run is not None:
             await run.log(invoke, text)
 
-    async def adopt(self, key: str, blob_id: str, data: np.ndarray) -> None:
-        """Take over one saved value, uint8 of shape [bytes]."""
+    async def adopt(self, key: str, blob_id: str, saved: Saved) -> None:
+        """Take one saved value, which the directory owns."""
         run = self._by_key.get(key)
         if run is not None:
-            await run.adopt(blob_id, data)
+            await run.adopt(blob_id, saved)
 
     async def no_room(self, key: str) -> None:
-        """A saved value could not be sent here, for want of room in the object store."""
+        """There is no room for a saved value in the object store."""
         run = self._by_key.get(key)
         if run is not None:
             await run.no_room()
@@ -326,7 +344,7 @@ class Session:
 
     def _start(self, order: Order) -> TraceRun:
         self._forget(self._traces.get(order.trace_id))
-        refusal = self._no_room(len(order.trace))
+        refusal = self._no_room(len(order.trace), traces=1)
         if refusal is not None:
             raise ServiceFailure(refusal)
         remotes = {blob_id: self._saved(blob_id) for blob_id in order.remotes} | dict(order.foreign)
@@ -334,9 +352,15 @@ class Session:
             run for run in self._traces.values() if run.running and not run.order.variables.isdisjoint(order.variables)
         ]
         key = f"{uuid.uuid4().hex[:12]}.{order.trace_id}"
-        run = TraceRun(order, key, self._no_room, remotes, self._variables, before)
+        order = dataclasses.replace(order, keep=order.keep or self._kept)
+        run = TraceRun(order, key, self._no_room, self._keep, remotes, self._variables, before)
         self._traces[order.trace_id] = self._by_key[key] = run
-        run.start(functools.partial(self._engines.run, order.target))
+        self._forgotten = self._forgotten or bool(order.foreign)
+        try:
+            run.start(functools.partial(self._engines.run, order))
+        except BaseException:  # there is no room to keep it in: nobody may take it for one that runs
+            self._forget(run)
+            raise
         self._done += 1
         return run
 
@@ -366,7 +390,7 @@ class Session:
     def _kept_for(self, run: TraceRun) -> bool:
         """Whether somebody may come back for what a trace saved."""
         expires_at = self._expires_at(run)
-        return (run.order.keep or self._kept) and (expires_at is None or expires_at > time.monotonic())
+        return run.order.keep and (expires_at is None or expires_at > time.monotonic())
 
     async def _store(self, upload: Upload) -> None:
         try:
@@ -383,17 +407,22 @@ class Session:
         held += sum(size for _, size in self._uploaded.values())
         return held + sum(upload.size for upload in self._uploads.values())
 
-    def _no_room(self, size: int) -> pb.Failure | None:
-        """Make room for so many more bytes by dropping what nobody comes back for; return a refusal if that is not enough."""
+    def _no_room(self, size: int, traces: int = 0) -> pb.Failure | None:
+        """Make room for so many more bytes and traces by dropping what nobody comes back for; return a refusal if that is not
+        enough."""
+
+        def full() -> bool:
+            return len(self._traces) + traces > MAX_TRACES or self._stored() + size > self._capacity
+
         left_over = [run for run in self._traces.values() if not run.running and not self._kept_for(run)]
         left_over.sort(key=lambda run: run.ended_at or 0)
-        while left_over and self._stored() + size > self._capacity:
+        while left_over and full():
             self._forget(left_over.pop(0))
-        if self._stored() + size <= self._capacity:
+        if not full():
             return None
         message = (
-            f"the session holds {self._stored()} bytes and may hold {self._capacity}, which leaves no room for {size} more: "
-            "save less, or close it and open another one"
+            f"the session holds {self._stored()} bytes of {len(self._traces)} traces and may hold {self._capacity} of "
+            f"{MAX_TRACES}, which leaves no room for {size} more: save less, or close it and open another one"
         )
         if any(not run.running for run in self._traces.values()):
             message += f"; results of jobs and of kept sessions go by themselves after {self._retention:g} s"
@@ -404,6 +433,10 @@ class Session:
             self._traces.pop(run.id, None)
             self._by_key.pop(run.key, None)
             self._forgotten = True
+            self._directory.drop.remote(self._id, run.key)
+
+    def _keep(self, trace: KeptTrace, variables: Mapping[str, Copy]) -> Awaitable[None]:
+        return self._directory.keep.remote(trace.order.session_id, trace, variables)
 
     async def _sweep(self) -> None:
         while True:
@@ -416,5 +449,6 @@ class Session:
             expires_at = self._expires_at(run)
             if expires_at is not None and expires_at < now:
                 self._forget(run)
-        if not self._traces and self._touched + self._retention < now:
+        if self._variables.size and not self._traces and self._touched + self._retention < now:
             self._variables.clear()
+            self._directory.drop_variables.remote(self._id)

@@ -52,6 +52,14 @@ class TraceProgress:
         self.ended_at = time.monotonic()
         self.failure = failure or self.failure
 
+    def move(self, seconds: float) -> None:
+        """Take all times for so many seconds later: the clock is another one now."""
+        self._submitted_at += seconds
+        if self._started_at is not None:
+            self._started_at += seconds
+        if self.ended_at is not None:
+            self.ended_at += seconds
+
     def usage(self) -> pb.Usage:
         """Return what the trace cost; its saved bytes are the caller's to add."""
         now = time.monotonic()

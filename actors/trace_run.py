@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 
-import ray
+from ray.exceptions import RayError
 
+from actors.archive import KeptTrace, clock
 from actors.failures import FULL, describe, full, unavailable
 from actors.increments import Increments
 from actors.protocol import Order
 from actors.recording import Recording
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
-from actors.variables import Left, SharedVariables
+from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
@@ -28,6 +29,14 @@ EngineStream = Callable[[pb.Trace], AsyncGenerator[pb.Event, None]]
 # Is asked for room for so many bytes; gives a refusal where there is none.
 Room = Callable[[int], pb.Failure | None]
 
+# Is told what a trace came to and left of variables; gives something to wait for until that outlives the session's actor.
+Keep = Callable[[KeptTrace, Mapping[str, Copy]], Awaitable[None]]
+
+
+def _without_means(order: Order) -> Order:
+    """Return what identifies a trace that has run, without what it ran with: others' values and edits would stay with it."""
+    return dataclasses.replace(order, foreign=(), edits=())
+
 
 class TraceRun:
     """Runs a trace once and keeps what came of it.
@@ -36,6 +45,7 @@ class TraceRun:
         order: what to run.
         key: the trace's name inside the service; clients choose trace ids, keys do not collide.
         room: asks the session whether it has room for a saved value.
+        keep: lets what it comes to outlive the session's actor.
         remotes: values of earlier traces that this one uses, by blob id; they stay as long as it runs.
         variables: what the traces of the session share.
         before: the traces that must have ended before this one begins: they share a variable with it.
@@ -45,6 +55,8 @@ class TraceRun:
         blobs: its saved values by blob id.
         again: values of earlier traces that it saved as they were, by blob id.
         followers: who reads its events now; a trace that nobody follows is cancelled.
+        announced: of a job, something to wait for until whoever comes back for it finds it, whatever happens to the session's
+            actor.
     """
 
     def __init__(
@@ -52,6 +64,7 @@ class TraceRun:
         order: Order,
         key: str,
         room: Room,
+        keep: Keep,
         remotes: Mapping[str, Saved] | None = None,
         variables: SharedVariables | None = None,
         before: Iterable[TraceRun] = (),
@@ -62,6 +75,7 @@ class TraceRun:
         self.progress = TraceProgress(pb.Accepted.FromString(order.accepted))
         self.remotes = dict(remotes or {})
         self._room = room
+        self._keep = keep
         self.recording = Recording()
         self.blobs: dict[str, Saved] = {}
         self.again: dict[str, Saved] = {}
@@ -71,6 +85,9 @@ class TraceRun:
         self.followers: set[str] = set()
         self.saved_bytes = 0
         self.abandoned = False
+        self.announced: Awaitable[None] | None = None
+        self._settling = False
+        self._said: Awaitable[None] | None = None
         self._named: set[str] = set()
         self._logs_expected = 0
         self._logs = 0
@@ -79,6 +96,20 @@ class TraceRun:
         self._adopted = asyncio.Condition()
         self._refusal: pb.Failure | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def restored(cls, kept: KeptTrace, room: Room, keep: Keep, variables: SharedVariables) -> TraceRun:
+        """Return a trace of a session whose actor is dead, as it ended; one that had not ended has failed."""
+        run = cls(kept.order, kept.key, room, keep, variables=variables)
+        run.progress = kept.progress
+        run.progress.move(kept.clock - clock())
+        if run.ended_at is None:
+            run.progress.end(kept.failure)
+        run.blobs, run.again = dict(kept.blobs), dict(kept.again)
+        run.saved_bytes = sum(saved.size for saved in run.blobs.values())
+        run.recording = Recording(kept.events)
+        run.recording.end(kept.failure)
+        return run
 
     @property
     def running(self) -> bool:
@@ -100,48 +131,47 @@ class TraceRun:
     @property
     def stored_bytes(self) -> int:
         """What it keeps: saved values, its recording, and what it was submitted as."""
-        return self.saved_bytes + self.recording.size + len(self.order.trace)
+        submitted = len(self.order.trace) + sum(map(len, self.order.edits))
+        return self.saved_bytes + self.recording.size + submitted
 
     def start(self, engine: EngineStream) -> None:
         """Begin; events go to the recording."""
         self.recording.append(pb.Event(accepted=pb.Accepted.FromString(self.order.accepted)))
+        if self.order.job:
+            lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
+            self.announced = self._keep(self._kept(lost), {})
         # In a context of its own: Ray counts what is called in that of the client's call as part of it, and cancels it with it.
         self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}", context=contextvars.Context())
 
     async def cancel(self) -> None:
-        """End it now; its engine requests are aborted. Does nothing to a trace that has ended."""
+        """End it now; its engine requests are aborted. Does nothing to a trace that has ended, or is about to."""
         if self._task is not None and not self._task.done():
-            self._task.cancel()
+            if not self._settling:
+                self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             # A task that is cancelled before its first step runs none of its code.
             await self._end(self._cancelled())
+            if self._said is not None:
+                with contextlib.suppress(RayError):
+                    await self._said  # should it be forgotten now, that must not overtake this
 
-    async def adopt(self, blob_id: str, data: Any) -> None:
-        """Take over the bytes of one saved value: they then outlive the worker that made them."""
-        if not self.running:
-            return
-        refusal = self._too_much(data.nbytes) or self._room(data.nbytes)
+    async def adopt(self, blob_id: str, saved: Saved) -> None:
+        """Take one saved value."""
+        if not self.running or self._settling or blob_id in self.blobs:
+            return  # of an invoke that failed, or again
+        refusal = self._too_much(saved.size) or self._room(saved.size)
         if refusal is not None:
             refusal.trace_id = self.id
             self._refusal = refusal
         else:
-            self.saved_bytes += data.nbytes
-            # The copy into the object store takes long enough for other traces to notice.
-            try:
-                saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
-            except FULL:
-                self._refusal = full(self.id)
-            else:
-                if self.running:
-                    self.blobs[blob_id] = saved
-            if blob_id not in self.blobs:  # there is no room for it, or nobody was waiting for it
-                self.saved_bytes -= data.nbytes
+            self.saved_bytes += saved.size
+            self.blobs[blob_id] = saved
         async with self._adopted:
             self._adopted.notify_all()
 
     async def no_room(self) -> None:
-        """A saved value could not even be sent: the object store where it was made is full."""
+        """There is no room for a saved value, neither in the object store nor on the disk behind it."""
         self._refusal = self._refusal or full(self.id)
         async with self._adopted:
             self._adopted.notify_all()
@@ -175,19 +205,43 @@ class TraceRun:
                 raise ServiceFailure(self._refusal)
             for unnamed in self.blobs.keys() - self._named:  # of what an invoke that failed would have left
                 self.saved_bytes -= self.blobs.pop(unnamed).size
-            if self._left is not None:
-                saves, left = self._left
-                mine, earlier = named(saves)
-                blobs = {name: self.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
-                self._variables.keep(saves.objects, left, blobs)
+            self._settling = True
             usage.saved_bytes = self.saved_bytes
-            self.recording.append(pb.Event(done=pb.Done(usage=usage)))
+            await self._settle(pb.Event(done=pb.Done(usage=usage)))
         except asyncio.CancelledError:
             ended = self._cancelled()
         except Exception as error:
             ended = describe(error, self.id)
         finally:
             await self._end(ended)
+
+    async def _settle(self, done: pb.Event) -> None:
+        """Have what somebody may want of it outlive the session's actor, then say that it is done."""
+        variables: dict[str, Copy] = {}
+        if self._left is not None:
+            saves, left = self._left
+            mine, earlier = named(saves)
+            blobs = {name: self.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
+            variables = copies(saves.objects, left, blobs)
+        if self.order.keep or self.blobs or self.again or variables:
+            self.progress.end(None)
+            await self._keep(self._kept(None, done), variables)
+        self._variables.keep(variables)
+        self.recording.append(done)
+
+    def _kept(self, failure: pb.Failure | None, *more: pb.Event) -> KeptTrace:
+        """What is to outlive the session's actor: its events, and `more`."""
+        events = (*self.recording.events, *(event.SerializeToString() for event in more))
+        return KeptTrace(
+            _without_means(self.order),
+            self.key,
+            self.progress,
+            clock(),
+            events,
+            failure,
+            dict(self.blobs),
+            dict(self.again),
+        )
 
     def _cancelled(self) -> pb.Failure:
         return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
@@ -197,8 +251,12 @@ class TraceRun:
         if self.running:
             self.progress.end(ended)
             self.remotes.clear()
+            self.order = _without_means(self.order)
             self._before = ()
             self.recording.end(ended)
+            if ended is not None and self.order.keep:
+                with contextlib.suppress(*FULL):
+                    self._said = self._keep(self._kept(ended), {})  # whoever follows the trace does not wait for it
         async with self._adopted:
             self._adopted.notify_all()
 

@@ -28,9 +28,17 @@ class Left:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class Copy:
+    """The copy of a variable that counts.
+
+    Attributes:
+        objects: the table that it lies in, with what else the same trace left.
+        index: where it lies there.
+        blobs: the saved tensors that the table names, by blob id.
+    """
+
     version: int
-    objects: Objects  # the table that it lies in, with what else the same trace left
+    objects: Objects
     index: int
     blobs: Mapping[str, Saved] = field(repr=False)
 
@@ -39,7 +47,7 @@ class SharedVariables:
     """The copies that count, by the ids that the client chose."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, Copy] = {}
 
     @property
     def blobs(self) -> dict[str, Saved]:
@@ -98,7 +106,7 @@ class SharedVariables:
             failed: whether any of its invokes failed.
 
         Returns:
-            What `keep` takes when all of it is here.
+            What `copies` takes when all of it is here.
         """
         names = _names(trace)
         bound = {binding.name: binding.value for binding in saves.names}
@@ -134,16 +142,20 @@ class SharedVariables:
             del saves.objects.values[:]  # nothing leads there any more, and tensors in it need not be kept
         return left
 
-    def keep(self, objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -> None:
-        """Let what a trace left take the place of what was here.
+    def keep(self, copies: Mapping[str, Copy]) -> None:
+        """Let what a trace left take the place of what was here, by id."""
+        self._copies.update(copies)
 
-        Args:
-            objects: the table that it left.
-            left: what of it is a variable.
-            blobs: the saved tensors that the table names, by blob id.
-        """
-        for one in left:
-            self._copies[one.variable.id] = _Copy(one.variable.version, objects, one.index, blobs)
+
+def copies(objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -> dict[str, Copy]:
+    """Return what a trace left of variables, by id.
+
+    Args:
+        objects: the table that it left.
+        left: what of it is a variable.
+        blobs: the saved tensors that the table names, by blob id.
+    """
+    return {one.variable.id: Copy(one.variable.version, objects, one.index, blobs) for one in left}
 
 
 def _names(trace: pb.Trace) -> dict[int, list[str]]:

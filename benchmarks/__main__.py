@@ -8,39 +8,121 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-# Modules of this folder, each with a `run()` that returns figures by their name, by case.
-BENCHMARKS = ("plain_decode", "traced_steps", "graph_steps", "service")
+from benchmarks.graph_steps import CASES
+from benchmarks.models import DTYPES, SIZES
+
+# Modules of this folder, each with a `run()` that returns figures by their name, by case. The options that it takes are its
+# keyword arguments.
+BENCHMARKS = ("plain_decode", "plain_steps", "traced_steps", "graph_steps", "service", "tensor_parallel", "start_up")
+_OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
+
+Run = Callable[..., dict[str, dict[str, float]]]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder for the JSON file")
+    some = parser.add_argument_group("options", "for those of the benchmarks that say so in brackets")
+    some.add_argument(
+        "--tensor-parallel-size",
+        dest="tensor_parallel_sizes",
+        type=_count,
+        nargs="+",
+        metavar="N",
+        help=f"ranks, one size after the other (default: 1 2, and 4 where there are GPUs) {_takers('tensor_parallel_sizes')}",
+    )
+    some.add_argument(
+        "--model", choices=SIZES, help=f"its sizes (default: small, 1b where there is a GPU) {_takers('model')}"
+    )
+    some.add_argument(
+        "--dtype", choices=DTYPES, help=f"default: float32, bfloat16 where there is a GPU {_takers('dtype')}"
+    )
+    some.add_argument("--rounds", type=_count, metavar="N", help=f"that count {_takers('rounds')}")
+    some.add_argument(
+        "--engines", type=_count, metavar="N", help=f"of each kind, one after the other {_takers('engines')}"
+    )
+    some.add_argument(
+        "--seconds", type=float, help=f"in which a case ends, whatever rounds are left {_takers('seconds')}"
+    )
+    some.add_argument("--case", dest="cases", choices=CASES, nargs="+", help=f"only these {_takers('cases')}")
+    return parser
+
+
+def run_of(name: str) -> Run:
+    """Return a benchmark's function."""
+    run: Run = importlib.import_module(f"benchmarks.{name}").run
+    return run
+
+
+def options_of(name: str) -> list[str]:
+    """Return the names of the options that a benchmark takes."""
+    return list(inspect.signature(run_of(name)).parameters)
+
+
+def _takers(option: str) -> str:
+    return f"[{', '.join(name for name in BENCHMARKS if option in options_of(name))}]"
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a count")
+    return count
+
+
+def chosen(argv: list[str] | None = None) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return what the command line says, and the options on it by their names; ends the process where they do not fit."""
+    known = parser()
+    args = known.parse_args(argv)
+    if unknown := set(args.names) - set(BENCHMARKS):
+        known.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    args.names = args.names or list(BENCHMARKS)
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    for name in args.names:
+        if unused := given.keys() - set(options_of(name)):
+            known.error(f"{name} does not take {', '.join(sorted(unused))}")
+    return args, given
 
 
 def main() -> None:
     """Run the benchmarks named on the command line, or all."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder for the JSON file")
-    args = parser.parse_args()
-    if unknown := set(args.names) - set(BENCHMARKS):
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    results = {}
-    loads = {}
-    for name in args.names or BENCHMARKS:
-        module = importlib.import_module(f"benchmarks.{name}")
-        loads[name] = os.getloadavg()[0]
-        print(f"\n{name}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
-        print(f"  load average before it: {loads[name]:.1f} on {os.cpu_count()} cores", flush=True)
-        results[name] = module.run()
-        print(table(results[name]), flush=True)
+    args, given = chosen()
     args.output.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = args.output / f"{stamp}.json"
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load average before": loads}
-    path.write_text(json.dumps({**machine, "time": stamp, "results": results}, indent=2) + "\n")
+    results: dict[str, Any] = {}
+    loads: dict[str, float] = {}
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "gpus": gpus()}
+    for name in args.names:
+        run = run_of(name)
+        loads[name] = os.getloadavg()[0]
+        print(f"\n{name}: {(inspect.getmodule(run).__doc__ or '').splitlines()[0]}", flush=True)
+        print(f"  load average before it: {loads[name]:.1f} on {os.cpu_count()} cores", flush=True)
+        began = time.monotonic()
+        results[name] = run(**given)
+        print(table(results[name]), flush=True)
+        print(f"  it took {time.monotonic() - began:.0f} s", flush=True)
+        about = {**machine, "load average before": loads, "options": given, "time": stamp}
+        path.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
     print(f"\nwrote {path}")
+
+
+def gpus() -> list[str]:
+    """Return the names of this machine's GPUs."""
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def table(cases: dict[str, dict[str, float]]) -> str:

@@ -5,14 +5,19 @@ OPTIONS are further options of vLLM's LLM, as JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from typing import Any
 
 from benchmarks.blocks import TracedRequest
 from benchmarks.rounds import answer_forever
+
+STRETCH = 8  # steps between two switches
+SETTLING = 2  # of them, which do not count
 
 
 class BenchLimits:
@@ -51,11 +56,19 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     vector = torch.full((config.get_hidden_size(),), 0.01, dtype=config.dtype)
 
     def generate(
-        batch: int, prompt_tokens: int, tokens: int, work: str = "", traced: int = 1, plain_only: bool = False
+        batch: int,
+        prompt_tokens: int,
+        tokens: int,
+        work: str = "",
+        traced: int = 1,
+        plain_only: bool = False,
+        typical: bool = False,
     ) -> float:
         """Return the seconds that a batch takes, its first `traced` requests with the block `work` if that is given.
 
-        With `plain_only` the time ends with the last of the others, which do not wait for those with a block.
+        With `plain_only` the time ends with the last of the others, which do not wait for those with a block. With `typical`
+        it is what the batch would take if all its steps took as long as the half of them in the middle do: what else the
+        machine does in between, and the prompt, are left out.
         """
         prompts = [[(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)] for i in range(batch)]
         given: dict[str, Any] = {"max_tokens": tokens, "detokenize": not config.skip_tokenizer_init}
@@ -69,15 +82,64 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             if i < len(blocks):
                 params.extra_args = blocks[i].extra_args()
             engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
+        steps = [began]
         while engine.has_unfinished_requests():
             finished |= {output.request_id: output for output in engine.step() if output.finished}
+            steps.append(time.perf_counter())
             if plain_only and not ends and all(str(i) in finished for i in range(len(blocks), batch)):
                 ends = time.perf_counter()
         for i, block in enumerate(blocks):
             block.finish(engine.model_executor.driver_worker.worker, finished[str(i)])
+        if typical:
+            return tokens * middle([later - earlier for earlier, later in itertools.pairwise(steps)])
         return (ends or time.perf_counter()) - began
 
-    answer_forever(generate)
+    switches: list[tuple[Any, type, type]] = []
+    if kind == "interpose":
+        core, worker = engine.engine_core.engine_core, engine.model_executor.driver_worker.worker
+        for part in (core.scheduler, worker, worker.model_runner):
+            stock = next(one for one in type(part).__mro__ if one.__module__.startswith("vllm."))
+            switches.append((part, stock, type(part)))
+
+    def switching(batch: int, prompt_tokens: int, tokens: int, first: bool, control: bool) -> list[float]:
+        """Return the seconds of the typical step without what is ours, and with it, of one plain batch.
+
+        The scheduler, the worker and the model runner are vLLM's own for a stretch of steps, and ours for the next one: what
+        is compared has the same memory, the same graphs and the same minute.
+
+        Args:
+            first: whether the first stretch is with it.
+            control: whether they are vLLM's own in either.
+        """
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        for i in range(batch):
+            prompt = [(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)]
+            engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
+        steps: tuple[list[float], list[float]] = [], []
+        engine.step()  # the prompts
+        while engine.has_unfinished_requests():
+            for part, stock, own in switches:
+                part.__class__ = own if first and not control else stock
+            ends = [time.perf_counter()]
+            for _ in range(STRETCH):
+                engine.step()
+                ends.append(time.perf_counter())
+            # The requests that are gone by then, and what the switch itself costs.
+            if engine.has_unfinished_requests():
+                steps[first].extend(later - earlier for earlier, later in itertools.pairwise(ends[SETTLING:]))
+            first = not first
+        for part, _, own in switches:
+            part.__class__ = own
+        return [middle(one) for one in steps]
+
+    answer_forever(lambda **request: switching(**request) if "control" in request else generate(**request))
+
+
+def middle(values: list[float]) -> float:
+    """Return the mean of the half of the values that lies between the quartiles."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return statistics.fmean(ordered[quarter : len(ordered) - quarter])
 
 
 if __name__ == "__main__":

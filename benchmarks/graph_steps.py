@@ -4,38 +4,42 @@ On a GPU the model has the sizes of a 1B llama, random weights in bfloat16, and 
 without; elsewhere it is a small one and both are eager. The ratio is to the stock engine as it is deployed, the control a
 second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with. As in
 `benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, so there are several of each.
+
+The cases can be run one by one (`--case`), each with all its engines in the same rounds, and each ends in about `--seconds`:
+what does not fit into them are rounds, of which the table says how many there were.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import LlamaConfig
-
+from benchmarks.models import Model
 from benchmarks.rounds import Child, Measured, alternate
-from interpose.cli.demo_model import Shape, write_demo_model
 
 ENGINES = 2  # of each kind, one after the other
+SECONDS = 400.0  # of a case, the engines' starts included
 PROMPT_TOKENS = 64
 NAMES = {"stock": "stock", "control": "stock", "stock eager": "stock", "interpose": "interpose"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that are measured in the same rounds.
+    """What is measured in the same rounds.
 
     Attributes:
         batch: requests at a time.
-        rounds: with each of the engines, on a GPU.
+        rounds: with each of the engines, at most; fewer on a CPU.
         stock: the engines without blocks that are measured beside them.
-        blocks: by the case's name, how many of the requests have a block, and which.
+        blocks: by the name in the table, how many of the requests have a block, and which.
         warm_up: whether a round comes before those that count.
         plain_only: whether the time is that of the requests without a block, which go on while the others wait.
+        typical: whether the time is that of the steps in the middle, see `benchmarks.engine_child`.
     """
 
     batch: int
@@ -44,111 +48,171 @@ class Group:
     blocks: dict[str, tuple[int, str]]
     warm_up: bool = True
     plain_only: bool = False
+    typical: bool = False
 
 
-GROUPS = (
-    Group(1, 16, ("stock", "control"), {"plain": (0, "")}),
-    Group(32, 16, ("stock", "control"), {"plain": (0, "")}),
-    Group(
-        1,
-        4,
-        ("stock", "stock eager"),
-        {
-            "capture one layer, prompt": (1, "capture one layer, prompt"),
-            "capture one layer": (1, "capture one layer, all steps"),
-            "capture all layers": (1, "capture all layers, all steps"),
-            "steer one layer": (1, "steer one layer, all steps"),
-        },
+STOCK = ("stock", "control")
+CASES = {
+    "plain": (
+        Group(1, 400, STOCK, {"plain": (0, "")}, typical=True),
+        Group(32, 400, STOCK, {"plain": (0, "")}, typical=True),
     ),
-    Group(
-        32,
-        4,
-        ("stock", "stock eager"),
-        {"31 plain beside 1 captured": (1, "capture one layer, all steps")},
-        plain_only=True,
+    "one-request": (
+        Group(1, 60, STOCK, {"plain": (0, "")}),
+        Group(
+            1,
+            8,
+            (*STOCK, "stock eager"),
+            {
+                "capture one layer, prompt": (1, "capture one layer, prompt"),
+                "capture one layer": (1, "capture one layer, all steps"),
+                "capture all layers": (1, "capture all layers, all steps"),
+                "steer one layer": (1, "steer one layer, all steps"),
+            },
+        ),
     ),
-    Group(
-        32,
-        1,
-        ("stock", "stock eager"),
-        {
-            "capture one layer of each": (32, "capture one layer, all steps"),
-            "steer one layer of each": (32, "steer one layer, all steps"),
-            "capture all layers of each": (32, "capture all layers, all steps"),
-        },
-        warm_up=False,
+    "batch": (
+        Group(32, 60, STOCK, {"plain": (0, "")}),
+        Group(
+            32,
+            8,
+            (*STOCK, "stock eager"),
+            {"31 plain beside 1 captured": (1, "capture one layer, all steps")},
+            plain_only=True,
+        ),
     ),
-)
-# Of Llama 3.2 1B.
-LARGE = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "dtype": "bfloat16",
+    "batch-of-blocks": (
+        Group(
+            32,
+            2,
+            (*STOCK, "stock eager"),
+            {
+                "capture one layer of each": (32, "capture one layer, all steps"),
+                "steer one layer of each": (32, "steer one layer, all steps"),
+                "capture all layers of each": (32, "capture all layers, all steps"),
+            },
+            warm_up=False,
+        ),
+    ),
 }
 
 
-def run() -> dict[str, dict[str, float]]:
-    """Return ms/step of each case, prompt included, and its ratio to stock vLLM as it is deployed."""
-    gpu = torch.cuda.is_available()
-    tokens = 128 if gpu else 8
-    options: dict[str, Any] = {"async_scheduling": None, "skip_tokenizer_init": True, "disable_log_stats": True}
-    measured: dict[tuple[int, str], Measured] = {}
+def run(
+    *,
+    cases: Sequence[str] | None = None,
+    model: str | None = None,
+    dtype: str | None = None,
+    rounds: int | None = None,
+    engines: int | None = None,
+    seconds: float | None = None,
+) -> dict[str, dict[str, float]]:
+    """Return ms/step of each case, prompt included, and its ratio to stock vLLM as it is deployed.
+
+    Args:
+        cases: of `CASES`; all without it.
+        model, dtype: see `Model.chosen`.
+        rounds: with each of the engines, at most; by default each group's own, and two on the CPU.
+        engines: of each kind, one after the other; by default two, and one on the CPU.
+        seconds: of each case.
+    """
+    measured_model = Model.chosen(model, dtype)
+    tokens = 128 if measured_model.gpu else 8
+    usual = (ENGINES, 0) if measured_model.gpu else (1, 2)
+    results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        if gpu:
-            LlamaConfig(**LARGE).save_pretrained(folder)
-            options |= {"dtype": "bfloat16", "load_format": "dummy", "max_model_len": 1024, "enforce_eager": False}
-            options |= {"gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4 << 30}
-        else:
-            write_demo_model(Path(folder), "llama", Shape(layers=8))
-        for _ in range(ENGINES):
-            children = {
-                name: Child(
-                    "benchmarks.engine_child",
-                    kind,
-                    folder,
-                    json.dumps(options | ({"enforce_eager": True} if name == "stock eager" else {})),
-                )
-                for name, kind in NAMES.items()
-            }
+        options = measured_model.write(Path(folder))
+        options |= {"async_scheduling": None, "skip_tokenizer_init": True, "disable_log_stats": True}
+        for case in cases or CASES:
+            bench = _Case(CASES[case], folder, options, tokens)
+            bench.measure(engines or usual[0], rounds or usual[1], seconds or SECONDS)
+            results |= {f"{case}: {name}": figures for name, figures in bench.figures().items()}
+    return results
+
+
+class _Case:
+    """One case: engines of every kind, several times one after the other, and what was measured with all of them."""
+
+    def __init__(self, groups: Sequence[Group], folder: str, options: dict[str, Any], tokens: int) -> None:
+        self._groups = groups
+        self._folder = folder
+        self._options = options
+        self._tokens = tokens
+        self._measured: dict[tuple[int, str], Measured] = {}
+
+    def measure(self, engines: int, rounds: int, seconds: float) -> None:
+        """Measure the groups with each set of engines in turn.
+
+        Args:
+            engines: how many sets.
+            rounds: of each group, at most; 0: as many as it says.
+            seconds: in all. The next set starts as fast as this one did, and gets as long.
+        """
+        ends = time.monotonic() + seconds
+        for left in range(engines, 0, -1):
+            began = time.monotonic()
+            children = self._start()
             try:
-                for number, group in enumerate(GROUPS):
-                    for one in _group(children, group, tokens, group.rounds if gpu else 1):
-                        measured.setdefault((number, one.name), Measured(one.name, [])).seconds.extend(one.seconds)
-                        print(f"  batch {group.batch}, {one.name}: {one.median / tokens * 1e3:.4g} ms/step", flush=True)
+                starting = time.monotonic() - began
+                print(f"  engines {engines - left + 1} of {engines} run after {starting:.0f} s", flush=True)
+                until = time.monotonic() + (ends - time.monotonic() - (left - 1) * starting) / left
+                for number, group in enumerate(self._groups):
+                    share = max(0.0, until - time.monotonic()) / (len(self._groups) - number)
+                    self._group(number, children, rounds or group.rounds, share)
             finally:
                 for child in children.values():
+                    child.stop()
+                for child in children.values():
                     child.close()
-    return _figures(measured, tokens)
 
+    def _start(self) -> dict[str, Child]:
+        """Start an engine of each kind, all at the same time; return them when they answer."""
+        children = {}
+        wanted = {name for group in self._groups for name in (*group.stock, "interpose")}
+        for name, kind in NAMES.items():
+            if name not in wanted:
+                continue
+            options = self._options | ({"enforce_eager": True} if name == "stock eager" else {})
+            children[name] = Child("benchmarks.engine_child", kind, self._folder, json.dumps(options))
+        try:
+            for child in children.values():
+                child.ask(batch=1, prompt_tokens=PROMPT_TOKENS, tokens=1)
+        except BaseException:
+            for child in children.values():
+                child.close()
+            raise
+        return children
 
-def _group(children: dict[str, Child], group: Group, tokens: int, rounds: int) -> list[Measured]:
-    request: dict[str, Any] = {"batch": group.batch, "prompt_tokens": PROMPT_TOKENS, "tokens": tokens}
-    cases = [(name, children[name], request) for name in group.stock]
-    cases += [
-        (name, children["interpose"], {**request, "work": work, "traced": traced, "plain_only": group.plain_only})
-        for name, (traced, work) in group.blocks.items()
-    ]
-    return alternate(cases, rounds, group.warm_up)
+    def _group(self, number: int, children: dict[str, Child], rounds: int, seconds: float) -> None:
+        group = self._groups[number]
+        request: dict[str, Any] = {
+            "batch": group.batch,
+            "prompt_tokens": PROMPT_TOKENS,
+            "tokens": self._tokens,
+            "typical": group.typical,
+        }
+        asked = [(name, children[name], request) for name in group.stock]
+        asked += [
+            (name, children["interpose"], {**request, "work": work, "traced": traced, "plain_only": group.plain_only})
+            for name, (traced, work) in group.blocks.items()
+        ]
+        for one in alternate(asked, rounds, group.warm_up, seconds):
+            self._measured.setdefault((number, one.name), Measured(one.name, [])).seconds.extend(one.seconds)
+            took = one.median / self._tokens * 1e3
+            print(f"  batch {group.batch}, {one.name}: {took:.4g} ms/step, {len(one.seconds)} rounds", flush=True)
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return the table's rows.
 
-def _figures(measured: dict[tuple[int, str], Measured], tokens: int) -> dict[str, dict[str, float]]:
-    """Return the table: of the stock engines, which are in several groups, what their first measured.
-
-    What else runs on the host only ever adds time, so the fastest round is there beside the median.
-    """
-    results: dict[str, dict[str, float]] = {}
-    for (number, name), one in measured.items():
-        base = measured[number, "stock"]
-        ratio = {} if one is base else one.over(base).figures()
-        figures = {"ms/step": one.median / tokens * 1e3, "fastest": min(one.seconds) / tokens * 1e3, **ratio}
-        results.setdefault(f"batch {GROUPS[number].batch}, {name}", figures)
-    return results
+        What else runs on the host only ever adds time, so the fastest round is there beside the median.
+        """
+        rows: dict[str, dict[str, float]] = {}
+        for (number, name), one in self._measured.items():
+            group = self._groups[number]
+            base = self._measured[number, "stock"]
+            row = {"ms/step": one.median / self._tokens * 1e3, "fastest": min(one.seconds) / self._tokens * 1e3}
+            if one is not base:
+                row |= one.over(base).figures()
+            # The stock engines are in every group, and their rows say in which.
+            beside = f" beside {next(iter(group.blocks))}" if name in group.stock else ""
+            rows[f"batch {group.batch}, {name}{beside}"] = {**row, "rounds": len(one.seconds)}
+        return rows

@@ -8,15 +8,18 @@ from round to round so that every case has every place equally often.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 _TAIL = 2000  # characters of a failed process's output that its error shows
+LEAST = 2  # rounds that have quartiles
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ class Measured:
         ratios = [mine / other for mine, other in zip(self.seconds, base.seconds, strict=True)]
         low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return Ratio(median, low, high)
+
+
+class Asked(Protocol):
+    """Whatever does what it is asked for and answers how many seconds that took."""
+
+    @property
+    def ask(self) -> Callable[..., Any]: ...
 
 
 class Child:
@@ -84,14 +94,18 @@ class Child:
         self._errors.seek(0)
         raise RuntimeError(f"the benchmark's process ended with status {status}:\n{self._errors.read()[-_TAIL:]}")
 
-    def close(self) -> None:
-        """End the process."""
+    def stop(self) -> None:
+        """Let the process end, without waiting for it."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdout is not None
+        self.stop()
         try:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
@@ -107,25 +121,34 @@ def answer_forever(answer: Callable[..., Any]) -> None:
         print("answer " + json.dumps(answer(**json.loads(line))), flush=True)
 
 
-def alternate(cases: Sequence[tuple[str, Child, dict[str, Any]]], rounds: int, warm_up: bool = True) -> list[Measured]:
+def alternate(
+    cases: Sequence[tuple[str, Asked, dict[str, Any]]],
+    rounds: int,
+    warm_up: bool = True,
+    seconds: float = math.inf,
+) -> list[Measured]:
     """Time each case once in each of `rounds` rounds; a round before them warms up and is left out.
 
     Args:
-        cases: name, process, request; the answer is the seconds it took.
+        cases: name, who is asked, request; the answer is the seconds it took.
         rounds: how many rounds count; twice the number of cases, or a multiple of it, gives each case each place equally often.
         warm_up: whether there is a round before them.
+        seconds: after so many no further round begins; two have been run by then, however long they took.
     """
-    seconds: dict[str, list[float]] = {name: [] for name, _, _ in cases}
-    for _, child, request in cases if warm_up else ():
-        child.ask(**request)
-    for order in _orders(len(cases), rounds):
+    ends = time.monotonic() + seconds
+    measured: dict[str, list[float]] = {name: [] for name, _, _ in cases}
+    for _, asked, request in cases if warm_up else ():
+        asked.ask(**request)
+    for turn, order in enumerate(orders(len(cases), rounds)):
+        if turn >= LEAST and time.monotonic() > ends:
+            break
         for index in order:
-            name, child, request = cases[index]
-            seconds[name].append(child.ask(**request))
-    return [Measured(name, values) for name, values in seconds.items()]
+            name, asked, request = cases[index]
+            measured[name].append(asked.ask(**request))
+    return [Measured(name, values) for name, values in measured.items()]
 
 
-def _orders(count: int, rounds: int) -> Iterator[list[int]]:
+def orders(count: int, rounds: int) -> Iterator[list[int]]:
     """Yield each round's order: rotated by one after every second round, and every second round backwards."""
     for turn in range(rounds):
         first = turn // 2 % count

@@ -1,4 +1,4 @@
-"""A whole service for a benchmark: a demo model behind `interpose serve` in a process of its own."""
+"""A whole service for a benchmark: a model behind `interpose serve` in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,65 +20,94 @@ START_SECONDS = 400.0
 STOP_SECONDS = 60.0
 
 
-@contextlib.contextmanager
-def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | None = None) -> Iterator[str]:
-    """Serve a demo llama for the time of the `with` block, which gets the address.
+class Service:
+    """A service that starts when it is made; `address` waits until it serves.
 
     Args:
         tensor_parallel_size: workers, each with its share of the machine's cores.
         warm: how many sessions the service keeps ready.
-        engine: further arguments of the engine, by vLLM's names.
-
-    Raises:
-        RuntimeError: it does not start, with what it printed.
+        engine: further arguments of the engine, by vLLM's names; float32 unless they say otherwise.
+        checkpoint: the model's folder; a demo llama without it.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_demo_model(Path(folder) / "llama")
-        port = _free_port()
+
+    def __init__(
+        self,
+        tensor_parallel_size: int,
+        warm: int,
+        engine: Mapping[str, object] | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:
+        self._stopping = False
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        checkpoint = checkpoint or write_demo_model(folder / "llama")
+        self._port = _free_port()
         model = {
             "name": "llama",
             "model": str(checkpoint),
             "tensor_parallel_size": tensor_parallel_size,
             "engine": {"dtype": "float32", **(engine or {})},
         }
-        settings = {"models": [model], "sessions": {"warm": warm}, "grpc": {"port": port}}
-        config = Path(folder) / "service.yaml"
+        settings = {"models": [model], "sessions": {"warm": warm}, "grpc": {"port": self._port}}
+        config = folder / "service.yaml"
         config.write_text(json.dumps(settings))  # JSON is YAML
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
-        output = Path(folder) / "service.log"
-        with output.open("w") as log:
-            process = subprocess.Popen(
+        self._output = folder / "service.log"
+        with self._output.open("w") as log:
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "interpose.cli", "serve", "--config", str(config)],
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # Ctrl-C reaches it through the end of this block alone.
+                # Ctrl-C reaches it through `close` alone.
                 start_new_session=True,
             )
+
+    def address(self) -> str:
+        """Return where clients connect, as soon as they can.
+
+        Raises:
+            RuntimeError: it does not start, with what it printed.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while "interpose: serving" not in self._output.read_text():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not start:\n{self._output.read_text()}")
+            time.sleep(0.2)
+        return f"127.0.0.1:{self._port}"
+
+    def stop(self) -> None:
+        """Have it end, without waiting for that. Idempotent."""
+        if not self._stopping:
+            self._stopping = True
+            self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End it.
+
+        Raises:
+            RuntimeError: it had to be killed.
+        """
+        self.stop()
         try:
-            _wait(process, output)
-            yield f"127.0.0.1:{port}"
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            raise RuntimeError(f"the service did not stop within {STOP_SECONDS:g} s and was killed") from None
         finally:
-            _stop(process)
+            self._folder.cleanup()
 
 
-def _wait(process: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while "interpose: serving" not in output.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the service did not start:\n{output.read_text()}")
-        time.sleep(0.2)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
+@contextlib.contextmanager
+def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | None = None) -> Iterator[str]:
+    """Serve a demo llama for the time of the `with` block, which gets the address; see `Service`."""
+    service = Service(tensor_parallel_size, warm, engine)
     try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise RuntimeError(f"the service did not stop within {STOP_SECONDS:g} s and was killed") from None
+        yield service.address()
+    finally:
+        service.close()
 
 
 def _free_port() -> int:

@@ -4,6 +4,9 @@
 
 serves a small model whose steps are short and whose cache is small, or takes a service with `--address`. It ends with status
 1 if a trace gave anything else than alone, failed for a reason that is not its own, got stuck, or left something behind.
+
+Those whose blocks end in the first step generate more than the others: they go on as plain requests, which are evicted while
+others start, and whose prompts are cut into chunks and found in the prefix cache when they are computed anew.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +27,15 @@ import torch
 import interpose
 from benchmarks.served import served
 from interpose.errors import Cancelled, InterposeError
+from interpose.v1.service_pb2 import StatusReply
 
 ENGINE = {"max_model_len": 256, "max_num_batched_tokens": 128, "block_size": 32, "num_gpu_blocks_override": 40}
 CLIENTS = 8
 CASES = 40
 STUCK_SECONDS = 120.0
 IDLE_SECONDS = 60.0
-CANCEL_EVERY = 0.4  # seconds
+LONGER = 8  # times as many tokens, for those whose blocks do not see them
+CANCEL_EVERY = 0.15  # seconds; one attempt in ten finds a trace that runs
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,20 @@ def fail(model: Any, case: Case, watch: Watch) -> list[Any]:
     return []
 
 
+def nothing(model: Any, case: Case, watch: Watch) -> list[Any]:
+    with watch(model.trace(case.prompt, **_longer(case))) as tracer:
+        pass
+    return list(tracer.result.token_ids)
+
+
+def read_and_leave(model: Any, case: Case, watch: Watch) -> list[Any]:
+    layer = case.layer
+    with watch(model.trace(case.prompt, **_longer(case))) as tracer:
+        hidden = model.model.layers[layer].mlp.output.save()
+        logits = model.logits.output.save()
+    return [hidden, logits, *tracer.result.token_ids]
+
+
 def never_reach(model: Any, case: Case, watch: Watch) -> list[Any]:
     with watch(model.trace(case.prompt, **{**case.sampling, "max_tokens": 2})) as tracer:
         for _ in tracer.iter[5]:
@@ -129,6 +148,10 @@ def two_prompts(model: Any, case: Case, watch: Watch) -> list[Any]:
     return [kept["first"], kept["second"]]
 
 
+def _longer(case: Case) -> dict[str, Any]:
+    return {**case.sampling, "max_tokens": LONGER * case.sampling["max_tokens"]}
+
+
 KINDS: dict[str, Callable[[Any, Case, Watch], list[Any]]] = {
     "read": read,
     "edit the prompt": edit_the_prompt,
@@ -137,6 +160,8 @@ KINDS: dict[str, Callable[[Any, Case, Watch], list[Any]]] = {
     "fail": fail,
     "never reach": never_reach,
     "two prompts": two_prompts,
+    "nothing": nothing,
+    "read and leave": read_and_leave,
 }
 
 
@@ -181,12 +206,14 @@ class Crowd:
     Args:
         models: the served model, from several clients; each has a session of its own, which several threads share.
         known: the cases, with what each gives alone.
+        lost: names of the errors that a trace may end with through no fault of its own, where parts of the service are killed.
     """
 
-    def __init__(self, models: list[Any], known: list[tuple[Case, object]]) -> None:
+    def __init__(self, models: list[Any], known: list[tuple[Case, object]], lost: Collection[str] = ()) -> None:
         self.report = Report()
         self._models = models
         self._known = known
+        self._lost = frozenset(lost)
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Any, Any, float]] = {}  # by thread: model, tracer, since when
         self._cancelled: set[str] = set()
@@ -233,6 +260,8 @@ class Crowd:
     def _note(self, case: Case, alone: object, got: object, trace_id: str) -> None:
         if isinstance(got, tuple) and got[0] == Cancelled.__name__ and trace_id in self._cancelled:
             self.report.endings["cancelled"] += 1
+        elif isinstance(got, tuple) and got[0] in self._lost and got != alone:
+            self.report.endings[f"lost: {got[0]}"] += 1
         elif same(got, alone):
             self.report.endings[case.kind] += 1
         else:
@@ -249,7 +278,8 @@ class Crowd:
                     continue
                 model, tracer = rng.choice(running)
                 self._cancelled.add(tracer.id)
-            model.session.cancel(model.session.open(), tracer.id)
+            with contextlib.suppress(InterposeError):  # what ran it may be gone
+                model.session.cancel(model.session.open(), tracer.id)
 
 
 def outcome_of(model: Any, case: Case, watch: Watch = lambda tracer: tracer) -> object:
@@ -291,22 +321,62 @@ def stress(
         count: how many different cases there are.
         name: of the served model, a demo llama; None: the only one.
     """
-    with contextlib.ExitStack() as stack:
-        connected = [stack.enter_context(interpose.connect(address, progress=False)) for _ in range(clients)]
-        models = [client.model(name) for client in connected]
-        known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
-        report = Crowd(models, known).run(seconds, traces)
-        report.wrong.extend(left_behind(connected[0]))
+    with interpose.connect(address, progress=False) as observer:
+        before = observer.status()
+        with contextlib.ExitStack() as connected:
+            models = [
+                connected.enter_context(interpose.connect(address, progress=False)).model(name) for _ in range(clients)
+            ]
+            known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
+            report = Crowd(models, known).run(seconds, traces)
+            report.wrong.extend(left_behind(observer, before, connected))
     return report
 
 
-def left_behind(client: interpose.Client) -> Iterator[str]:
-    """Yield what still runs or waits when everything should have ended."""
+def left_behind(observer: interpose.Client, before: StatusReply, connected: contextlib.ExitStack) -> list[str]:
+    """Return what still runs when every trace has ended, and what is still held when the clients have gone.
+
+    Args:
+        observer: a client without a session.
+        before: what it was told before the others came.
+        connected: closes the others.
+    """
+    running = _beyond(observer, before, _running)
+    connected.close()
+    return running + _beyond(observer, before, _held)
+
+
+def _running(status: StatusReply) -> dict[str, int]:
+    return {
+        **{f"{model.name}: requests that run": model.running for model in status.models},
+        **{f"{model.name}: requests that wait": model.waiting for model in status.models},
+        "traces of sessions": sum(tenant.traces_running for tenant in status.tenants),
+    }
+
+
+def _held(status: StatusReply) -> dict[str, int]:
+    return {
+        **_running(status),
+        "sessions": status.sessions,
+        "sessions of replicas": sum(replica.sessions for model in status.models for replica in model.each),
+        "stored bytes": sum(tenant.stored_bytes for tenant in status.tenants),
+    }
+
+
+def _beyond(
+    observer: interpose.Client, before: StatusReply, counts: Callable[[StatusReply], dict[str, int]]
+) -> list[str]:
+    """Return which counts are not back where they were, after some time for it."""
     deadline = time.monotonic() + IDLE_SECONDS
-    while busy := [model for model in client.status().models if model.running or model.waiting]:
-        if time.monotonic() > deadline:
-            yield from (f"{model.name}: {model.running} run and {model.waiting} wait" for model in busy)
-            return
+    had = counts(before)
+    while True:
+        left = [
+            f"{what}: {count}, before {had.get(what, 0)}"
+            for what, count in counts(observer.status()).items()
+            if count > had.get(what, 0)
+        ]
+        if not left or time.monotonic() > deadline:
+            return left
         time.sleep(0.5)
 
 

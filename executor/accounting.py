@@ -55,10 +55,12 @@ class Tally:
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
         self._written: dict[str, int] = {}
+        self._possible: list[tuple[str, torch.Tensor]] = []
 
     @property
     def writes(self) -> int:
-        """How often the block wrote anywhere."""
+        """How often the block wrote anywhere; waits for the device where only that knows."""
+        self._resolve()
         return sum(self._written.values())
 
     def serve(self, location: str) -> None:
@@ -69,10 +71,24 @@ class Tally:
         """What the block changed at a location is in the model."""
         self._written[location] = self._written.get(location, 0) + 1
 
+    def may_write(self, location: str, differs: list[torch.Tensor]) -> None:
+        """Any of these tensors says that the block changed what is now in the model; they are on a device that still computes."""
+        self._possible.append((location, differs[0] if len(differs) == 1 else torch.stack(differs).any()))
+
+    def _resolve(self) -> None:
+        """Count what was only possible, all with one wait."""
+        possible, self._possible = self._possible, []
+        if possible:
+            made = torch.stack([differs for _, differs in possible]).tolist()
+            for (location, _), changed in zip(possible, made, strict=True):
+                if changed:
+                    self.write(location)
+
     def accounting(
         self, invoke: int, steps: int, prompt_tokens: int, generated_tokens: int, precision: Precision
     ) -> pb.Accounting:
         """Return it as it travels."""
+        self._resolve()
         message = pb.Accounting(
             invoke=invoke,
             steps=steps,

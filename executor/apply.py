@@ -53,6 +53,11 @@ class Call:
     def __str__(self) -> str:
         return f"{self.node.path}(…)"
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the values."""
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
     def fingerprint(self) -> int:
         """A number that is the same on two ranks only if they run the same module on values of the same layout."""
         values = [*enumerate(self.args), *self.kwargs.items()]

@@ -40,24 +40,29 @@ def connect() -> None:
             ray.init(include_dashboard=False, log_to_driver=False)
 
 
-def placement_group_for(parallel_config: Any, device_key: str, strategy: str) -> PlacementGroup:
+def placement_group_for(config: Any, device_key: str) -> PlacementGroup:
     """Return the placement group for an engine's workers.
 
     The group that the engine's process was placed in (a Serve replica's) is used, never nested; otherwise one is made, with
-    one bundle for each worker.
+    one bundle for each worker, placed as the model's settings say.
 
     Args:
-        parallel_config: vLLM's.
+        config: vLLM's VllmConfig.
         device_key: the resource of one worker's device, e.g. "GPU"; "CPU" on CPUs.
-        strategy: "PACK" or "SPREAD", for a group made here.
+
+    Raises:
+        RuntimeError: the cluster has no room for it.
     """
-    group = parallel_config.placement_group or ray.util.get_current_placement_group()
+    parallel = config.parallel_config
+    group = parallel.placement_group or ray.util.get_current_placement_group()
     if group is None:
-        group = ray.util.placement_group([{device_key: 1.0}] * parallel_config.world_size, strategy=strategy)
-        parallel_config.placement_group = group
+        strategy = config.additional_config.get("interpose", {}).get("placement", "PACK")
+        group = ray.util.placement_group([{device_key: 1.0}] * parallel.world_size, strategy=strategy)
+        parallel.placement_group = group
     if not group.wait(WAIT_SECONDS):
+        strategy = placement_group_table(group)["strategy"]
         raise RuntimeError(
-            f"the cluster has no room for {parallel_config.world_size} workers with one {device_key} each: "
+            f"the cluster has no room for {parallel.world_size} workers with one {device_key} each, placed {strategy}: "
             f"{ray.cluster_resources()}"
         )
     return group

@@ -21,8 +21,19 @@ from executor.views.view import Unreachable
 from interpose.arrays import dtype_of
 from interpose.v1 import model_pb2 as pb
 
-# Set by the system itself, or meaningless for one request of a trace.
-_NOT_OFFERED = {"extra_args", "output_kind", "skip_clone", "skip_reading_prefix_cache", "n"}
+# Set by the system or by vLLM itself, or meaningless for one request of a trace.
+_NOT_OFFERED = {
+    "extra_args",
+    "output_kind",
+    "output_text_buffer_length",
+    "skip_clone",
+    "skip_reading_prefix_cache",
+    "n",
+}
+# Outputs are cumulative, and vLLM sends each of those at once, whatever this says.
+_NOT_OFFERED |= {"stream_interval"}
+# They ask for values that no trace's result has.
+_NOT_OFFERED |= {"prompt_logprob_token_ids", "prompt_logprob_start", "routed_experts_prompt_start"}
 
 
 def sampling_parameters() -> list[str]:

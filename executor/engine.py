@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -20,16 +20,14 @@ from executor.adapters import Adapters
 from executor.failures import clip
 from executor.options import check_config, engine_options, prepare_environment, step_tokens
 from executor.outputs import output_event, result_of
-from executor.sampling import checked
+from executor.preparation import prompt_of, sampling_of
+from executor.rpc import call_workers
 from executor.work import Work
-from interpose.prompts import too_long
 from interpose.result import Result
 from interpose.together import companions, start_after, wholes
-from interpose.v1 import model_pb2, value_pb2
+from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire import Decoder, WireError
 
-_RPC_SECONDS = 600.0
 MOST_STEPS = 16  # of a scan
 
 
@@ -40,6 +38,7 @@ class ModelSettings(Protocol):
     model: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    placement: str
     engine: dict[str, Any]
     lora_modules: Mapping[str, str]
     limits: Any
@@ -64,10 +63,8 @@ class TraceEngine:
         self.llm = llm
         self._adapters = adapters
         self._description = description
-        self._parameters = set(description.sampling_parameters)
         self._running = 0
         self._waiting = 0
-        self._dead = False
 
     @classmethod
     async def start(cls, model: ModelSettings, progress: Callable[[str], None] = lambda stage: None) -> TraceEngine:
@@ -89,7 +86,7 @@ class TraceEngine:
         loop = asyncio.get_running_loop()
         llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
         progress("reading the module tree")
-        described = await llm.collective_rpc("interpose_describe", timeout=_RPC_SECONDS)
+        described = await call_workers(llm, "interpose_describe")
         description = model_pb2.ModelDescription.FromString(described[0])
         description.name = model.name
         adapters = Adapters(model.lora_modules)
@@ -121,7 +118,7 @@ class TraceEngine:
 
     async def idle(self) -> bool:
         """Whether no worker holds anything of any trace."""
-        return all(state["idle"] for state in await self.llm.collective_rpc("interpose_idle", timeout=_RPC_SECONDS))
+        return all(state["idle"] for state in await call_workers(self.llm, "interpose_idle"))
 
     async def shutdown(self) -> None:
         """Stop the engine and its workers."""
@@ -184,9 +181,12 @@ class TraceEngine:
                         failed.add(index)
                 finally:
                     self._running -= 1
+            except VLLMValidationError as error:  # what vLLM looks at only when a request comes
+                failed.add(index)
+                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)))
             except (EngineDeadError, EngineGenerateError) as error:
                 failed.add(index)
-                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0))
+                events.put_nowait(_stopped(trace, index, error))
             finally:
                 ended[index].set()
 
@@ -217,20 +217,24 @@ class TraceEngine:
                 "max_tokens=1) and read the shapes of its values"
             )
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
-        if steps > MOST_STEPS:
+        if steps is None or steps > MOST_STEPS:
+            many = steps or "as many as there may be"
             message = (
-                f"a scan goes through up to {MOST_STEPS} steps, not {steps}; all steps after the first have the same shapes, so "
+                f"a scan goes through up to {MOST_STEPS} steps, not {many}; all steps after the first have the same shapes, so "
                 "max_tokens=2 shows them"
             )
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
         args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps)
+        state = "failed"
         try:
-            replies = await self.llm.collective_rpc("interpose_scan", timeout=_RPC_SECONDS, args=args)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                await self.llm.collective_rpc("interpose_drop", timeout=_RPC_SECONDS, args=(trace.id,))
-            raise
-        _, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+            replies = await call_workers(self.llm, "interpose_scan", *args)
+            state, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+        except EngineDeadError as error:
+            raise TraceFailed(_stopped(trace, 0, error).failed) from None
+        finally:
+            if state == "failed":
+                with contextlib.suppress(Exception):
+                    await call_workers(self.llm, "interpose_drop", trace.id)
         finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
         return [finished, *map(pb.Event.FromString, ended)]
 
@@ -240,7 +244,7 @@ class TraceEngine:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
         with contextlib.suppress(Exception):
-            await self.llm.collective_rpc("interpose_drop", timeout=_RPC_SECONDS, args=(trace_id,))
+            await call_workers(self.llm, "interpose_drop", trace_id)
 
     async def _invoke(
         self,
@@ -321,7 +325,7 @@ class TraceEngine:
             name, plain = "interpose_finish", asdict(result)
         else:
             name, plain = "interpose_finish_whole", [asdict(one) for one in result]
-        replies = await self.llm.collective_rpc(name, timeout=_RPC_SECONDS, args=(trace_id, index, plain))
+        replies = await call_workers(self.llm, name, trace_id, index, plain)
         # One rank reports: it alone has saves and prints to tell of. A failure is known to all.
         return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
 
@@ -354,57 +358,19 @@ class TraceEngine:
 
     def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
+        invoke, tokenizer = trace.invokes[index], self.llm.get_tokenizer()
         try:
-            sampling = self._sampling(trace, index)
-            self._adapters.request(trace.invokes[index].lora or trace.lora)
-            return self._prompt(trace.invokes[index].prompt, sampling), sampling
+            sampling = sampling_of(trace, invoke, self._description, self.llm.vllm_config, tokenizer)
+            self._adapters.request(invoke.lora or trace.lora)
+            return prompt_of(invoke.prompt, self._description, tokenizer), sampling
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
-
-    def _sampling(self, trace: pb.Trace, index: int) -> dict[str, Any]:
-        sampling: dict[str, Any] = {}
-        decoder = Decoder(value_pb2.Objects(values=trace.scope.values), get_blob=_no_blob, library="numpy")
-        for binding in (*trace.sampling, *trace.invokes[index].sampling):
-            if binding.name not in self._parameters:
-                near = difflib.get_close_matches(binding.name, self._parameters, n=3, cutoff=0.5)
-                hint = f"; did you mean {', '.join(near)}?" if near else ""
-                raise ValueError(f"unknown sampling parameter {binding.name!r}{hint}")
-            sampling[binding.name] = decoder.decode(binding.value)
-        sampling.setdefault("max_tokens", 1)
-        return checked(sampling, self.llm.vllm_config, self.llm.get_tokenizer())
-
-    def _prompt(self, prompt: pb.Prompt, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        tokenizer = self.llm.get_tokenizer()
-        kind = prompt.WhichOneof("kind")
-        if kind == "text":
-            ids = tokenizer.encode(prompt.text)
-        elif kind == "token_ids":
-            ids = list(prompt.token_ids.ids)
-        elif kind == "chat":
-            messages = [{"role": message.role, "content": message.content} for message in prompt.chat.messages]
-            try:
-                ids = tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=True, return_dict=False
-                )
-            except Exception as error:
-                raise ValueError(f"the model's chat template does not take these messages: {error}") from None
-        else:
-            raise ValueError("an invoke needs a prompt: tracer.invoke(prompt)")
-        vocab = self._description.vocab_size
-        if not ids:
-            raise ValueError("the prompt is empty")
-        refusal = too_long(len(ids), self._description.max_model_len, self._description.max_prompt_tokens)
-        if refusal:
-            raise ValueError(refusal)
-        if max(ids) >= vocab:
-            raise ValueError(f"the prompt has the token id {max(ids)}; the vocabulary ends at {vocab - 1}")
-        return {"prompt_token_ids": ids}
-
-
-def _no_blob(blob: value_pb2.Blob) -> Any:
-    raise WireError("a sampling parameter cannot be that large")
 
 
 def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
     failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
     return pb.Event(failed=failure)
+
+
+def _stopped(trace: pb.Trace, index: int, error: Exception) -> pb.Event:
+    return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)

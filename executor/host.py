@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from executor.accounting import Precision
 from executor.apply import Applier
 from executor.budget import Budget
+from executor.cache_guard import CacheGuard
 from executor.collect import Limits
 from executor.outbox import Outbox
 from executor.ranks import Ranks
@@ -28,6 +29,8 @@ class Host:
         stages: the pipeline's stages.
         reports: whether this rank sends saves.
         precision: how the engine computes.
+        vocabulary: how many tokens the model knows.
+        cache: looks after what blocks leave in the engine's cache.
     """
 
     tree: ModuleTree
@@ -39,3 +42,5 @@ class Host:
     stages: Stages
     reports: bool
     precision: Precision
+    vocabulary: int
+    cache: CacheGuard

@@ -101,7 +101,7 @@ class SaveStream:
             counted = self._encoder.bytes
             try:
                 self._change(increment, namespace, final)
-            except (WireError, Refusal) as error:
+            except Exception as error:  # in the middle of the engine's step, where nobody else could take it
                 code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
                 self._fail(increment, code, f"what the block saved cannot be sent: {error}")
             self._scope.saved_bytes += max(self._encoder.bytes - counted, increment.ByteSize())

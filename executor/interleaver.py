@@ -8,6 +8,7 @@ so a block that went another way on one rank fails that trace, on all ranks, bef
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from executor.cache_guard import not_finite
 from executor.companions import OUT_OF_STEP, Companions, no_room
 from executor.control import Refusal
 from executor.endings import Endings
@@ -23,9 +25,11 @@ from executor.hooks import Hooks
 from executor.host import Host
 from executor.mediator import Mediator
 from executor.progress import Kind, Location, State
+from executor.ranks import different_values
 from executor.recorder import Recordings
 from executor.requests import Requests
-from executor.served import Fixed, ManyRows, Rows, Served, Shapes
+from executor.rows import ManyRows, Rows
+from executor.serving import Place, Serving
 from executor.tree import LOGITS, PSEUDO, SAMPLES, Node
 from executor.turns import Turns
 from executor.work import READ_ONLY, Batch, Span
@@ -34,6 +38,13 @@ from interpose.v1 import trace_pb2 as pb
 
 _BETWEEN = 1 << 62  # no place of any step: between two
 _ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)  # what a block may go on waiting for when a step ends
+
+
+def _written_by(mediator: Mediator) -> int:
+    """A number that stands for all that a block wrote in this step; waits for the devices that it is on."""
+    written = [int(one) for one in mediator.wrote]
+    mediator.wrote.clear()
+    return zlib.crc32(repr(written).encode()) if written else 0
 
 
 class Interleaver:
@@ -57,6 +68,7 @@ class Interleaver:
         self._requests = Requests(host)
         self._turns = Turns(self._requests.scopes, host, self._hooks.muted)
         self._companions = Companions(self._requests, self._turns)
+        self._serving = Serving(host.stages, host.ranks, self._turns, self._fail, host.vocabulary)
         endings = Endings(self._requests, self._end, host)
         self.finish = endings.finish
         self.mediators = self._requests.mediators
@@ -68,6 +80,8 @@ class Interleaver:
         self._tree = host.tree
         self._budget = host.budget
         self._ranks = host.ranks
+        self._cache = host.cache
+        self._spoilt: set[str] = set()  # blocks whose requests left what is not finite in the cache, in this step
         self.stages = host.stages
         self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._batch = Batch({}, 0, 0, 0)
@@ -200,6 +214,17 @@ class Interleaver:
         """The modules have run: take the hooks away."""
         self._hooks.clear()
 
+    def check_cache(self) -> None:
+        """The model has run, in the forward context that is still there: see what changed requests left in the cache."""
+        changed = [mediator for mediator in self._present() if mediator.changed]
+        if changed:
+            spoilt = self._cache.clean({span for mediator in changed for span in self._spans[mediator.request_id]})
+            self._spoilt.update(
+                mediator.request_id
+                for mediator in changed
+                if any(span in spoilt for span in self._spans[mediator.request_id])
+            )
+
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Serve `logits.output`, [requests, vocab], before sampling; return what to sample from."""
         return self._visit_requests(LOGITS, logits)
@@ -232,12 +257,36 @@ class Interleaver:
         self._recordings.clear()
         self._place = _BETWEEN
         self._agree(missed)
+        self._look_back()
         for mediator in self._present():
             if mediator.request_id in self.live and not mediator.resting:
                 self._check_skips(mediator)
         if self._requests.streams:
             for request_id in self._batch.spans:
                 self._stream_step(request_id)
+
+    def _look_back(self) -> None:
+        """Fail those who left on any rank what must not stay in the cache, without which their next steps would be wrong, and
+        those who wrote something else on another rank."""
+        present = self._present()
+        spoilt = [int(mediator.request_id in self._spoilt) for mediator in present]
+        everyone = self._ranks.compare(spoilt + [_written_by(mediator) for mediator in present])
+        self._spoilt.clear()
+        for i, mediator in enumerate(present):
+            failure = None
+            if any(votes[i] for votes in everyone):
+                failure = not_finite(mediator.step)
+            elif len({votes[len(present) + i] for votes in everyone}) > 1:
+                failure = different_values(mediator, len(everyone))
+            if failure is None:
+                continue
+            # A block without a prompt has changed what those with one go on with.
+            prompts = self._requests.companions(mediator.trace_id) if mediator.whole else []
+            for one in (mediator, *prompts):
+                if one.state is not State.FAILED:  # what the block itself ran into says more
+                    said = pb.Failure()
+                    said.CopyFrom(failure)
+                    self._fail(one, said)
 
     def _check_skips(self, mediator: Mediator) -> None:
         """Fail a block that lets a module run whose cache lacks what it skipped."""
@@ -289,12 +338,13 @@ class Interleaver:
         if key not in self._waiting and not self._recordings.at(*key):
             return value
         self.stages.announce(*key)
-        self._place = position = self._tree.order_of(node.path, kind)
+        self._place = self._tree.order_of(node.path, kind)
+        place = Place(node, kind, self._place)
         visited: list[Mediator] = []
 
         def settle(mediator: Mediator) -> None:
             nonlocal value
-            value = self._settle(mediator, value)
+            value = self._serving.settle(mediator, value)
 
         # Who passes a barrier here may come to wait for this very location.
         while waiting := self._waiting.pop(key, None):
@@ -303,88 +353,28 @@ class Interleaver:
             overlapping = any(mediator.whole for mediator in waiting)
             for group in [[mediator] for mediator in waiting] if overlapping else [waiting]:
                 for mediator in group:
-                    self._serve(mediator, node, kind, value, self._rows(mediator, rows_of), position)
+                    self._serving.serve(mediator, place, value, *self._rows(mediator, rows_of))
                     settle(mediator)
                 self._agree(group, settle)
             visited += waiting
         for mediator in visited:
             if mediator.barrier is not None:
-                value = self._settle(mediator, value, leaving=True)
+                value = self._serving.settle(mediator, value, leaving=True)
         for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
             if mediator.state in (State.WAITING, State.DONE):
-                rows, location = self._rows(mediator, rows_of), f"{node.path}.{kind}"
-                make = partial(self._served, mediator, node, kind, value, rows, location)
-                give = partial(self.stages.serve, location, make)
+                location = f"{node.path}.{kind}"
+                give = partial(self._serving.give, mediator, place, location, value, *self._rows(mediator, rows_of))
                 scope = self._requests.scopes[mediator.trace_id]
                 failure = self._recordings.record(mediator, recorder, node.path, str(kind), give, scope)
                 if failure is not None:
                     self._fail(mediator, failure)
         return value
 
-    def _rows(self, mediator: Mediator, rows_of: Callable[[Span], Rows]) -> Rows | ManyRows:
-        """The rows that a block sees."""
-        parts = tuple(rows_of(span) for span in self._spans[mediator.request_id])
-        return ManyRows(parts) if mediator.whole else parts[0]
-
-    def _serve(
-        self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, position: int
-    ) -> None:
-        """Let a block have its rows of a location until it asks for something else."""
-        at = mediator.waiting
-        if at is None:
-            return
-        try:
-            served = self.stages.serve(str(at), lambda: self._served(mediator, node, kind, value, rows, str(at)))
-        except Exception as error:
-            refusal = error
-            if not isinstance(error, Refusal):
-                refusal = Refusal(
-                    pb.ERROR_CODE_ENGINE, f"the value at {at} could not be given: {error}", location=str(at)
-                )
-            self._turns.run(mediator, lambda: mediator.throw(refusal))
-            return
-        self._turns.run(mediator, lambda: mediator.serve(served, at, position))
-
-    def _settle(self, mediator: Mediator, value: Any, leaving: bool = False) -> Any:
-        """Write back what a block changed at the location it has left; return the value that the model goes on with.
-
-        A block that applies a module, or waits at a barrier, has not moved on; while the model is there it is `leaving` not.
-        """
-        served, at = mediator.served, mediator.served_at
-        if served is None or mediator.call is not None or (mediator.barrier is not None and not leaving):
-            return value
-        try:
-            if mediator.failure is None:
-                value = served.settle(value)
-        except Exception as error:
-            message = f"what was assigned at {at} does not fit: {error}"
-            refused = Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(at))
-            refused = error if isinstance(error, Refusal) else refused
-            if mediator.live:
-                self._turns.run(mediator, lambda: mediator.throw(refused))
-            else:
-                self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
-        finally:
-            mediator.left()
-        if served.written and at is not None:
-            mediator.tally.write(f"{at.path}.{at.kind}")
-        return value
-
-    def _served(
-        self, mediator: Mediator, node: Node, kind: str, value: Any, rows: Rows | ManyRows, location: str
-    ) -> Served:
-        if kind == Kind.PATTERN:
-            if isinstance(rows, ManyRows) or mediator.fakes is not None:
-                why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"
-                if isinstance(rows, ManyRows):
-                    why = "one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts"
-                raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{location} is {why}", location=location)
-            given, returned = value
-            index = self._batch.spans[mediator.request_id].index
-            return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
-        if mediator.fakes is not None:
-            return Shapes(location, value, rows, lambda path: node.layouts.of(kind, path), mediator.fakes.like)
-        return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
+    def _rows(self, mediator: Mediator, rows_of: Callable[[Span], Rows]) -> tuple[Rows | ManyRows, int]:
+        """The rows that a block sees, and its (first) request's place in the batch."""
+        spans = self._spans[mediator.request_id]
+        parts = tuple(map(rows_of, spans))
+        return ManyRows(parts) if mediator.whole else parts[0], spans[0].index
 
     def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:
         return self._requests.scopes[mediator.trace_id].arrival, mediator.invoke, mediator.rank

@@ -34,13 +34,16 @@ class LazyWorkerActor:
         ids = context.get_accelerator_ids()[device_key] if device_key else []
         return context.get_node_id(), [str(one) for one in ids]
 
-    def initialize(self, kwargs: bytes, environment: dict[str, str], ticket: Any, **placement: Any) -> float:
+    def initialize(
+        self, kwargs: bytes, environment: dict[str, str], ticket: Any, startup: Any, **placement: Any
+    ) -> float:
         """Import vLLM, build the worker and load the model.
 
         Args:
             kwargs: the pickled arguments of vLLM's RayWorkerProc.
             environment: variables to set where this node has none of its own.
             ticket: the engine's `lifeline.Ticket`.
+            startup: a `startup.Startup`, to tell how far it has come.
             placement: further arguments of RayWorkerProc.initialize_worker.
 
         Returns:
@@ -50,16 +53,21 @@ class LazyWorkerActor:
             os.environ.setdefault(name, value)
         import ray
 
+        from executor.environment import hide_credentials, hide_keys
         from executor.interface import use_interface_of
         from executor.lifeline import hold
 
+        hide_keys()
         hold(ticket, self.rank)
         use_interface_of(ray.util.get_node_ip_address())
+        startup.tell("importing vLLM")
         from executor.ray_worker import LazyWorkerProc
 
+        startup.tell("loading the model")
         self._worker = LazyWorkerProc(**pickle.loads(kwargs))
         self._worker.initialize_worker(**placement)
-        return time.monotonic() - self._created
+        hide_credentials()
+        return float(startup.ready(self._created))
 
     def create_dist_init_method(self, world_size: int) -> str:
         """Bind the address at which the workers find each other; rank 0's task."""

@@ -1,15 +1,18 @@
-"""One idle connection between the engine and each of its workers, whose end tells either side that the other is gone.
+"""One idle connection between the engine and each of its workers, whose end tells either side that the other is gone; and an
+engine that goes when its replica does.
 
 Nothing is sent on it. The kernels at both ends ask each other whether they are still there, so that neither a busy
-interpreter nor a block that holds its lock looks like a dead worker; a process that dies ends its connection at once, and a
-node that is cut off within `SILENCE_SECONDS`. Ray notices the first within seconds and the second within a minute, and a
-worker that waits for another in a collective operation notices neither.
+interpreter nor a block that holds its lock looks like a dead worker. A process that dies ends its connection at once; a node
+that is cut off does so for the others within `SILENCE_SECONDS`, and for itself, if its own cable is out, within a minute. Ray
+notices the first within seconds and the second within a minute, and a worker that waits for another in a collective operation
+notices neither.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import multiprocessing
 import os
 import secrets
 import selectors
@@ -17,6 +20,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 
 # The first question after so many seconds without traffic, then one each second, and after so many without an answer it is over.
 _IDLE_SECONDS = 2
@@ -27,6 +31,7 @@ SILENCE_SECONDS = _IDLE_SECONDS + _INTERVAL_SECONDS * _QUESTIONS
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
 _CONNECT_SECONDS = 30.0
+_GREETING_SECONDS = 1.0  # workers have said who they are long before they are asked
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ class Lifeline:
         deadline = time.monotonic() + _CONNECT_SECONDS
         missing = set(range(self._world_size))
         while missing:
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
+                # Not for ever, however many others knock.
+                self._listener.settimeout(_left(deadline))
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 raise RuntimeError(f"workers {sorted(missing)} did not connect to the engine") from None
@@ -100,13 +106,29 @@ class Lifeline:
 
     def _greeting(self, connection: socket.socket) -> int:
         """Return the rank that a connection belongs to, -1 if it is no worker's."""
-        connection.settimeout(5.0)
+        deadline = time.monotonic() + _GREETING_SECONDS
         said = b""
         with contextlib.suppress(OSError):
-            while len(said) < _TOKEN_BYTES + _RANK_BYTES and (more := connection.recv(_TOKEN_BYTES + _RANK_BYTES)):
+            while len(said) < _TOKEN_BYTES + _RANK_BYTES:
+                connection.settimeout(_left(deadline))
+                more = connection.recv(_TOKEN_BYTES + _RANK_BYTES - len(said))
+                if not more:
+                    break
                 said += more
         token, rank = said[:_TOKEN_BYTES], said[_TOKEN_BYTES : _TOKEN_BYTES + _RANK_BYTES]
         return int.from_bytes(rank, "big") if hmac.compare_digest(token, self.ticket.token) else -1
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 def hold(ticket: Ticket, rank: int) -> None:
@@ -120,6 +142,22 @@ def hold(ticket: Ticket, rank: int) -> None:
     connection.settimeout(None)
     _keep_alive(connection)
     threading.Thread(target=_exit_with, args=(connection,), name="interpose-lifeline", daemon=True).start()
+
+
+def exit_with_parent() -> None:
+    """Have this process exit when the one that started it is gone; nothing happens where multiprocessing has not started it.
+
+    An engine replica that is killed shuts nothing down. Ray ends its workers when it comes to it, and where Ray itself is
+    ending an engine that asks it for anything then can wait for a minute.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), name="interpose-parent", daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _exit_with(connection: socket.socket) -> None:

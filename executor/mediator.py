@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import torch
+
 from executor.accounting import Tally
 from executor.apply import Applier, Call
 from executor.barriers import Barrier
@@ -70,6 +72,7 @@ class Mediator:
         owner: the engine's id of the request that the edit runs in.
         rank: its place among the blocks of one request.
         tally: where it was served and where it wrote.
+        wrote: digests of what it wrote in this step, where other ranks are to have written the same.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Mediator:
         self.failure: pb.Failure | None = None
         self.used = 0.0
         self.tally = Tally()
+        self.wrote: list[torch.Tensor] = []
         self.finished = False
         self.result: Any = None
         self._budget = budget
@@ -157,6 +161,7 @@ class Mediator:
         self.step += 1
         self.position = -1
         self.used = 0.0
+        self.wrote.clear()
 
     def pass_step(self) -> None:
         """The request's step is over: all of its locations have passed."""

@@ -42,24 +42,23 @@ def prepare_environment(workers: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // workers
         if workers > 1:
-            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are.
-            binding = (
-                "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(workers))
-                if share
-                else "nobind"
-            )
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)
+            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are. Threads of ranks wait for each other
+            # without sleep, so where there are fewer cores than ranks each has one thread, and its core with others.
+            shares = [cores[i * share : (i + 1) * share] or [cores[i % len(cores)]] for i in range(workers)]
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, one)) for one in shares))
 
 
-def worker_settings(limits: Any, outbox: str = "ray") -> dict[str, Any]:
-    """Return what the workers read from `additional_config["interpose"]`.
+def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
+    """Return what the executor and its workers read from `additional_config["interpose"]`.
 
     Args:
         limits: the model's limits.
         outbox: "ray", or "local" for an engine without Ray.
+        placement: where the workers are, where no Serve replica's placement group says so.
     """
     return {
         "outbox": outbox,
+        "placement": placement,
         "step_seconds": limits.step_seconds,
         "block_memory_bytes": limits.block_memory_bytes,
         "inline_bytes": limits.inline_bytes,
@@ -67,13 +66,13 @@ def worker_settings(limits: Any, outbox: str = "ray") -> dict[str, Any]:
     }
 
 
-def trace_options(limits: Any, outbox: str = "ray") -> dict[str, Any]:
+def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
     """Return the engine options that traces need, whatever the model and the executor."""
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.{worker}",
         "scheduler_cls": "executor.scheduler.InterposeScheduler",
-        "additional_config": {"interpose": worker_settings(limits, outbox)},
+        "additional_config": {"interpose": worker_settings(limits, outbox, placement)},
         **{name: value for name, (value, _) in _FIXED.items()},
     }
 
@@ -87,6 +86,10 @@ def step_tokens(scheduling: Any) -> int:
     return min(
         scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens, scheduling.max_num_batched_tokens
     )
+
+
+# Types of caches whose elements are the numbers themselves, without scales packed beside them.
+_PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def check_config(config: Any) -> None:
@@ -122,6 +125,10 @@ def check_config(config: Any) -> None:
         "kv_sharing_fast_prefill": (
             config.cache_config.kv_sharing_fast_prefill,
             "later layers would not run for a prompt's first rows",
+        ),
+        "kv_cache_dtype": (
+            config.cache_config.cache_dtype not in _PLAIN_CACHES,
+            f"what blocks leave in such a cache cannot be checked; it can be in {', '.join(_PLAIN_CACHES)}",
         ),
         "prefill_context_parallel_size": (
             parallel.prefill_context_parallel_size > 1,
@@ -172,7 +179,7 @@ def engine_options(model: Any) -> dict[str, Any]:
     return {
         **options,
         **Adapters(model.lora_modules).options(options),
-        **trace_options(model.limits),
+        **trace_options(model.limits, placement=model.placement),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,
         "pipeline_parallel_size": model.pipeline_parallel_size,

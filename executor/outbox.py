@@ -1,12 +1,11 @@
 """The way out of a worker: saved bytes and printed text go to the trace's session, off the forward's thread.
 
-A worker hands its session actor the bytes of one saved tensor at a time and waits until the session owns them, on a
+A worker hands the directory the bytes of one saved tensor at a time and waits until that owns them and the session knows, on a
 thread of its own, so that the forward goes on and at most one tensor is on its way twice. Only one rank reports.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -15,9 +14,14 @@ from typing import Any, Protocol
 
 import numpy
 
+from executor.control import Refusal
+from interpose.v1 import trace_pb2 as pb
+
 logger = logging.getLogger(__name__)
 
+# As in `actors.naming`, which is not to be had here.
 NAMESPACE = "interpose"
+DIRECTORY = "interpose-directory"
 _MAX_LOG_BYTES = 1 << 20
 
 
@@ -38,7 +42,7 @@ class Outbox(Protocol):
 
 
 class RayOutbox:
-    """Sends to session actors over Ray.
+    """Sends to session actors and the directory over Ray.
 
     Args:
         reports: whether this rank sends; the others run the same code and drop what it sends.
@@ -74,11 +78,24 @@ class RayOutbox:
             self._submit(lambda: self._send_increment(session, trace_id, data))
 
     def get(self, session: str, trace_id: str, digest: str) -> Any:
-        """Return the bytes of an uploaded blob or of a saved one, read-only; waits for the session actor, at most 30 s."""
+        """Return the bytes of an uploaded blob or of a saved one, read-only; waits for the session actor, at most 30 s.
+
+        Raises:
+            Refusal: NOT_FOUND, it is not there; UNAVAILABLE, the session is not.
+        """
         import ray
 
-        [ref] = ray.get(self._actor(session).blobs.remote(trace_id, [digest]), timeout=30)
-        return ray.get(ref, timeout=30)
+        try:
+            [ref] = ray.get(self._actor(session).blobs.remote(trace_id, [digest]), timeout=30)
+            return ray.get(ref, timeout=30)
+        except ray.exceptions.RayTaskError as error:
+            known = getattr(error.cause, "failure", None)
+            if known is None:
+                raise
+            raise Refusal(known.code, known.message) from None  # and not where in the service that was
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError, ValueError):
+            message = "what the trace refers to cannot be had from its session now: run it again"
+            raise Refusal(pb.ERROR_CODE_UNAVAILABLE, message) from None
 
     def forget(self, trace_id: str) -> None:
         """Drop what is kept about an ended trace."""
@@ -106,14 +123,14 @@ class RayOutbox:
                 logger.warning("a session did not take a saved value or a log line", exc_info=True)
             del job
 
-    def _actor(self, session: str) -> Any:
+    def _actor(self, name: str) -> Any:
         import ray
 
-        if session not in self._actors:
+        if name not in self._actors:
             if len(self._actors) > 256:
                 self._actors.clear()
-            self._actors[session] = ray.get_actor(session, namespace=NAMESPACE)
-        return self._actors[session]
+            self._actors[name] = ray.get_actor(name, namespace=NAMESPACE)
+        return self._actors[name]
 
     def _send_log(self, session: str, trace_id: str, invoke: int, text: str) -> None:
         self._actor(session).log.remote(trace_id, invoke, text)
@@ -124,15 +141,19 @@ class RayOutbox:
     def _send_blob(self, session: str, trace_id: str, blob_id: str, array: numpy.ndarray) -> None:
         import ray
 
-        try:
-            ray.get(self._actor(session).adopt.remote(trace_id, blob_id, array), timeout=300)
-        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
-            self._actor(session).no_room.remote(trace_id)
-            raise
-        except Exception:
-            with contextlib.suppress(KeyError):
-                del self._actors[session]
-            raise
+        for again in (True, False):
+            try:
+                actor = self._actor(session)
+                ray.get(self._actor(DIRECTORY).adopt.remote(actor, trace_id, blob_id, array), timeout=300)
+                return
+            except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
+                self._actor(session).no_room.remote(trace_id)
+                raise
+            except ray.exceptions.RayActorError:
+                # The directory is gone, and another one in its place has the name.
+                self._actors.pop(DIRECTORY, None)
+                if not again:
+                    raise
 
 
 class LocalOutbox:

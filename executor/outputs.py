@@ -47,8 +47,9 @@ def result_of(output: Any, completion: Any, reason: str) -> Result:
 def _places(places: Iterable[Any] | None) -> list[Any] | None:
     if places is None:
         return None
-    return [
-        place and {i: Logprob(one.logprob, one.rank, one.decoded_token) for i, one in place.items()} for place in places
+    return [  # in vLLM's flat form the first place of a prompt is empty, else it is None
+        {i: Logprob(one.logprob, one.rank, one.decoded_token) for i, one in place.items()} if place else None
+        for place in places
     ]
 
 
@@ -58,5 +59,6 @@ def _message(place: Any) -> pb.TokenLogprobs:
         message.token_ids.append(token)
         message.logprobs.append(one.logprob)
         message.ranks.append(one.rank or 0)
-        message.texts.append(one.decoded_token or "")
+        if one.decoded_token is not None:
+            message.texts.append(one.decoded_token)
     return message

@@ -27,7 +27,8 @@ class RandomState:
 
     @staticmethod
     def _take() -> tuple[Any, ...]:
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        # A device that nobody uses has no state to keep; whether there is one takes as long to find out as all of the rest.
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
 
     @staticmethod

@@ -22,13 +22,14 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import FutureWrapper
-from vllm.v1.executor.ray_env_utils import get_driver_env_vars
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerHandle
-from vllm.v1.executor.ray_utils import WORKER_SPECIFIC_ENV_VARS, build_actor_name
+from vllm.v1.executor.ray_utils import build_actor_name
 
 from executor.cluster import connect, placement_group_for, wait_ready, worker_bundles
+from executor.environment import forwarded
 from executor.lazy_actor import LazyWorkerActor
-from executor.lifeline import Lifeline
+from executor.lifeline import Lifeline, exit_with_parent
+from executor.startup import Startup
 
 logger = init_logger(__name__)
 
@@ -36,10 +37,7 @@ POLL_SECONDS = 0.5
 
 
 class LazyRayExecutor(RayExecutorV2):
-    """Executes vLLM's steps on Ray actors.
-
-    Settings come from `additional_config["interpose"]`: `placement` ("PACK" or "SPREAD", for a placement group made here).
-    """
+    """Executes vLLM's steps on Ray actors."""
 
     def _init_executor(self) -> None:
         self._finalizer = weakref.finalize(self, self.shutdown)
@@ -51,11 +49,11 @@ class LazyRayExecutor(RayExecutorV2):
         self.response_mqs: list[Any] = []
         began = time.monotonic()
 
+        exit_with_parent()
         connect()
         sizes = self._get_parallel_sizes()  # also sets self.world_size
         device_key = current_platform.ray_device_key
-        settings = self.vllm_config.additional_config.get("interpose", {})
-        group = placement_group_for(self.parallel_config, device_key or "CPU", settings.get("placement", "PACK"))
+        group = placement_group_for(self.vllm_config, device_key or "CPU")
         here = ray.get_runtime_context().get_node_id()
         bundles = worker_bundles(group, self.world_size, device_key or "CPU", here)
         self._lifeline = Lifeline(ray.util.get_node_ip_address(), self.world_size)
@@ -108,7 +106,7 @@ class LazyRayExecutor(RayExecutorV2):
         for rank, (node, ids) in enumerate(placed):
             ranks_on[node].append(rank)
             devices_on[node].extend(current_platform.device_control_id_to_physical_device_id(one) for one in ids)
-        environment = get_driver_env_vars(worker_specific_vars=WORKER_SPECIFIC_ENV_VARS)
+        environment = forwarded()
         queue = self.rpc_broadcast_mq.export_handle()
         method = ray.get(self.ray_worker_handles[0].actor.create_dist_init_method.remote(self.world_size))
         started = []
@@ -129,6 +127,7 @@ class LazyRayExecutor(RayExecutorV2):
                     cloudpickle.dumps(kwargs),
                     environment,
                     self._lifeline.ticket,
+                    Startup.of_worker(rank),
                     local_rank=handle.local_rank,
                     env_vars={},
                     distributed_init_method=meeting,

@@ -70,6 +70,7 @@ class Watch:
 
         Raises:
             BindingFailed: it raised, or took too much.
+            WireError, NotTaken: it found that something cannot be made.
         """
         random = self._random_state()
         running = True
@@ -83,6 +84,8 @@ class Watch:
                     do()
             finally:
                 running = False
+        except (WireError, NotTaken):
+            raise
         except BaseException as error:
             raise BindingFailed(describe(error, self._sources, "", -1)) from None
         finally:
@@ -115,7 +118,9 @@ class Rebuilder:
         defaults = [binding for binding in function.reads if remake.is_default(binding.name)]
         decode.into(namespace, defaults)
         place = (function.source, function.filename, function.first_line, function.indent, function.name)
-        exec(_compiled(lambda: remake.compile_function(*place, tracers_in(function.reads)), function), namespace)
+        tracers = tracers_in(function.reads)
+        code = compiled(lambda: remake.compile_function(*place, tracers), function.name, function.filename)
+        exec(code, namespace)
         made = namespace[function.name]
         decode.announce(made)
         decode.into(namespace, [binding for binding in function.reads if not remake.is_default(binding.name)])
@@ -129,7 +134,7 @@ class Rebuilder:
         given = frozenset(binding.name for binding in source.needs)
         place = (source.source, source.filename, source.first_line, source.indent, source.name)
         tracers = tracers_in([*source.needs, *source.reads])
-        code = _compiled(lambda: remake.compile_class(*place, given, tracers), source)
+        code = compiled(lambda: remake.compile_class(*place, given, tracers), source.name, source.filename)
         self._watch.run(lambda: exec(code, namespace))
         made = namespace[source.name]
         if not isinstance(made, type):
@@ -177,10 +182,21 @@ def tracers_in(bindings: Iterable[Binding]) -> frozenset[str]:
     return frozenset(binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer")
 
 
-def _compiled(compile_it: Callable[[], CodeType], source: Function | Class) -> CodeType:
+def compiled(compile_it: Callable[[], CodeType], what: str, filename: str) -> CodeType:
+    """Return code that a source compiles to.
+
+    Args:
+        compile_it: compiles it.
+        what: whose source it is, for the message.
+        filename: where it stands.
+
+    Raises:
+        WireError: this server's Python cannot compile it.
+    """
     try:
         return compile_it()
     except SyntaxError as error:
-        raise WireError(
-            f"the server's Python cannot compile {source.name}: {error.msg} ({source.filename}, line {error.lineno})"
-        ) from None
+        reason = f"{error.msg} ({filename}, line {error.lineno})"
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # of what is nested too deeply, for one
+        reason = f"{type(error).__name__}: {error} ({filename})"
+    raise WireError(f"the server's Python cannot compile {what}: {reason}")

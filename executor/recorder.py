@@ -152,6 +152,12 @@ def _device(device: object) -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
 
 
+def _unkept(path: str, kind: str, error: Exception) -> Refusal:
+    """Why a value is not recorded that can be given: it cannot become what the block wants of it, say."""
+    message = f"the value at {path}.{kind} cannot be recorded: {error}"
+    return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=f"{path}.{kind}")
+
+
 def _refuse(message: str) -> Refusal:
     return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location="tracer.cache")
 
@@ -211,10 +217,11 @@ class Recordings:
         before = recorder.bytes
         try:
             recorder.record(path, kind, mediator.step, served().value)
-        except Refusal as error:
+        except Exception as error:
+            refusal = error if isinstance(error, Refusal) else _unkept(path, kind, error)
             if recorder.wish.named:
-                return recorder.failure(error)
-            recorder.refuse(path, error)
+                return recorder.failure(refusal)
+            recorder.refuse(path, refusal)
         else:
             mediator.tally.serve(f"{path}.{kind}")
         scope.recorded_bytes += recorder.bytes - before

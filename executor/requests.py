@@ -7,6 +7,7 @@ the request's end reports.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -25,6 +26,8 @@ from executor.scope import TraceScope
 from executor.work import Work
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import WireError
+
+logger = logging.getLogger(__name__)
 
 
 class Requests:
@@ -266,4 +269,5 @@ def _why_unbound(error: Exception) -> pb.Failure:
     if isinstance(error, Refusal | WireError):
         code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
         return pb.Failure(code=code, message=clip(str(error)))
-    return pb.Failure(code=pb.ERROR_CODE_ENGINE, message=clip(f"the worker could not bind the block: {error}"))
+    logger.exception("a block could not be bound", exc_info=error)
+    return pb.Failure(code=pb.ERROR_CODE_ENGINE, message=f"the worker could not bind the block: {type(error).__name__}")

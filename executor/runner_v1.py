@@ -39,7 +39,9 @@ class InterleavingRunnerV1(InterleavingRunner):
         get_forward_context().skip_compiled = True
         interleaver.begin_step(self._batch(interleaver, kwargs))
         try:
-            return super()._model_forward(*args, **kwargs)
+            output = super()._model_forward(*args, **kwargs)
+            interleaver.check_cache()
+            return output
         finally:
             interleaver.end_forward()
 

@@ -45,15 +45,19 @@ class _Begun:
     Args:
         model: the model, which it is otherwise.
         begin: called first.
+        ran: called when the model has run.
     """
 
-    def __init__(self, model: torch.nn.Module, begin: Callable[[], None]) -> None:
+    def __init__(self, model: torch.nn.Module, begin: Callable[[], None], ran: Callable[[], None]) -> None:
         self._model = model
         self._begin = begin
+        self._ran = ran
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._begin()
-        return self._model(*args, **kwargs)
+        output = self._model(*args, **kwargs)
+        self._ran()
+        return output
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -76,7 +80,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
             interleaver.begin_step(self._batch(interleaver))
 
         graphs, self.cudagraph_manager = self.cudagraph_manager, _NoGraphs()
-        model, self.model = self.model, _Begun(self.model, begin)
+        model, self.model = self.model, _Begun(self.model, begin, interleaver.check_cache)
         try:
             return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         finally:

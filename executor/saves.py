@@ -12,7 +12,7 @@ from executor.envoy import Envoy
 from executor.fakes import is_fake
 from executor.served import Outputs, Served
 from executor.strand import unseen
-from interpose.arrays import dtype_of
+from interpose.arrays import dtype_of, is_dense
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
 from interpose.wire import Encoder
@@ -195,7 +195,7 @@ class SaveEncoder:
         stayed = self._origin(value)
         if stayed is not None:
             return self._encoder.refer(value, lambda: Value(remote=stayed))
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and is_dense(value):  # any other is refused
             self._count(value.nbytes)
         if isinstance(value, Outputs):
             return self._encoder.encode(tuple(value))

@@ -22,10 +22,10 @@ import torch
 
 from executor.barriers import Barrier
 from executor.budget import Budget
-from executor.control import Control, Refusal
+from executor.control import Control
 from executor.envoy import Envoy, Tracer, current
 from executor.random_state import RandomState
-from executor.rebuild import Rebuilder, Watch, ordinary_tensors, tracers_in
+from executor.rebuild import Rebuilder, Watch, compiled, ordinary_tensors, tracers_in
 from executor.saves import SaveRegistry
 from executor.stayed import Stayed
 from executor.tree import ModuleTree
@@ -37,13 +37,16 @@ from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Blob, Class, Function, Instance, Namespace, RemoteTensor
 from interpose.wire import Decode, Decoder, Resolver, WireError
 
+# Modules of torch draw their parameters.
 _USES_RANDOM = re.compile(
-    r"rand|seed|dropout|multinomial|bernoulli|normal|uniform|exponential|shuffle|choice|sample|poisson|geometric|cauchy"
+    r"rand|seed|dropout|multinomial|bernoulli|normal|uniform|exponential|shuffle|choice|sample|poisson|geometric|cauchy|gumbel"
+    r"|rrelu|\bnn\.(?!functional)",
+    re.IGNORECASE,
 )
 
 
 class Sources:
-    """The user's source lines by file name and line number."""
+    """The user's source lines by file name and line number, and whether they draw random numbers."""
 
     def __init__(self) -> None:
         self.lines: dict[str, dict[int, str]] = {}
@@ -52,7 +55,11 @@ class Sources:
     def add(self, source: str, filename: str, first_line: int) -> None:
         lines = self.lines.setdefault(filename, {})
         lines.update(enumerate(source.splitlines(), first_line))
-        self.random = self.random or _USES_RANDOM.search(source) is not None
+        self.name(source)
+
+    def name(self, text: str) -> None:
+        """Note what the user's code is, or what it names in a library."""
+        self.random = self.random or _USES_RANDOM.search(text) is not None
 
 
 def print_to_notebook(
@@ -94,8 +101,10 @@ class _TraceResolver(Resolver):
         watch: Watch,
         stayed: Stayed,
         barriers: dict[int, Barrier],
+        named: Callable[[str], None],
     ) -> None:
         self._barriers = barriers
+        self._named = named
         self._tree = tree
         self._rebuild = rebuild
         self._watch = watch
@@ -135,19 +144,24 @@ class _TraceResolver(Resolver):
         self._watch.run(do)
 
     def symbol(self, module: str, name: str) -> object:
+        self._named(f"{module}.{name}")
         value: Any = self.python_module(module)
         for part in name.split("."):
             try:
                 value = getattr(value, part)
             except AttributeError:
                 raise WireError(f"the server's {module} has no {name}") from None
+            except Exception as error:  # of a module that imports its parts when they are asked for
+                raise WireError(f"the server's {module} cannot give {name}: {error}") from None
         return value
 
     def python_module(self, name: str) -> object:
+        self._named(name)
         try:
             return importlib.import_module(name)
-        except ImportError as error:
-            raise WireError(f"the server cannot import {name}: {error}") from None
+        except (Exception, SystemExit) as error:  # whatever the module's own code raises; some are programs
+            reason = str(error) or type(error).__name__
+            raise WireError(f"the server cannot import {name}: {reason}") from None
 
     def remote(self, tensor: RemoteTensor) -> Any:
         return self._stayed.tensor(tensor, self.placed)
@@ -201,7 +215,7 @@ class TraceScope:
         rebuild = Rebuilder(new_namespace, self.sources.add, watch)
         self.barriers: dict[int, Barrier] = {}
         self.stayed = Stayed(get_blob)
-        resolver = _TraceResolver(tree, rebuild, watch, self.stayed, self.barriers)
+        resolver = _TraceResolver(tree, rebuild, watch, self.stayed, self.barriers, self.sources.name)
         self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
         self._exchanges = list(trace.exchanged)
         self._exchanged: dict[str, Any] = {}
@@ -228,19 +242,12 @@ class TraceScope:
             after: the ended invokes whose names it reads.
 
         Raises:
-            Refusal: this server's Python cannot compile the source, or code of the user's failed while it was bound.
-            WireError: a value is malformed or cannot be rebuilt here.
+            Refusal: code of the user's failed while it was bound.
+            WireError: this server's Python cannot compile the source, or a value is malformed or cannot be rebuilt here.
         """
         self.sources.add(program.source, program.filename, program.first_line)
-        try:
-            code = rewrite.compile_block(
-                program.source, program.filename, program.first_line, program.indent, tracers_in(program.reads)
-            )
-        except SyntaxError as error:
-            raise Refusal(
-                pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"the server's Python cannot compile the block: {error.msg} ({program.filename}, line {error.lineno})",
-            ) from None
+        place = (program.source, program.filename, program.first_line, program.indent)
+        code = compiled(lambda: rewrite.compile_block(*place, tracers_in(program.reads)), "the block", program.filename)
         namespace = new_namespace()
         with ordinary_tensors():
             self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])

@@ -13,69 +13,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
 from executor.control import Refusal
-from executor.shards import WHOLE, Layout, Partial, Replicated
+from executor.rows import Rows, SomeRows
+from executor.shards import WHOLE, Layout, Replicated
 from interpose.v1 import trace_pb2 as pb
 
 Path = tuple[object, ...]
-
-
-class SomeRows(Protocol):
-    """Which rows of a batch's tensors a block sees."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has them."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return them."""
-
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where they are in `tensor`."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows [start, stop) of one request in a batch of `total` rows (`padded` with the engine's padding)."""
-
-    start: int
-    stop: int
-    total: int
-    padded: int
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[self.start : self.stop]
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the batch's rows."""
-        return tensor.shape[0] in (self.total, self.padded)
-
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where these rows are in `tensor`."""
-        self.of(tensor).copy_(mine)
-
-
-@dataclass(frozen=True)
-class ManyRows:
-    """The rows of several requests, one after the other."""
-
-    parts: tuple[Rows, ...]
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the batch's rows."""
-        return self.parts[0].holds(tensor)
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.of(tensor) for part in self.parts])
-
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where these rows are in `tensor`."""
-        pieces = mine.split([part.stop - part.start for part in self.parts])
-        for part, piece in zip(self.parts, pieces, strict=True):
-            part.write(tensor, piece)
 
 
 class Outputs(list):
@@ -118,7 +65,8 @@ class Opaque:
 class Change(enum.Enum):
     """Whether a copy was changed in place.
 
-    A device would have to be waited for to compare contents; writing them back costs less, whether they changed or not.
+    A device would have to be waited for to know how contents compare; writing them back costs less, whether they changed or
+    not. What it finds is asked for once, when the model has run.
     """
 
     NONE = enum.auto()
@@ -159,22 +107,33 @@ class Derived:
 
 @dataclass
 class Leaf:
-    """One tensor of a served value: the engine's tensor, its rows, and the block's private copy."""
+    """One tensor of a served value: the engine's tensor, its rows, and the block's private copy.
+
+    Attributes:
+        before: what the block was given: all of it, or a rank that holds what was not changed would take the block for one that
+            changed nothing.
+        part: the shape of what this rank holds of it.
+        differs: where the change is only possible, a tensor that says whether it was made.
+    """
 
     original: torch.Tensor
     layout: Layout
     private: torch.Tensor
     version: int
-    before: torch.Tensor  # this rank's part of what the block was given
+    before: torch.Tensor
+    part: torch.Size
     change: Change = Change.NONE
+    differs: torch.Tensor | None = None
 
     def look(self) -> None:
         """Find out whether the block changed its copy in place."""
-        if self.private._version != self.version:
+        if self.private._version != self.version or self.private.shape != self.before.shape:
             self.change = Change.MADE
         elif self.private.device.type != "cpu":
             self.change = Change.POSSIBLE
-        elif not _same(self.layout.scatter(self.private), self.before):
+            with torch.inference_mode(False), torch.no_grad():
+                self.differs = bits(self.private).ne(bits(self.before)).any()
+        elif not _same(self.private, self.before):
             self.change = Change.MADE
 
 
@@ -190,11 +149,15 @@ class Served:
     Attributes:
         value: what the block sees; `assign` replaces the whole.
         written: whether the block changed it.
+        differs: tensors on a device, any of which says that it did although torch did not count a write.
+        put: what it wrote, each with one of `differs` where only that says whether it did.
     """
 
     def __init__(self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout]) -> None:
         self.location = location
         self.written = False
+        self.differs: list[torch.Tensor] = []
+        self.put: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._rows = rows
         self._layout_of = layout_of
         self._leaves: list[Leaf] = []
@@ -225,9 +188,8 @@ class Served:
         shard = rows.of(value)
         mine = self._gathered(layout, shard)
         private = self._copied(mine)
-        # A rank's part of a sum is not a part of the value; its place is taken by what this rank would write back.
-        before = layout.scatter(private).clone() if isinstance(layout, Partial) else shard
-        self._leaves.append(Leaf(value, layout, private, private._version, before))
+        part = shard.shape if mine is shard else layout.scatter(private).shape
+        self._leaves.append(Leaf(value, layout, private, private._version, mine, part))
         return private
 
     def _gathered(self, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
@@ -241,6 +203,8 @@ class Served:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` shares memory with one of the block's private copies."""
+        if tensor.layout is not torch.strided:  # sparse ones have no storage of their own
+            return False
         storage = tensor.untyped_storage().data_ptr()
         mine = self.given()
         return any(one.untyped_storage().data_ptr() == storage for one in mine)
@@ -340,17 +304,20 @@ class Served:
         if now is leaf.private:
             if leaf.change is not Change.NONE:
                 mine = leaf.layout.scatter(now)
-                if mine.shape != leaf.before.shape:
-                    raise ValueError(
-                        f"its shape became {list(mine.shape)}, and the model needs {list(leaf.before.shape)}"
-                    )
+                if mine.shape != leaf.part:
+                    raise ValueError(f"its shape became {list(mine.shape)}, and the model needs {list(leaf.part)}")
                 self._rows.write(original, mine)
                 if current is not original:  # another request's replacement is what the model goes on with
                     self._rows.write(current, mine)
+                self.put.append((now, leaf.differs))
                 self.written = self.written or leaf.change is Change.MADE
+                if leaf.differs is not None:
+                    self.differs.append(leaf.differs)
             return current
         replaced = current.clone()
-        self._rows.write(replaced, leaf.layout.scatter(now.detach().to(original.device, original.dtype)))
+        now = now.detach().to(original.device, original.dtype)
+        self.put.append((now, None))
+        self._rows.write(replaced, leaf.layout.scatter(now))
         self.written = True
         return replaced
 
@@ -426,8 +393,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same contents, bit for bit."""
-    bits = _BITS.get(one.element_size())
-    return torch.equal(one, other) if bits is None else torch.equal(one.view(bits), other.view(bits))
+    return torch.equal(bits(one), bits(other))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's contents as numbers that are equal where the bits are."""
+    numbers = _BITS.get(tensor.element_size())
+    return tensor if numbers is None else tensor.view(numbers)
 
 
 def check(old: Any, new: Any, where: str) -> None:

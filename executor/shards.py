@@ -45,12 +45,26 @@ class Whole:
         return whole
 
 
+def _levelled(value: torch.Tensor) -> torch.Tensor:
+    """Return a value that every rank holds as all of them must have it, bit for bit.
+
+    A sum over more than two ranks may be rounded in another way on each, as vLLM's on CPUs is; the first rank's counts then.
+    """
+    group = get_tp_group()
+    if group.world_size <= 2:
+        return value
+    own = value.clone(memory_format=torch.contiguous_format)
+    group.broadcast(own.view(torch.uint8), src=0)  # of bytes, whatever the type
+    return own
+
+
 class Replicated:
     """Every rank should hold the same value; the first rows served prove it.
 
     A tensor inside a sharded region (an activation between a column- and a row-parallel layer, say) has a shape that
     looks complete. Handing out one rank's part of it would be a silently wrong value, so the ranks compare an exact
-    fingerprint of the bits first. A location that passed once with a value that can tell ranks apart is not checked again.
+    fingerprint of the bits first, and where more than two ranks' bits differ, how far the values do. A location that passed
+    once with a value that can tell ranks apart is not checked again.
     """
 
     def __init__(self, location: str) -> None:
@@ -60,7 +74,7 @@ class Replicated:
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         if not self._proven:
             self._proven = self._tells(shard)
-        return shard
+        return _levelled(shard)
 
     def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:
         """Return the rows of a pass that is no request's; they prove nothing for later ones.
@@ -91,7 +105,9 @@ class Replicated:
         mine = torch.stack([bits.sum(), (bits * weights).sum(), torch.tensor(bits.numel())])
         theirs = [torch.empty_like(mine) for _ in range(group.world_size)]
         dist.all_gather(theirs, mine, group=group.cpu_group)
-        if any(not torch.equal(theirs[0], other) for other in theirs[1:]):
+        equal = all(torch.equal(theirs[0], other) for other in theirs[1:])
+        sizes = {int(one[2]) for one in theirs}
+        if not equal and (len(sizes) > 1 or not self._rounded(shard)):
             raise Refusal(
                 pb.ERROR_CODE_UNKNOWN_LOCATION,
                 f"{self.location} is split over the tensor-parallel ranks in a way that is not known, so the whole value "
@@ -99,8 +115,24 @@ class Replicated:
                 "layer before it (for example mlp.down_proj.input or mlp.gate_up_proj.output[0]), which are given whole.",
                 location=self.location,
             )
-        values = shard.detach().to(torch.float64) if not shard.is_complex() else torch.view_as_real(shard.detach())
+        first = _levelled(shard.detach())  # all ranks must come to the same answer
+        values = torch.view_as_real(first) if first.is_complex() else first.to(torch.float64)
         return bool(values.numel() and torch.isfinite(values).all() and values.min() != values.max())
+
+    @staticmethod
+    def _rounded(shard: torch.Tensor) -> bool:
+        """Whether the ranks' values differ as sums do that are rounded differently, which parts of a value never do."""
+        group = get_tp_group()
+        if group.world_size <= 2 or not shard.is_floating_point() or not shard.numel():
+            return False
+        first = _levelled(shard).double()
+        # Parts of one value differ as its numbers do among themselves, however large these are.
+        size = torch.minimum(first.abs().max(), first.max() - first.min())
+        allowed = max(1e-3, 8 * torch.finfo(shard.dtype).eps) * size
+        near = torch.tensor([int((shard.double() - first).abs().max() <= allowed)])
+        everyone = [torch.empty_like(near) for _ in range(group.world_size)]
+        dist.all_gather(everyone, near, group=group.cpu_group)
+        return all(bool(one) for one in everyone)
 
     def scatter(self, whole: torch.Tensor) -> torch.Tensor:
         return whole
@@ -148,7 +180,7 @@ class Partial:
     """Each rank holds a partial sum; the whole value is the sum over ranks."""
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
-        return get_tp_group().all_reduce(shard.clone())
+        return _levelled(get_tp_group().all_reduce(shard.clone()))
 
     def scatter(self, whole: torch.Tensor) -> torch.Tensor:
         # One rank carries the value, the others nothing, so that the later reduction gives it back exactly.

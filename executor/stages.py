@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import torch
 from vllm.distributed import get_pp_group
 
 from executor.carried import Message, pack, pack_error, pack_served, unpack, unpack_error, unpack_served
@@ -172,7 +173,9 @@ class Pipeline:
         self._group.broadcast_tensor_dict(message, src=self.mine)
 
     def _receive(self, stage: int) -> Message:
-        message: Message | None = self._group.broadcast_tensor_dict(src=stage)
+        # Ordinary tensors, whatever the engine's step is in: a block may change what it gets of a module that it applies.
+        with torch.inference_mode(False), torch.no_grad():
+            message: Message | None = self._group.broadcast_tensor_dict(src=stage)
         assert message is not None
         if "failed" in message:
             raise StageFailed(message["failed"])

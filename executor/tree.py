@@ -22,7 +22,7 @@ from executor.shards import Layouts
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
-    from executor.served import Rows
+    from executor.rows import Rows
     from executor.views.view import View
 
 LOGITS = "logits"

@@ -71,18 +71,21 @@ class Turns:
         turned = list(mediators)
         while turned:
             late = [int(mediator.used > self._budget.step_seconds) for mediator in turned]
-            everyone = self._ranks.compare([fingerprint(mediator) for mediator in turned] + late)
+            mine = [fingerprint(mediator, self._ranks.several) for mediator in turned]
+            everyone = self._ranks.compare(mine + late)
+            applied = []
             for i, mediator in enumerate(turned):
                 votes = [votes[i] for votes in everyone]
                 if len(set(votes)) > 1 and mediator.state is not State.FAILED:
                     fail(mediator, divergence(mediator, votes))
                 elif mediator.call is not None:
                     self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))
+                    applied.append(mediator)
                 else:
                     continue
                 if settle is not None:
                     settle(mediator)
-            turned = [mediator for mediator in turned if mediator.call is not None]
+            turned = applied  # each has had a further turn
 
     def _apply(self, mediator: Mediator, late: bool) -> None:
         """Answer a block that wants a module applied."""

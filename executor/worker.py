@@ -7,20 +7,24 @@ of workers beside steps arrives by `collective_rpc` under the names `interpose_*
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
 
 from executor.accounting import Precision
 from executor.adapters import check_wrapped
 from executor.apply import Applier
 from executor.budget import Budget
+from executor.cache_guard import CacheGuard
 from executor.collect import Limits
 from executor.describe import describe_model
 from executor.eager_kernels import EagerKernels
+from executor.failures import clip
 from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.joining import gather, join
@@ -39,6 +43,24 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Base
 else:
     _Base = object
+
+
+logger = init_logger(__name__)
+
+# How a block ended, events for the client, serialized, and how many times it printed.
+Ended = tuple[str, list[bytes], int]
+
+
+def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
+    """Return what `do` returns, and a failure where it raises: the engine takes one answer from every rank, and from none after
+    a rank that raised, so that the next question would get the answers that are left."""
+    try:
+        return do()
+    except Exception as error:
+        logger.exception("trace %s, invoke %d", trace_id, invoke)
+        message = clip(f"the worker could not end the block: {type(error).__name__}: {error}")
+        failed = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message, trace_id=trace_id, invoke=invoke)
+        return "failed", [pb.Event(failed=failed).SerializeToString()], 0
 
 
 class InterposeWorker(_Base):
@@ -79,6 +101,8 @@ class InterposeWorker(_Base):
             stages=Pipeline(tree) if pipelined else OneStage(),
             reports=reports,
             precision=Precision.of(self.vllm_config),
+            vocabulary=self.model_config.get_vocab_size(),
+            cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
         )
         runner.interleaver = Interleaver(host)
         self.interpose_pipelined = pipelined
@@ -103,22 +127,26 @@ class InterposeWorker(_Base):
             self.model_runner.end_traced()
         return output
 
-    def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> tuple[str, list[bytes], int]:
+    def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> Ended:
         """Run a block on shapes; see `executor.scan.scan`."""
         runner = self.model_runner
         work = Work(pb.Trace.FromString(trace), 0, 1, session)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
-        with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
-            return scan(
-                runner.interleaver,
-                runner.get_model(),
-                lambda tokens: runner._dummy_run(tokens, is_profile=True),
-                work,
-                prompt,
-                steps,
-                runner.sampled,
-            )
+
+        def run() -> Ended:
+            with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
+                return scan(
+                    runner.interleaver,
+                    runner.get_model(),
+                    lambda tokens: runner._dummy_run(tokens, is_profile=True),
+                    work,
+                    prompt,
+                    steps,
+                    runner.sampled,
+                )
+
+        return answered(work.trace.id, 0, run)
 
     def _dummy_step(self) -> None:
         """Run one forward that is no request's, eager and uncompiled, so that modules are called as in a traced step."""
@@ -158,21 +186,26 @@ class InterposeWorker(_Base):
         """Return the model's description, a serialized ModelDescription."""
         return describe_model(self.vllm_config, self.interpose_tree).SerializeToString()
 
-    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> tuple[str, list[bytes], int]:
+    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> Ended:
         """End an invoke's block; see `Interleaver.finish`."""
-        with self.model_runner.kernels.used():
-            return self.model_runner.interleaver.finish(trace_id, invoke, Result.from_plain(result))
+        return self._finish(trace_id, invoke, Result.from_plain(result))
 
-    def interpose_finish_whole(
-        self, trace_id: str, invoke: int, results: list[dict[str, Any]]
-    ) -> tuple[str, list[bytes], int]:
+    def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ended:
         """End the block of an invoke without a prompt, with the results of all others; see `Interleaver.finish`."""
+        return self._finish(trace_id, invoke, [Result.from_plain(one) for one in results])
+
+    def _finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ended:
         with self.model_runner.kernels.used():
-            return self.model_runner.interleaver.finish(trace_id, invoke, [Result.from_plain(one) for one in results])
+            return answered(trace_id, invoke, lambda: self.model_runner.interleaver.finish(trace_id, invoke, result))
 
     def interpose_drop(self, trace_id: str) -> None:
         """Give a trace up; see `Interleaver.drop`."""
-        self.model_runner.interleaver.drop(trace_id)
+
+        def drop() -> Ended:
+            self.model_runner.interleaver.drop(trace_id)
+            return "dropped", [], 0
+
+        answered(trace_id, -1, drop)
 
     def interpose_idle(self) -> dict[str, Any]:
         """Say whether nothing of any trace is held here, and where blocks run."""

@@ -121,6 +121,12 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and isinstance(obj, getattr(torch, "Tensor", ()))
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether a torch tensor is one array of numbers: neither sparse nor nested nor quantized."""
+    torch = loaded_torch()
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+
+
 def is_parameter(tensor: Any) -> bool:
     """Whether a torch tensor is a parameter of a module."""
     torch = loaded_torch()
@@ -143,8 +149,11 @@ def tensor_bytes(tensor: Any) -> memoryview:
     torch = loaded_torch()
     if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
         raise ArrayError("a tensor without data (on the meta device) cannot travel")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise ArrayError(f"only dense tensors can travel, not {tensor.layout}; write .to_dense()")
+    if not is_dense(tensor):
+        nested = ("nested", "torch.nested.to_padded_tensor(x, 0.0)")
+        quantized, sparse = ("quantized", "x.dequantize()"), (str(tensor.layout), "x.to_dense()")
+        what, instead = nested if tensor.is_nested else quantized if tensor.is_quantized else sparse
+        raise ArrayError(f"only dense tensors can travel, not {what} ones; write {instead}")
     with torch.no_grad():
         dense = tensor.detach().as_subclass(torch.Tensor)
         dense = dense.resolve_conj().resolve_neg().cpu().contiguous()

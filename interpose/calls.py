@@ -24,7 +24,13 @@ def _partial(function: Any, /, *args: Any, **keywords: Any) -> Any:
     return functools.partial(function, *args, **keywords)
 
 
-# From dicts only: to hash anything else would run code of the sender's.
+# From dicts and lists only: to hash anything else would run code of the sender's, and a range may be endless.
+
+
+def _deque(items: object, maxlen: int | None) -> Any:
+    if type(items) is not list:
+        raise TypeError("a list is needed")
+    return collections.deque(items, maxlen)
 
 
 def _default_dict(factory: Any, items: object) -> Any:
@@ -62,7 +68,7 @@ def _named_tuple(name: str, fields: tuple[str, ...], defaults: tuple[object, ...
 _MAKERS: dict[str, Callable[..., Any]] = {
     "functools.partial": _partial,
     "functools.lru_cache": _cached,
-    "collections.deque": collections.deque,
+    "collections.deque": _deque,
     "collections.defaultdict": _default_dict,
     "collections.Counter": _counter,
     "collections.namedtuple": _named_tuple,

@@ -24,6 +24,7 @@ _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
 # What a resolver may announce before it is complete.
 _RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})
 _DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
+_MAX_HASHED = 20_000_000  # parts of keys and elements; a tuple that holds one twice hashes it twice
 
 
 class Resolver:
@@ -66,7 +67,7 @@ class Resolver:
         raise WireError("modules of the sender's own are not taken here")
 
     def run_own(self, do: Callable[[], Any]) -> None:
-        """Run what runs code of the sender's: hashing an object of a class that came from there."""
+        """Run what the sender decides the length of: hashing an object of a class that came from there, a call."""
         do()
 
     def captured(self, index: int) -> object:
@@ -131,6 +132,7 @@ class Decoder:
         self._classes: list[type] = []  # made from the sender's source
         self._entry: int | None = None  # the table's index of the value that is decoded next, if it is an entry
         self._making: list[int | None] = []  # of the functions, classes and objects being made, outermost first
+        self._hashed = 0  # parts of what has been hashed
         self._depth = 0
 
     def decode(self, value: Value) -> Any:
@@ -264,6 +266,9 @@ class Decoder:
 
     def _hash(self, obj: Any, do: Callable[[], Any]) -> None:
         """Do what hashes an object, or the items of a tuple."""
+        self._hashed += _parts(obj)
+        if self._hashed > _MAX_HASHED:
+            raise WireError(f"keys of dicts and elements of sets with more than {_MAX_HASHED} parts together")
         try:
             if self._classes and hashes_by_own_code(obj, self._classes):
                 self._resolver.run_own(do)
@@ -300,7 +305,8 @@ class Decoder:
     def _inline_tensor(self, value: Value) -> Any:
         """Return an array that is no entry of the table; numpy's scalars travel as such arrays of no dimensions."""
         array = self._tensor(value.tensor)
-        scalar = value.tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not value.tensor.shape
+        tensor = value.tensor
+        scalar = tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not tensor.shape and not tensor.shape_only
         return array[()] if scalar else array
 
     def _placed(self, made: Any) -> Any:
@@ -332,16 +338,28 @@ class Decoder:
         kind = _RECORDS.get(value.record.type)
         if kind is None or not set(names) <= set(kind.__dataclass_fields__):
             raise WireError(f"a record of unknown type {value.record.type!r} or with unknown fields: {names}")
-        return kind(**{name: self.decode(item) for name, item in zip(names, fields.values, strict=True)})
+        if len(names) != len(fields.values):
+            raise WireError(f"a {value.record.type} with {len(names)} names for {len(fields.values)} values")
+        given = {name: self.decode(item) for name, item in zip(names, fields.values, strict=True)}
+        try:
+            return kind(**given)
+        except TypeError as error:
+            raise WireError(f"a {value.record.type} that lacks something: {error}") from None
 
     def _call(self, value: Value) -> Any:
         call = value.call
         args = tuple([self.decode(item) for item in call.args])
         keywords = {binding.name: self.decode(binding.value) for binding in call.keywords}
-        try:
-            return calls.make(call.function.module, call.function.name, args, keywords)
-        except ValueError as error:
-            raise WireError(str(error)) from None
+        made: list[object] = []
+
+        def make() -> None:
+            try:
+                made.append(calls.make(call.function.module, call.function.name, args, keywords))
+            except ValueError as error:
+                raise WireError(str(error)) from None
+
+        self._resolver.run_own(make)
+        return made[0]
 
     def _dtype(self, value: Value) -> Any:
         kind = arrays.torch_dtype(value.dtype) if self._torch else None
@@ -353,6 +371,17 @@ class Decoder:
             return value.device if torch is None else torch.device(value.device)
         except RuntimeError as error:
             raise WireError(f"no such device: {value.device!r}") from error
+
+
+def _parts(obj: object, known: dict[int, int] | None = None) -> int:
+    """Return how many objects hashing a tuple looks at, itself included."""
+    base: Any = next((base for base in (tuple, frozenset) if isinstance(obj, base)), None)
+    if base is None:
+        return 1
+    known = {} if known is None else known
+    if id(obj) not in known:
+        known[id(obj)] = 1 + sum(_parts(part, known) for part in base.__iter__(obj))
+    return known[id(obj)]
 
 
 _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {

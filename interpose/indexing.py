@@ -121,7 +121,11 @@ def apply(data: np.ndarray, view: TensorView) -> np.ndarray:
         raise IndexError(str(error)) from None
     size = arrays.ITEM_BYTES[view.dtype]
     opaque = np.dtype(f"u{size}") if size <= 8 else np.dtype("c16")
-    return _apply(data.view(opaque).reshape(tuple(view.shape)), view, count_only=False)
+    try:
+        whole = data.view(opaque).reshape(tuple(view.shape))
+    except ValueError as error:  # nothing in it, and a length beyond every array's
+        raise IndexError(str(error)) from None
+    return _apply(whole, view, count_only=False)
 
 
 def _size(view: TensorView) -> int:

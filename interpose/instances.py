@@ -71,6 +71,8 @@ def allocate(cls: Any, contents: object) -> Any:
     if not isinstance(cls, type):
         raise NotTaken("an object of something that is no class")
     base: Any = next((base for base in (*_IMMUTABLE, *_FILLED) if issubclass(cls, base)), object)
+    if base in _IMMUTABLE and type(contents) is not base:  # a tuple of an endless range, say
+        raise NotTaken(f"a {cls.__qualname__} is made from a {base.__name__}, not from a {type(contents).__name__}")
     try:
         made: Any = base.__new__(cls, contents) if base in _IMMUTABLE else base.__new__(cls)
     except TypeError as error:

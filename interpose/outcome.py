@@ -131,7 +131,8 @@ def _add_output(result: Result, output: Output) -> None:
 
 
 def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
-    found = zip(place.token_ids, place.logprobs, place.ranks, place.texts, strict=True)
+    texts = place.texts or [None] * len(place.token_ids)
+    found = zip(place.token_ids, place.logprobs, place.ranks, texts, strict=True)
     return {token: Logprob(logprob, rank or None, text) for token, logprob, rank, text in found}
 
 

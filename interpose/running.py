@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from interpose.arrivals import Arrivals
 from interpose.errors import InterposeError, Unavailable
 from interpose.resuming import Resuming
 from interpose.transport import Stream
@@ -17,7 +18,7 @@ class Running:
     Args:
         session_id: the session it runs in.
         trace_id: its id.
-        stream: the call that brings its events; it begins here.
+        stream: the call that brings its events; `accepted` begins it, so that whoever is interrupted has something to close.
         cancel: ends the trace on the server; is told whether to wait for that.
     """
 
@@ -31,10 +32,11 @@ class Running:
         self._ended = False
         self._done = False
         self._first: Event | None = None
-        self._arrivals = stream.events()
+        self._arrivals: Arrivals | None = None
 
     def accepted(self) -> None:
-        """Wait until the server has taken the trace; InterposeError if it does not."""
+        """Send the trace and wait until the server has taken it; InterposeError if it does not."""
+        self._arrivals = self._stream.events()
         self._first = self.next()
 
     def next(self) -> Event | None:
@@ -45,6 +47,7 @@ class Running:
         """
         if (event := self._held()) is not None:
             return event
+        assert self._arrivals is not None
         try:
             return self._event(self._arrivals.take())
         except InterposeError as error:
@@ -54,6 +57,7 @@ class Running:
         """The same, on an event loop."""
         if (event := self._held()) is not None:
             return event
+        assert self._arrivals is not None
         try:
             return self._event(await self._arrivals.take_async())
         except InterposeError as error:
@@ -66,14 +70,18 @@ class Running:
             with contextlib.suppress(Unavailable):  # a client that has been closed has left all its traces
                 self._stream.cancel()
                 self._cancel(wait)
-        self._arrivals.close()
+        self._drop_arrivals()
 
     def leave(self) -> None:
         """Stop following a trace that goes on by itself."""
         self._ended = True
-        self._arrivals.close()
+        self._drop_arrivals()
         with contextlib.suppress(Unavailable):
             self._stream.cancel()
+
+    def _drop_arrivals(self) -> None:
+        if self._arrivals is not None:
+            self._arrivals.close()
 
     def _held(self) -> Event | None:
         event, self._first = self._first, None

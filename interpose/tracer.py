@@ -20,6 +20,7 @@ from interpose.captured import CapturedBlock
 from interpose.check import OUTER, TRACER_WORDS, frame_at, refused
 from interpose.delivery import Delivery
 from interpose.errors import InvalidArgument, from_failure
+from interpose.invoker import Invoker
 from interpose.job import Job
 from interpose.outcome import Delivered, Outcome, follow, follow_async, new_outcome, values_of
 from interpose.outer_saves import OuterSaves
@@ -126,7 +127,8 @@ class Tracer(CapturedBlock):
 
         Args:
             prompt: as for `model.trace`.
-            sampling: sampling parameters of this prompt alone, and its `lora`; the trace's own are the defaults.
+            sampling: sampling parameters of this prompt alone, and its `lora`; the trace's own are the defaults. `lora=None` is
+                the model without an adapter.
         """
         if self._prompt is not None:
             raise InvalidArgument(
@@ -147,7 +149,8 @@ class Tracer(CapturedBlock):
                     "outputs could bring what it saves; trace without stream=True"
                 )
             return Invoker(self, None, {})
-        return Invoker(self, self._model.encode_prompt(prompt), self._model.check_sampling(sampling))
+        own = {"lora": self._options.lora} | self._model.check_sampling(sampling)
+        return Invoker(self, self._model.encode_prompt(prompt), own)
 
     def barrier(self, n: int) -> Barrier:
         """Make a meeting point for n of this trace's invokes: `barrier = tracer.barrier(2)`, and `barrier()` in two blocks.
@@ -272,7 +275,7 @@ class Tracer(CapturedBlock):
         trace.scan = self._options.scan
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
-        trace.lora = self._options.lora
+        trace.lora = self._options.lora if self._prompt is not None else ""  # each of several prompts says its own
         captured, session = builder.captured(), self._model.session_block
         return trace, Delivery(block, scope, self._places, captured, session, self._groups, _first_names(trace))
 
@@ -368,48 +371,6 @@ class _LateDelivery:
 
     def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
         self.delivery.deliver(values, late=True, variables=outcome.variables)
-
-
-class Invoker(CapturedBlock):
-    """One prompt of a trace and its block; made by `tracer.invoke`."""
-
-    def __init__(self, tracer: Tracer, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
-        self.tracer = tracer
-        self._prompt = prompt
-        self._sampling = sampling
-        self._index: int | None = None
-
-    @property
-    def result(self) -> Result | list[Result]:
-        """After the trace, what the engine generated for this prompt; with `n`, one result for each sequence."""
-        if self._index is None:
-            raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
-        if self._prompt is None:
-            raise InvalidArgument(
-                "an invoke without a prompt generates nothing; each prompt has its result: `with tracer.invoke(prompt) as one`"
-            )
-        return self.tracer._result(self._index)
-
-    @property
-    def accounting(self) -> Accounting:
-        """After the trace, where this prompt's block was served and where it wrote, and in what precision."""
-        if self._index is None:
-            raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
-        return self.tracer._finished().accounting.get(self._index, Accounting())
-
-    def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
-        """Add the captured block to the trace; it runs when the outer block has ended."""
-        if not self.tracer._running:
-            raise InvalidArgument(
-                "this block belongs to a trace that has already been sent",
-                frames=[frame_at(block.body[0], block.filename)],
-            )
-        self._index = self.tracer._add(block, scope, self._prompt, self._sampling)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in TRACER_WORDS:
-            raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
-        raise AttributeError(f"an invoke has no attribute {name!r}")
 
 
 def _first_names(trace: Trace) -> dict[int, str]:

@@ -29,6 +29,11 @@ MAX_CHAT_MESSAGES = 1000
 MAX_EDITS = 16  # of one trace
 MAX_VARIABLES = 256  # of one trace
 MAX_SESSIONS = 16  # whose saved values one trace uses
+MAX_LINE = 10_000_000  # of a program's place in its file; compilers count in 32 bits
+MAX_COLUMN = 10_000
+MAX_FILENAME = 4096
+MAX_SPREAD_BYTES = 1 << 30  # of what a trace's requests bring to the engine, each all of the trace's values
+_MAX_COMPARED = 100  # characters of a name that near misses are looked for
 
 _TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _EDIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -39,6 +44,8 @@ _SHARED = ("list", "dict", "set", "tensor", "remote")
 Remotes = dict[str, tuple[str, ...]]
 
 M = TypeVar("M", bound=Message)
+
+Source = pb.Program | value_pb2.Function | value_pb2.Class
 
 
 def parse(kind: type[M], data: bytes, limit: int) -> M:
@@ -74,8 +81,8 @@ def model_for(settings: Settings, name: str) -> ModelSettings:
         return model
     names = [model.name for model in settings.models]
     served = f"served here: {', '.join(names)}"
-    message = f"there is no model {name!r}; {served}" if name else f"say which model; {served}"
-    near = difflib.get_close_matches(name, names)
+    message = f"there is no model {name[:80]!r}; {served}" if name else f"say which model; {served}"
+    near = difflib.get_close_matches(name[:_MAX_COMPARED], names)
     raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, message, suggestions=near))
 
 
@@ -127,6 +134,7 @@ def check_trace(
     reason = together.refusal(trace)
     if reason:
         raise refuse(reason, trace.id)
+    _check_spread(trace)
     if len(trace.exchanged) > MAX_NAMES or not all(name.isidentifier() for name in trace.exchanged):
         raise refuse(f"a trace exchanges up to {MAX_NAMES} names", trace.id)
     _check_variables(trace)
@@ -200,7 +208,7 @@ def _check_prompt(prompt: pb.Prompt, description: model_pb2.ModelDescription, tr
 
 def _check_lora(name: str, adapters: Collection[str], trace_id: str, invoke: int) -> None:
     if name and name not in adapters:
-        near = difflib.get_close_matches(name, adapters, n=3)
+        near = difflib.get_close_matches(name[:_MAX_COMPARED], adapters, n=3)
         what = f"there is no LoRA adapter {name[:80]!r}; it has {', '.join(adapters) or 'none'}"
         fact = failure(pb.ERROR_CODE_INVALID_ARGUMENT, what, trace_id=trace_id, invoke=invoke, suggestions=near)
         raise ServiceFailure(fact)
@@ -224,10 +232,34 @@ def _check_variables(trace: pb.Trace) -> None:
             )
 
 
-def _check_program(program: pb.Program, limits: Limits, trace_id: str, invoke: int) -> None:
-    size = len(program.source.encode())
+def _check_spread(trace: pb.Trace) -> None:
+    """Refuse values that would fill the engine's memory: each request of a trace brings all of them to it."""
+    requests = len(trace.invokes) - len(together.wholes(trace))
+    size = trace.scope.ByteSize()
+    if size * requests > MAX_SPREAD_BYTES:
+        raise refuse(
+            f"the trace brings {size} bytes of values to each of {requests} prompts, and {MAX_SPREAD_BYTES} may come "
+            "together: send long lists and texts as tensors, or fewer prompts at a time",
+            trace.id,
+        )
+
+
+def _check_source(source: Source, what: str, limits: Limits, trace_id: str, invoke: int = -1) -> None:
+    """Refuse a text that is too long, or that stands where no file has a line."""
+    size = len(source.source.encode())
     if size > limits.max_program_bytes:
-        raise refuse(f"the block has {size} bytes of source; the limit is {limits.max_program_bytes}", trace_id, invoke)
+        raise refuse(f"{what} has {size} bytes of source; the limit is {limits.max_program_bytes}", trace_id, invoke)
+    if source.first_line > MAX_LINE or source.indent > MAX_COLUMN or len(source.filename) > MAX_FILENAME:
+        raise refuse(
+            f"{what} is said to begin in line {source.first_line}, column {source.indent} of a file with a name of "
+            f"{len(source.filename)} characters; the limits are {MAX_LINE}, {MAX_COLUMN} and {MAX_FILENAME}",
+            trace_id,
+            invoke,
+        )
+
+
+def _check_program(program: pb.Program, limits: Limits, trace_id: str, invoke: int) -> None:
+    _check_source(program, "the block", limits, trace_id, invoke)
     names = [*(binding.name for binding in program.reads), *program.writes]
     if len(names) > MAX_NAMES:
         raise refuse(f"the block uses {len(names)} names; the limit is {MAX_NAMES}", trace_id, invoke)
@@ -242,7 +274,7 @@ def _check_sampling(
     for binding in sampling:
         if binding.name in parameters:
             continue
-        near = difflib.get_close_matches(binding.name, parameters, n=3)
+        near = difflib.get_close_matches(binding.name[:_MAX_COMPARED], parameters, n=3)
         raise ServiceFailure(
             failure(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
@@ -273,10 +305,8 @@ def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, tr
         todo.extend(parts(value))
         kind = value.WhichOneof("kind")
         if kind in ("function", "class_source"):
-            size = len(getattr(value, kind).source.encode())
-            if size > limits.max_program_bytes:
-                what = f"{getattr(value, kind).name[:80]!r} has {size} bytes of source"
-                raise refuse(f"{what}; the limit is {limits.max_program_bytes}", trace_id)
+            source: value_pb2.Function | value_pb2.Class = getattr(value, kind)
+            _check_source(source, repr(source.name[:80]), limits, trace_id)
         elif kind == "remote":
             check_view(value.remote.view, trace_id)
             remotes.setdefault(value.remote.session_id, set()).add(value.remote.blob_id)

@@ -1,9 +1,11 @@
-"""The application for Serve's own tools: `import_path: serve_app.app:build` in the file that `serve run` or `serve deploy`
-reads, or in a `RayService`, with the settings under `args`.
+"""The applications for Serve's own tools, with their settings under `args` in the file that `serve run` or `serve deploy`
+reads, or in a `RayService`.
 
-The proxies are configured beside it, in `grpc_options`: the port, and `serve_app.proxy.FUNCTIONS` as
-`grpc_servicer_functions`. `serve run serve_app.app:build model=PATH` without a file runs it too, but Serve's command line
-has no way to open a gRPC port.
+`import_path: serve_app.app:build` is the service: ingress and models. The proxies are configured beside it, in
+`grpc_options`: the port, and `serve_app.proxy.FUNCTIONS` as `grpc_servicer_functions`. `serve run serve_app.app:build
+model=PATH` without a file runs it too, but Serve's command line has no way to open a gRPC port.
+
+`import_path: serve_app.app:build_model` is one more model, which comes and goes without the service noticing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,14 @@ from typing import Any
 from ray.serve import Application
 
 from serve_app import builder
-from serve_app.settings import settings_from
+from serve_app.settings import ModelSettings, settings_from
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the application from Serve's arguments; see `serve_app.settings.settings_from`."""
+    """Build the service from Serve's arguments; see `serve_app.settings.settings_from`."""
     return builder.build(settings_from(args))
+
+
+def build_model(args: dict[str, Any]) -> Application:
+    """Build one model beside a service that runs on the same cluster; `args` are a `ModelSettings`."""
+    return builder.build_model(ModelSettings(**args))

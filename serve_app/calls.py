@@ -17,11 +17,13 @@ from actors.failures import describe
 from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.admission import parse
-from serve_app.settings import Settings, Tenant
+from serve_app.settings import ANONYMOUS, Settings, Tenant
 
 # Trailing metadata beyond 8 KiB may be dropped on the way, and bytes in it grow by a third.
 _MAX_FAILURE_BYTES = 4096
 _MAX_DETAILS = 512
+# Of what anybody may send without a key.
+_KEYLESS_BYTES = 4096
 
 I = TypeVar("I", bound="Ingress")  # noqa: E741
 Q = TypeVar("Q", bound=Message)
@@ -36,15 +38,18 @@ class Ingress(Protocol):
 
 
 def unary(
-    request_type: type[Q], reply_type: type[R]
+    request_type: type[Q], reply_type: type[R], *, keyless: bool = False
 ) -> Callable[[Callable[[I, Q, Tenant], Awaitable[R]]], Callable[..., Awaitable[R]]]:
-    """Make `async def method(self, request, tenant) -> reply` a unary call."""
+    """Make `async def method(self, request, tenant) -> reply` a unary call.
+
+    Args:
+        keyless: whether anybody may call it; the tenant is the anonymous one then.
+    """
 
     def decorate(method: Callable[[I, Q, Tenant], Awaitable[R]]) -> Callable[..., Awaitable[R]]:
         async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> R:
             try:
-                tenant = authenticate(self.settings, grpc_context)
-                return await method(self, parse(request_type, data, self.max_message_bytes), tenant)
+                return await method(self, *_received(self, request_type, data, grpc_context, keyless))
             except Exception as error:
                 fail(grpc_context, error)
                 return reply_type()
@@ -55,18 +60,20 @@ def unary(
 
 
 def streaming(
-    request_type: type[Q], reply_type: type[R]
+    request_type: type[Q], reply_type: type[R], *, keyless: bool = False
 ) -> Callable[[Callable[[I, Q, Tenant], AsyncGenerator[R, None]]], Callable[..., AsyncGenerator[R, None]]]:
     """Make `async def method(self, request, tenant)`, which yields replies, a server-streaming call.
 
     A failed call ends with one empty reply: Serve copies the status onto the call with a message, never without one.
+
+    Args:
+        keyless: as of `unary`.
     """
 
     def decorate(method: Callable[[I, Q, Tenant], AsyncGenerator[R, None]]) -> Callable[..., AsyncGenerator[R, None]]:
         async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[R, None]:
             try:
-                tenant = authenticate(self.settings, grpc_context)
-                request = parse(request_type, data, self.max_message_bytes)
+                request, tenant = _received(self, request_type, data, grpc_context, keyless)
                 async with contextlib.aclosing(method(self, request, tenant)) as replies:
                     async for reply in replies:
                         yield reply
@@ -77,6 +84,14 @@ def streaming(
         return _named_like(call, method)
 
     return decorate
+
+
+def _received(
+    ingress: Ingress, request_type: type[Q], data: bytes, context: RayServegRPCContext, keyless: bool
+) -> tuple[Q, Tenant]:
+    """Return a call's request and whose it is; nothing of a caller without a key is parsed where one is needed."""
+    tenant = ANONYMOUS if keyless else authenticate(ingress.settings, context)
+    return parse(request_type, data, _KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
 
 
 def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
@@ -101,7 +116,7 @@ def fail(context: RayServegRPCContext, error: Exception) -> None:
     """Give a call the status, the text and the `Failure` of an exception."""
     fact = _trimmed(describe(error))
     context.set_code(STATUS_OF[fact.code])
-    context.set_details(fact.message[:_MAX_DETAILS])
+    context.set_details(_shortened(fact.message, _MAX_DETAILS))
     context.set_trailing_metadata([(FAILURE_METADATA, fact.SerializeToString())])
 
 
@@ -110,9 +125,14 @@ def _trimmed(fact: pb.Failure) -> pb.Failure:
         del fact.frames[0]
     if fact.ByteSize() > _MAX_FAILURE_BYTES:
         del fact.frames[:]
-        fact.message = fact.message[: _MAX_FAILURE_BYTES // 4] + "…"
-        fact.exception_message = fact.exception_message[: _MAX_FAILURE_BYTES // 4]
+        fact.message = _shortened(fact.message, _MAX_FAILURE_BYTES // 4) + "…"
+        fact.exception_message = _shortened(fact.exception_message, _MAX_FAILURE_BYTES // 4)
     return fact
+
+
+def _shortened(text: str, size: int) -> str:
+    """Return the beginning of a text that is so many bytes long at most."""
+    return text.encode()[:size].decode(errors="ignore")
 
 
 def _named_like(call: Any, method: Any) -> Any:

@@ -6,7 +6,10 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -14,13 +17,32 @@ from typing import Protocol
 import psutil
 import ray
 
-from serve_app.shared_memory import mapped_by, remove
+from serve_app.shared_memory import SharedFiles
 
 _EXIT_SECONDS = 10.0
+_JOIN_SECONDS = 90.0
+_HEAD = "node:__internal_head__"  # what Ray's head has as a resource
+_SAID = 2000  # characters of what a node that did not start said
+
+# `ray start`, which ends with the process that started it, however that ends (PR_SET_PDEATHSIG).
+_NODE = """
+import ctypes, signal
+from ray.scripts import scripts
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+scripts.main()
+"""
 
 
 class Cluster(Protocol):
-    """Where a service runs."""
+    """Where a service runs.
+
+    Attributes:
+        own: whether it is this process's own.
+        elsewhere: the address of its head, once it has started, if that is on another host.
+    """
+
+    own: bool
+    elsewhere: str
 
     def start(self) -> None:
         """Connect; afterwards `ray` works in this process."""
@@ -39,10 +61,14 @@ class OwnHead:
         cpus: at least this many, whatever the machine has.
     """
 
+    own = True
+    elsewhere = ""
+
     def __init__(self, cpus: int) -> None:
         self._cpus = max(cpus, os.cpu_count() or 1)
         self._folder: Path | None = None
-        self._shared_memory: set[Path] = set()
+        self._processes: set[psutil.Process] = set()
+        self._shared = SharedFiles()
 
     def start(self) -> None:
         try:
@@ -68,25 +94,28 @@ class OwnHead:
             )
 
     def look_after(self) -> None:
-        self._shared_memory |= mapped_by(process.pid for process in psutil.Process().children(recursive=True))
+        # A process that loses its parent is nobody's child afterwards, and still one of these.
+        known = self._processes | set(psutil.Process().children(recursive=True))
+        self._processes = {process for process in known if process.is_running()}
+        self._shared.look_after(self._processes)
 
     def stop(self) -> None:
         self.look_after()
-        children = psutil.Process().children(recursive=True)
         with contextlib.suppress(Exception):
             ray.shutdown()
-        _, alive = psutil.wait_procs(children, timeout=_EXIT_SECONDS)
+        _, alive = psutil.wait_procs(self._processes, timeout=_EXIT_SECONDS)
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(alive, timeout=_EXIT_SECONDS)
-        remove(self._shared_memory)
+        self._shared.remove()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class JoinedCluster:
-    """A cluster that runs already.
+    """A cluster that runs already. Where no node of it runs on this host, one without resources is started, for this process:
+    nothing of the model is placed on it, and it ends with the process.
 
     Args:
         address: host:port of its head.
@@ -95,19 +124,48 @@ class JoinedCluster:
         ValueError: the address is of another kind.
     """
 
+    own = False
+
     def __init__(self, address: str) -> None:
         if address.startswith("ray://"):
             raise ValueError(
-                f"RAY_ADDRESS={address} is a Ray client address, and Ray's client has no object store: start a node of "
-                "the cluster here (`ray start --address=HOST:6379 --num-cpus=0`) and set RAY_ADDRESS=HOST:6379"
+                f"RAY_ADDRESS={address} is a Ray client address, and Ray's client has no object store: set "
+                "RAY_ADDRESS=HOST:6379 of the cluster's head, which this host joins as a node without resources"
             )
         if address != "auto" and ":" not in address:
             raise ValueError(f"RAY_ADDRESS={address}: it should be HOST:PORT of the cluster's head")
         self._address = address
+        self.elsewhere = ""
+        self._node: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
+        if self._address != "auto" and not _has_node(self._address):
+            self._start_node()
         with _own_signal_handlers():
             ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
+        head = next(node for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"])["NodeManagerAddress"]
+        self.elsewhere = "" if head == ray.util.get_node_ip_address() else str(head)
+
+    def _start_node(self) -> None:
+        command = [sys.executable, "-c", _NODE, "start", f"--address={self._address}", "--num-cpus=0", "--num-gpus=0"]
+        command += ["--disable-usage-stats", "--block"]
+        with tempfile.TemporaryFile("w+") as output:
+            # In a session of its own: a Ctrl-C is this process's, which still has to take the service off.
+            self._node = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, start_new_session=True
+            )
+            deadline = time.monotonic() + _JOIN_SECONDS
+            while True:
+                output.seek(0)
+                said = output.read()
+                if "Ray runtime started" in said:
+                    return
+                if self._node.poll() is not None or time.monotonic() > deadline:
+                    self.stop()
+                    raise RuntimeError(
+                        f"this host could not join the cluster at RAY_ADDRESS={self._address}: {said[-_SAID:].strip()}"
+                    )
+                time.sleep(0.1)
 
     def look_after(self) -> None:
         pass
@@ -115,6 +173,33 @@ class JoinedCluster:
     def stop(self) -> None:
         with contextlib.suppress(Exception):
             ray.shutdown()
+        node, self._node = self._node, None
+        if node is None:
+            return
+        parts: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parts = psutil.Process(node.pid).children(recursive=True)
+        node.terminate()
+        try:
+            node.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            node.kill()
+            node.wait()
+        _, alive = psutil.wait_procs(parts, timeout=_EXIT_SECONDS)
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _has_node(address: str) -> bool:
+    """Whether a node of a cluster runs on this host, as far as the port of its head tells: its host has several names."""
+    port = address.rpartition(":")[2]
+    for process in psutil.process_iter(["cmdline"]):
+        for argument in process.info["cmdline"] or ():
+            name, _, value = argument.partition("=")
+            if name in ("--gcs-address", "--gcs_address") and value.rpartition(":")[2] == port:
+                return True
+    return False
 
 
 @contextlib.contextmanager

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
 from ray import serve
 
-from actors.directory import directory
-from actors.protocol import ReplicaReport
+from actors.directory import directory, own_directory
+from actors.failures import unavailable
+from actors.protocol import ReplicaReport, Target
+from executor.startup import REPLICA_VARIABLE
 from interpose.errors import ServiceFailure
 from interpose.v1 import trace_pb2
 from serve_app.listening import replica_on_this_machine
@@ -20,7 +24,11 @@ from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
 from serve_app.tokenizer import chunks, tokenizer_files
 
+logger = logging.getLogger(__name__)
+
 REPORT_SECONDS = 1.0
+# Then Serve says so of the deployment, and tries some times more.
+NAME_SECONDS = 60.0
 
 
 class EngineDeployment:
@@ -29,28 +37,44 @@ class EngineDeployment:
     Args:
         model: what to serve.
         sessions: for the directory, should this replica be the first to need one.
+
+    Raises:
+        ValueError: another application serves a model of that name.
     """
 
     async def __init__(self, model: ModelSettings, sessions: SessionSettings) -> None:  # type: ignore[misc]
         replica_on_this_machine()
         self._model = model
-        self._directory = directory(sessions)
-        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._session_settings = sessions
+        self._directory = own_directory(sessions)
+        context = serve.get_replica_context()
+        self._target = Target(context.app_name, context.deployment)
+        self._replica = context.replica_id.unique_id
         self._stage = "waiting for its place"
         self._engine: Any = None
         self._healthy = True
         self._sessions = SessionWatch()
         self._reporter = asyncio.create_task(self._keep_reporting())
         try:
+            await self._wait_for_name()
             await self._load()
         except BaseException:
             self._healthy = False
             await self._report()
             raise
 
+    async def _wait_for_name(self) -> None:
+        """An application that is being removed keeps its models' names until its replicas have finished what they run."""
+        deadline = time.monotonic() + NAME_SECONDS
+        while refusal := await self._report():
+            if time.monotonic() > deadline:
+                raise ValueError(refusal)
+            await asyncio.sleep(REPORT_SECONDS)
+
     async def _load(self) -> None:
         # Workers and the engine's own process join the cluster that this replica is in, not one of their own.
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        os.environ[REPLICA_VARIABLE] = self._replica
         self._stage = "importing the engine"
         engine_class = await asyncio.to_thread(_import_engine)
         self._engine = await engine_class.start(self._model, self._set_stage)
@@ -58,7 +82,7 @@ class EngineDeployment:
         await self._report()
 
     async def run(self, trace: bytes, session: str) -> AsyncGenerator[bytes, None]:
-        """Run a trace; yields b"" first, to say that a replica has taken it, then serialized events.
+        """Run a trace; yields this replica's name first, to say that it has taken it, then serialized events.
 
         Args:
             trace: a serialized `Trace`.
@@ -69,7 +93,7 @@ class EngineDeployment:
         """
         from executor.engine import TraceFailed
 
-        yield b""
+        yield self._replica.encode()
         try:
             events = self._engine.run(trace_pb2.Trace.FromString(trace), session)
             async with contextlib.aclosing(self._sessions.while_alive(session, events)) as alive:
@@ -81,8 +105,17 @@ class EngineDeployment:
     async def ping(self) -> None:
         """Do nothing; a caller is connected afterwards."""
 
-    async def describe(self) -> bytes:
-        """Return the serialized `ModelDescription`."""
+    async def describe(self, model: ModelSettings) -> bytes:
+        """Return the serialized `ModelDescription`.
+
+        Args:
+            model: what the caller takes this model for; while replicas are replaced there are those of other settings too.
+
+        Raises:
+            ServiceFailure: UNAVAILABLE, this replica is another one.
+        """
+        if model != self._model:
+            raise ServiceFailure(unavailable(f"replicas of {model.name} are being replaced by others"))
         return self._engine.describe().SerializeToString()
 
     async def tokenizer(self) -> AsyncGenerator[bytes, None]:
@@ -122,17 +155,23 @@ class EngineDeployment:
         while True:
             with contextlib.suppress(Exception):
                 await self.check_health()
-            with contextlib.suppress(ray.exceptions.RayActorError):
-                await self._report()
+            try:
+                try:
+                    await self._report()
+                except ray.exceptions.RayActorError:
+                    self._directory = directory(self._session_settings)
+            except Exception:
+                logger.exception("a report failed")  # there must be another one, or this replica is taken for gone
             await self._sessions.look()
             await asyncio.sleep(REPORT_SECONDS)
 
-    async def _report(self) -> None:
+    async def _report(self) -> str:
         running, waiting = self._engine.load() if self._engine is not None else (0, 0)
         report = ReplicaReport(
-            self._model.deployment, self._replica, self._stage, self._healthy, running=running, waiting=waiting
+            self._target, self._model, self._replica, self._stage, self._healthy, running=running, waiting=waiting
         )
-        await self._directory.report.remote(report)
+        refusal: str = await self._directory.report.remote(report)
+        return refusal
 
 
 def _import_engine() -> Any:

@@ -16,6 +16,7 @@ CALLBACK = "serve_app.proxy.listen_on_host"
 # itself on the systems that this variable is named after.
 THIS_MACHINE_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
+_EVENTS_VARIABLE = "RAY_task_events_max_num_task_in_gcs"
 _MIB = 1 << 20
 
 
@@ -35,6 +36,8 @@ def own_head_environment() -> dict[str, str]:
     environment = {
         THIS_MACHINE_ONLY[0]: THIS_MACHINE_ONLY[1],
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray remembers so many calls for its dashboard, 100,000 if it is not told, which takes hours to fill and 200 MiB.
+        _EVENTS_VARIABLE: os.environ.get(_EVENTS_VARIABLE, "10000"),
     }
     if "RAY_AUTH_MODE" not in os.environ:
         # Ray would write a token to the home directory, which may not be writable and which other clusters share.

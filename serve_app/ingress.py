@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
@@ -15,20 +16,23 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.handle import DeploymentHandle
 
-from actors.directory import HEARTBEAT_SECONDS, directory
+from actors.directory import HEARTBEAT_SECONDS, directory, own_directory
 from actors.failures import describe, not_found, unavailable
-from actors.protocol import DirectoryStatus, Lease, ModelState, Target
+from actors.protocol import Announced, DirectoryStatus, Lease, ModelState
 from actors.saved import Saved
-from interpose.errors import ServiceFailure
+from interpose.errors import ServiceFailure, failure
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
-from serve_app import admission
+from serve_app import admission, replies
 from serve_app.calls import streaming, unary
 from serve_app.listening import replica_on_this_machine
+from serve_app.models import ServedModel, ServedModels
 from serve_app.orders import order_of
-from serve_app.settings import ModelSettings, Settings, Tenant
+from serve_app.settings import Settings, Tenant
 from serve_app.windows import windows
+
+logger = logging.getLogger(__name__)
 
 SERVICE = "interpose.v1.Interpose"
 # What a readiness probe asks for: whether calls arrive here through the proxy that it asks, whatever the models do.
@@ -36,6 +40,10 @@ PROXY = "proxy"
 CALL_SECONDS = 10.0
 _MAX_CACHED_LEASES = 4096
 _LONG_MESSAGE = 256 * 1024
+# What a session's actor that takes another's place cannot do: uploads are gone, which clients send again.
+_NEED_UPLOADS = ("run", "start")
+# Each holds one of the calls that the ingress takes at a time, and needs no key.
+MAX_WATCHERS = 64
 
 
 class IngressDeployment:
@@ -51,12 +59,12 @@ class IngressDeployment:
         # Sessions find the engines under the application's name, which whoever deploys it chooses.
         app = serve.get_replica_context().app_name
         self.settings = settings
-        self.max_message_bytes = max(model.limits.max_message_bytes for model in settings.models)
-        self._engines = engines
-        self._targets = {model.name: Target(app, model.deployment) for model in settings.models}
-        self._directory = directory(settings.sessions)
-        self._descriptions: dict[str, model_pb2.ModelDescription] = {}
+        self.max_message_bytes = _longest(settings)
+        self._models = ServedModels(app, settings.models, engines)
+        self._session_settings = settings.sessions
+        self._directory = own_directory(settings.sessions)
         self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._watchers = 0  # of the health
         self._heart = asyncio.get_running_loop().create_task(self._beat())
 
     # Interpose
@@ -64,13 +72,14 @@ class IngressDeployment:
     @unary(service_pb2.HelloRequest, service_pb2.HelloReply)
     async def Hello(self, request: service_pb2.HelloRequest, tenant: Tenant) -> service_pb2.HelloReply:
         """Compare versions. An incompatible client gets the reply too: it says what to upgrade."""
+        await self._look()
         return service_pb2.HelloReply(
             protocol=PROTOCOL,
             oldest_protocol=admission.OLDEST_PROTOCOL,
             server_version=VERSION,
             python_version=PYTHON_VERSION,
             models=[model.name for model in self.settings.models],
-            limits=_limits(self.settings, tenant),
+            limits=replies.limits(self.settings, tenant),
             tenant=tenant.name,
         )
 
@@ -79,16 +88,16 @@ class IngressDeployment:
         self, request: service_pb2.DescribeModelRequest, tenant: Tenant
     ) -> model_pb2.ModelDescription:
         """Describe a model."""
-        return await self._description(admission.model_for(self.settings, request.model))
+        return await self._description(await self._model(request.model))
 
     @streaming(service_pb2.GetTokenizerRequest, service_pb2.TokenizerChunk)
     async def GetTokenizer(
         self, request: service_pb2.GetTokenizerRequest, tenant: Tenant
     ) -> AsyncGenerator[service_pb2.TokenizerChunk, None]:
         """Send the tokenizer's files."""
-        model = admission.model_for(self.settings, request.model)
-        await self._running(model)
-        async for data in self._engines[model.name].options(stream=True).tokenizer.remote():
+        served = await self._model(request.model)
+        _check_running(served, await self._directory.model_state.remote(served.target))
+        async for data in served.engine.options(stream=True).tokenizer.remote():
             yield service_pb2.TokenizerChunk.FromString(data)
 
     @unary(service_pb2.OpenSessionRequest, service_pb2.OpenSessionReply)
@@ -126,20 +135,20 @@ class IngressDeployment:
         """Run a trace, or follow one that was submitted before; a job is only begun."""
         admission.check_protocol(request.protocol)
         trace = request.trace
-        model = admission.model_for(self.settings, trace.model)
-        description = await self._description(model)
+        served = await self._model(trace.model)
+        model, description = served.settings, await self._description(served)
         if request.ByteSize() > _LONG_MESSAGE:
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
         lease = await (self._lease(request.session_id, tenant) if request.session_id else self._open(tenant))
-        await self._running(model)
+        replica = await self._place(lease, served)
         edits = ()
         if trace.edits:
             edits = await self._directory.edits.remote(tenant.name, model.name, list(trace.edits))
         foreign = await self._foreign(remotes, lease, tenant)
         own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
-        order = order_of(trace, own, foreign, edits, lease.session_id, model, self._targets[model.name], request.job)
+        order = order_of(trace, own, foreign, edits, lease.session_id, model, served.target, replica, request.job)
         if request.job:
             yield pb.Event.FromString(await self._ask(lease, "start", order))
             return
@@ -196,7 +205,7 @@ class IngressDeployment:
     async def StoreEdit(self, request: service_pb2.StoreEditRequest, tenant: Tenant) -> service_pb2.StoreEditReply:
         """Keep a standing edit."""
         admission.check_protocol(request.protocol)
-        model = admission.model_for(self.settings, request.model)
+        model = (await self._model(request.model)).settings
         await asyncio.to_thread(admission.check_edit, request.edit, model, tenant)
         await self._directory.store_edit.remote(tenant.name, model.name, request.edit)
         return service_pb2.StoreEditReply()
@@ -204,95 +213,98 @@ class IngressDeployment:
     @unary(service_pb2.ListEditsRequest, service_pb2.ListEditsReply)
     async def ListEdits(self, request: service_pb2.ListEditsRequest, tenant: Tenant) -> service_pb2.ListEditsReply:
         """List the tenant's standing edits."""
-        model = admission.model_for(self.settings, request.model)
+        model = (await self._model(request.model)).settings
         return await self._directory.list_edits.remote(tenant.name, model.name)
 
     @unary(service_pb2.ClearEditsRequest, service_pb2.ClearEditsReply)
     async def ClearEdits(self, request: service_pb2.ClearEditsRequest, tenant: Tenant) -> service_pb2.ClearEditsReply:
         """Drop standing edits of the tenant's."""
-        model = admission.model_for(self.settings, request.model)
+        model = (await self._model(request.model)).settings
         cleared = await self._directory.clear_edits.remote(tenant.name, model.name, request.name)
         return service_pb2.ClearEditsReply(cleared=cleared)
 
     @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
     async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:
         """Say how models, sessions and the caller's own tenant are."""
-        status: DirectoryStatus = await self._directory.status.remote()
-        reply = service_pb2.StatusReply(
-            sessions=status.sessions,
-            warm_sessions=status.warm,
-            uptime_seconds=status.uptime_seconds,
-            server_version=VERSION,
-        )
-        for model in self.settings.models:
-            state = status.models.get(model.deployment, ModelState("LOADING", 0, 0, 0))
-            reply.models.add(
-                name=model.name,
-                state=state.state,
-                replicas=state.replicas,
-                running=state.running,
-                waiting=state.waiting,
-                adapters=list(model.lora_modules),
-            )
-        for usage in status.tenants:
-            if usage.name == tenant.name:
-                reply.tenants.add(
-                    name=usage.name,
-                    sessions=usage.sessions,
-                    traces_running=usage.traces_running,
-                    traces_done=usage.traces_done,
-                    stored_bytes=usage.stored_bytes,
-                )
-        return reply
+        await self._look()
+        status: DirectoryStatus = await self._directory.status.remote(self._models.targets)
+        return replies.status(status, self._models, tenant)
 
     # grpc.health.v1.Health: anybody may ask, with or without a key
 
-    async def Check(self, data: bytes) -> health_pb2.HealthCheckResponse:
-        """SERVING while any model can run traces; `PROXY` is, as long as somebody can answer."""
-        return await self._health(data)
+    @unary(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, keyless=True)
+    async def Check(self, request: health_pb2.HealthCheckRequest, _: Tenant) -> health_pb2.HealthCheckResponse:
+        """SERVING while any model runs traces, or would if anybody asked for it; `PROXY` is, as long as somebody can answer."""
+        return await self._health(request.service)
 
-    async def Watch(self, data: bytes) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+    @streaming(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, keyless=True)
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, _: Tenant
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """The health now, and each time it changes."""
-        last = None
-        while True:
-            health = await self._health(data)
-            if health.status != last:
-                last = health.status
-                yield health
-            await asyncio.sleep(1.0)
+        if self._watchers >= MAX_WATCHERS:
+            message = f"{MAX_WATCHERS} callers watch already: ask now and then with Check"
+            raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message))
+        self._watchers += 1
+        try:
+            last = None
+            while True:
+                health = await self._health(request.service)
+                if health.status != last:
+                    last = health.status
+                    yield health
+                await asyncio.sleep(1.0)
+        finally:
+            self._watchers -= 1
 
-    async def List(self, data: bytes) -> health_pb2.HealthListResponse:
+    @unary(health_pb2.HealthListRequest, health_pb2.HealthListResponse, keyless=True)
+    async def List(self, _: health_pb2.HealthListRequest, __: Tenant) -> health_pb2.HealthListResponse:
         """The health of every service there is."""
         serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(b""), PROXY: serving})
+        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(""), PROXY: serving})
 
     # Its own
 
-    async def _health(self, data: bytes) -> health_pb2.HealthCheckResponse:
+    async def _health(self, service: str) -> health_pb2.HealthCheckResponse:
         kinds = health_pb2.HealthCheckResponse
-        service = admission.parse(health_pb2.HealthCheckRequest, data, 4096).service
         if service == PROXY:
             return kinds(status=kinds.SERVING)
         if service not in ("", SERVICE):
             return kinds(status=kinds.SERVICE_UNKNOWN)
-        for model in self.settings.models:
-            state: ModelState = await self._directory.model_state.remote(model.deployment)
-            if state.state == "RUNNING":
+        for served in self._models.all:
+            if served.state(await self._directory.model_state.remote(served.target)) in ("RUNNING", "IDLE"):
                 return kinds(status=kinds.SERVING)
         return kinds(status=kinds.NOT_SERVING)
 
-    async def _running(self, model: ModelSettings) -> None:
-        state: ModelState = await self._directory.model_state.remote(model.deployment)
-        if state.state != "RUNNING":
-            raise ServiceFailure(unavailable(f"the engine of {model.name} is {state.state.lower()}"))
+    async def _model(self, name: str) -> ServedModel:
+        """Return the model a client asks for, which may have come this moment."""
+        if self.settings.model_named(name) is None:
+            await self._look()
+        return self._models[admission.model_for(self.settings, name).name]
 
-    async def _description(self, model: ModelSettings) -> model_pb2.ModelDescription:
-        found = self._descriptions.get(model.name)
-        if found is None:
-            await self._running(model)
-            data = await asyncio.wait_for(self._engines[model.name].describe.remote(), CALL_SECONDS)
-            found = self._descriptions[model.name] = model_pb2.ModelDescription.FromString(data)
-        return found
+    async def _look(self) -> None:
+        """Find out which models there are now."""
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            self._update(await self._directory.announced.remote())
+
+    def _update(self, announced: tuple[Announced, ...]) -> None:
+        if self._models.update(announced):
+            self.settings = self.settings.model_copy(update={"models": self._models.settings})
+            self.max_message_bytes = _longest(self.settings)
+
+    async def _place(self, lease: Lease, served: ServedModel) -> str:
+        """Return the replica that a session's traces go to."""
+        replica: str
+        replica, state = await self._directory.place.remote(lease.session_id, served.target)
+        _check_running(served, state)
+        return replica
+
+    async def _description(self, served: ServedModel) -> model_pb2.ModelDescription:
+        if served.description is None:
+            _check_running(served, await self._directory.model_state.remote(served.target))
+            data = await asyncio.wait_for(served.engine.describe.remote(served.settings), CALL_SECONDS)
+            served.description = model_pb2.ModelDescription.FromString(data)
+        return served.description
 
     async def _foreign(self, remotes: admission.Remotes, lease: Lease, tenant: Tenant) -> tuple[tuple[str, Saved], ...]:
         """Return the saved values of the tenant's other sessions that a trace uses, by blob id."""
@@ -330,12 +342,18 @@ class IngressDeployment:
         return lease
 
     async def _ask(self, lease: Lease, method: str, *args: Any) -> Any:
-        """Call a session; when it is gone, say that its session has ended."""
+        """Call a session; if its actor has died, the one that took its place."""
         try:
-            return await getattr(lease.actor, method).remote(lease.session_id, *args)
-        except ActorDiedError:
-            self._lost(lease)
-            raise not_found("the session is gone, and with it what it held: open a new one") from None
+            try:
+                return await getattr(lease.actor, method).remote(lease.session_id, *args)
+            except ActorDiedError:
+                found = await self._recovered(lease)
+                if found is None:
+                    raise not_found("the session has ended: open a new one") from None
+                lease = found
+                if method in _NEED_UPLOADS:
+                    raise ServiceFailure(unavailable("the session's actor died: submit the trace again")) from None
+                return await getattr(lease.actor, method).remote(lease.session_id, *args)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ServiceFailure) and error.cause.failure.code == pb.ERROR_CODE_NOT_FOUND:
                 self._leases.pop(lease.session_id, None)
@@ -345,16 +363,27 @@ class IngressDeployment:
         self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
     ) -> AsyncGenerator[pb.Event, None]:
         """Yield the events that a streaming method of a session gives; it hears of it when the client goes."""
-        ended = False
+        begun = ended = False
         try:
-            async for ref in getattr(lease.actor, method).options(num_returns="streaming").remote(*args):
-                yield pb.Event.FromString(await ref)
+            for again in (True, False):
+                try:
+                    async for ref in getattr(lease.actor, method).options(num_returns="streaming").remote(*args):
+                        event = pb.Event.FromString(await ref)
+                        begun = True
+                        yield event
+                    break
+                except ActorDiedError:
+                    found = await self._recovered(lease)
+                    if found is None:
+                        message = (
+                            "the session that ran the trace is gone, and with it what it held; run the trace again"
+                        )
+                        raise ServiceFailure(unavailable(message, trace_id)) from None
+                    lease = found
+                    if begun or not again or method in _NEED_UPLOADS:
+                        message = "the session's actor died; what had ended is still there: run the trace again"
+                        raise ServiceFailure(unavailable(message, trace_id)) from None
             ended = True
-        except ActorDiedError:
-            ended = True
-            self._lost(lease)
-            message = "the session that ran the trace is gone, and with it what it held; run the trace again"
-            raise ServiceFailure(unavailable(message, trace_id)) from None
         except Exception:
             ended = True
             raise
@@ -363,27 +392,34 @@ class IngressDeployment:
                 # The client is gone. Nothing may be awaited while this is cancelled.
                 lease.actor.leave.remote(lease.session_id, trace_id, follower)
 
-    def _lost(self, lease: Lease) -> None:
+    async def _recovered(self, lease: Lease) -> Lease | None:
+        """Return a lease whose actor has died with the one that took its place; None if it has ended."""
         self._leases.pop(lease.session_id, None)
-        self._directory.forget.remote(lease.session_id)
+        found = await self._directory.recover.remote(lease.session_id, lease.tenant, lease.actor)
+        return self._cache(found) if found is not None else None
 
     async def _beat(self) -> None:
         while True:
             try:
-                await self._directory.heartbeat.remote(list(self._targets.values()))
+                self._update(await self._directory.heartbeat.remote(self._models.lasting, self._session_settings))
             except ray.exceptions.RayActorError:
                 self._leases.clear()
-                self._directory = directory(self.settings.sessions)
+                self._directory = directory(self._session_settings)
+            except Exception:
+                logger.exception("a heartbeat failed")  # there must be another one
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-def _limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
-    """The limits every model keeps to, so that what a client takes for allowed is allowed for each."""
-    all_limits = [model.limits for model in settings.models]
+def _longest(settings: Settings) -> int:
+    return max(model.limits.max_message_bytes for model in settings.models)
 
-    def least(name: str) -> Any:
-        return min(getattr(limits, name) for limits in all_limits)
 
-    names = [field.name for field in service_pb2.Limits.DESCRIPTOR.fields if field.name != "pickled"]
-    pickled = tenant.trust == "full" and all(limits.pickled for limits in all_limits)
-    return service_pb2.Limits(pickled=pickled, **{name: least(name) for name in names})
+def _check_running(served: ServedModel, known: ModelState) -> None:
+    name, state = served.settings.name, served.state(known)
+    if state == "IDLE":
+        served.wake()
+        raise ServiceFailure(
+            unavailable(f"nobody has used {name} for a while, so that it has no engine: one starts now")
+        )
+    if state != "RUNNING":
+        raise ServiceFailure(unavailable(f"the engine of {name} is {state.lower()}"))

@@ -22,6 +22,7 @@ def order_of(
     session_id: str,
     model: ModelSettings,
     target: Target,
+    replica: str,
     job: bool,
 ) -> Order:
     """Return the order to run a trace.
@@ -32,6 +33,7 @@ def order_of(
         edits: the standing edits that it names, serialized.
         session_id: of the lease under which it runs.
         target: where it runs.
+        replica: at which replica of it, "" for any.
         job: whether it goes on when its client goes.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
@@ -50,6 +52,7 @@ def order_of(
         foreign=foreign,
         variables=frozenset(variable.id for variable in trace.variables),
         edits=edits,
+        replica=replica,
     )
 
 

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
 
 from actors.naming import DIRECTORY, NAMESPACE
+from actors.protocol import Target
 from serve_app.builder import APP, build
 from serve_app.cluster import Cluster
 from serve_app.environment import proxy_environment
@@ -24,6 +25,7 @@ from serve_app.settings import Settings
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 3.0
 LOOK_SECONDS = 5.0
+END_SECONDS = 5.0
 
 DEPLOYING = "deploying"
 SETTLING = "almost ready"
@@ -33,6 +35,10 @@ Progress = Callable[[str], None]
 
 class ServiceError(Exception):
     """The service cannot run; the message is for whoever started it."""
+
+
+_ALL = ("0.0.0.0", "::")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Service:
@@ -50,9 +56,9 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """Where clients connect: on the host of the cluster's head."""
         grpc_settings = self._settings.grpc
-        host = "localhost" if grpc_settings.host in ("0.0.0.0", "::") else grpc_settings.host
+        host = (self._cluster.elsewhere or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
         return f"{host}:{grpc_settings.port}"
 
     def start(self, progress: Progress) -> None:
@@ -64,12 +70,21 @@ class Service:
         Raises:
             ServiceError: something does not start, with the reason.
         """
-        check_port(self._settings.grpc.host, self._settings.grpc.port)
+        listening = self._settings.grpc
+        if self._cluster.own:
+            check_port(listening.host, listening.port)
         progress("starting Ray")
         try:
             self._cluster.start()
         except Exception as error:
             raise ServiceError(f"Ray does not start: {error}") from error
+        if self._cluster.elsewhere and listening.host in _LOOPBACK:
+            raise ServiceError(
+                f"the cluster's head is on another host, {self._cluster.elsewhere}, and {listening.host} can be reached from "
+                "there only: choose --host 0.0.0.0, or an address of it"
+            )
+        if not self._cluster.own and not self._cluster.elsewhere:
+            check_port(listening.host, listening.port)
         progress("starting Serve")
         self._start_serve()
         progress(DEPLOYING)
@@ -103,10 +118,17 @@ class Service:
         self._cluster.look_after()
         with contextlib.suppress(Exception):
             if self._serving:
+                self._end_sessions()
                 serve.shutdown()
         with contextlib.suppress(Exception):
             ray.kill(ray.get_actor(DIRECTORY, namespace=NAMESPACE))
         self._cluster.stop()
+
+    @staticmethod
+    def _end_sessions() -> None:
+        """Have clients hear of it as long as they can: Serve ends its proxies first, and then waits for traces for nobody."""
+        with contextlib.suppress(Exception):
+            ray.get(ray.get_actor(DIRECTORY, namespace=NAMESPACE).end_sessions.remote(), timeout=END_SECONDS)
 
     def _start_serve(self) -> None:
         with contextlib.suppress(ValueError):
@@ -136,12 +158,13 @@ class Service:
         try:
             directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
             states = {
-                model.name: ray.get(directory.model_state.remote(model.deployment), timeout=5)
+                model.name: ray.get(directory.model_state.remote(Target(APP, model.deployment)), timeout=5)
                 for model in self._settings.models
             }
         except (ValueError, ray.exceptions.RayError):
             return DEPLOYING
-        if all(state.state == "RUNNING" for state in states.values()):
+        idle = {model.name for model in self._settings.models if model.scales_to_zero}
+        if all(state.state == "RUNNING" or name in idle for name, state in states.items()):
             return SETTLING
         loading = {name: state.stages[0] for name, state in states.items() if state.stages}
         return (

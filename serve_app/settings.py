@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 PREFIX = "INTERPOSE_"
 
 # Read by the client library, which may run in the same environment as the server.
-_CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY", "INTERPOSE_PROGRESS"})
+_CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"})
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -62,7 +62,17 @@ class ModelSettings(_Part):
     lora_modules: dict[str, str] = Field(
         default_factory=dict, description="LoRA adapters: each one's folder by the name that requests use"
     )
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, description="engines of this model, each with all its workers")
+    autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Ray Serve's, by its names, in place of `replicas`; a trace is one ongoing request"
+    )
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        "PACK",
+        description="a replica's workers: on as few nodes as can be, or as many; STRICT_: on one, or each on another",
+    )
+    drain_seconds: float = Field(
+        300.0, ge=0, description="a replica that is removed finishes what it runs for this long, and takes nothing new"
+    )
     max_running_traces: int = Field(256, ge=1, description="on one replica at a time")
     max_waiting_traces: int = Field(1024, ge=1, description="beyond the running ones, per session")
     limits: Limits = Limits()
@@ -121,6 +131,26 @@ class ModelSettings(_Part):
         if taken:
             raise ValueError(f"set by the service itself, not under `engine`: {', '.join(taken)}")
         return engine
+
+    @model_validator(mode="after")
+    def _one_count(self) -> ModelSettings:
+        if self.autoscaling_config is None:
+            return self
+        if "replicas" in self.model_fields_set:
+            raise ValueError("give either `replicas` or `autoscaling_config`")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that there can be at a time."""
+        if self.autoscaling_config is None:
+            return self.replicas
+        return int(self.autoscaling_config.get("max_replicas", 1))
+
+    @property
+    def scales_to_zero(self) -> bool:
+        """Whether it has no engine while nobody uses it."""
+        return self.autoscaling_config is not None and int(self.autoscaling_config.get("min_replicas", 1)) == 0
 
     @property
     def world_size(self) -> int:

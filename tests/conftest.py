@@ -1,4 +1,4 @@
-"""What holds for every test: no network for models, and a short temporary directory that goes away again."""
+"""What holds for every test: no network for models, no clock for examples, and a short temporary directory that goes away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 
+import hypothesis
 import pytest
 
 ENVIRONMENT = {
@@ -24,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before anything that reads it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # An example may take as long as the machine is busy.
+    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.load_profile("patient")
     # Ray and the engine put Unix sockets below it, and their paths may have about a hundred characters: hence not below
     # whatever TMPDIR says.
     directory = tempfile.mkdtemp(prefix="ip-", dir="/tmp")

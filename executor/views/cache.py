@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from vllm.model_executor.layers.attention import Attention
 
+from executor.cache_guard import layout
+
 _BASE = 128  # numbers below it are exact in every floating-point format
 
 
@@ -31,8 +33,7 @@ class CachedKeys:
         if not cache.is_floating_point() or kernel.kv_cache_dtype.startswith(("fp8", "nvfp4", "int8")):
             raise ValueError("the cache holds quantized keys")
         self._kernel = kernel
-        # Some backends keep keys and values in two halves before the blocks.
-        self._dim = 1 if cache.dim() == 5 and cache.shape[0] == 2 else 0
+        self._dim, _ = layout(kernel, cache)
         self._heads = kernel.num_kv_heads
         self._widths = (kernel.head_size, kernel.head_size_v)
         block = cache.narrow(self._dim, 0, 1)

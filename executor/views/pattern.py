@@ -19,7 +19,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 
 from executor.control import Refusal
-from executor.served import Rows, Served
+from executor.rows import Rows
+from executor.served import Served
 from executor.tree import Node
 from executor.views.cache import CachedKeys
 from executor.views.view import View

@@ -12,8 +12,10 @@ import copy
 import enum
 import inspect
 import linecache
+import re
 import sys
 import types
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -107,6 +109,8 @@ def _find(cls: type) -> _Place | None:
     functions = [function for _, function in members.functions_of(cls)]
     found: list[_Place] = []
     for filename, module_globals, code in _files(cls, functions):
+        if code is None and not _mentions(linecache.getlines(filename, module_globals), cls):
+            continue
         try:
             source = load(filename, module_globals, code)
         except SyntaxError:
@@ -139,6 +143,15 @@ def _files(cls: type, functions: list[types.FunctionType]) -> list[_File]:
     file = getattr(module, "__file__", None)
     places: list[_File] = [(name, None, None) for name in list(linecache.cache)]
     return [(file, vars(module), None), *places] if file else places
+
+
+def _mentions(lines: list[str], cls: type) -> bool:
+    """Whether a text may have the class's statement: linecache knows hundreds of files, and parsing them takes a minute."""
+    text = "".join(lines)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)  # as Python reads identifiers
+    name = cls.__qualname__.rpartition(".")[2]
+    return re.search(rf"\bclass[\s\\]+{re.escape(name)}\b", text) is not None
 
 
 def _belongs(function: types.FunctionType, cls: type) -> bool:

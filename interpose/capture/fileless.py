@@ -44,6 +44,11 @@ def find_lines(code: CodeType) -> tuple[str, list[str]] | None:
 
 def why_unknown(filename: str) -> tuple[str, str]:
     """Returns why the source of code with this name is not to be had, and what to do instead."""
+    if filename == "<timed exec>":
+        return (
+            "the source of this block cannot be found: IPython keeps no text of what it runs under %%time",
+            "Take %%time off the cell, or put the block into a function, and %time before its call.",
+        )
     if filename != "<stdin>":
         return (
             f"the source of this block cannot be found under the name {filename!r}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TextIO
 
@@ -26,10 +27,10 @@ class ProgressLine:
         return time.monotonic() - self._begun
 
     def __call__(self, stage: str) -> None:
-        """Show a stage; its own seconds in parentheses at its end are not part of its name."""
+        """Show a stage; its own seconds in parentheses, of each model if there are several, are not part of its name."""
         if self._live:
             self._write(f"{self.seconds:4.0f} s  {stage}")
-        elif (name := stage.rsplit(" (", 1)[0]) != self._stage:
+        elif (name := re.sub(r" \(\d+ s\)", "", stage)) != self._stage:
             self._stage = name
             self._out.write(f"{self.seconds:4.0f} s  {name}\n")
             self._out.flush()

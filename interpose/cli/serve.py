@@ -30,6 +30,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--name", help="what clients call the model (default: the last part of MODEL)")
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="ranks that share each layer")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages that share the layers")
+    parser.add_argument("--replicas", type=int, metavar="N", help="engines of the model, each with all its workers")
     parser.add_argument(
         "--lora-modules", nargs="+", metavar="NAME=PATH", help="LoRA adapters, by the names that requests use"
     )
@@ -43,6 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted; returns the exit status."""
     try:
+        from executor.environment import hide_keys
         from serve_app.environment import own_head_environment, proxy_environment
         from serve_app.settings import settings_from
     except ImportError as error:
@@ -57,10 +59,14 @@ def run(args: argparse.Namespace) -> int:
         if not address:
             # Before Ray is imported.
             os.environ.update(own_head_environment() | proxy_environment(settings))
+        hide_keys()  # the settings have them; blocks run in some of the processes below this one
+        from serve_app.builder import autoscaling
         from serve_app.cluster import JoinedCluster, OwnHead
         from serve_app.service import Service, ServiceError
 
-        workers = sum(model.world_size * model.replicas for model in settings.models)
+        for model in settings.models:
+            autoscaling(model)  # refuses what Serve would, before anything starts
+        workers = sum(model.world_size * model.most_replicas for model in settings.models)
         cluster = JoinedCluster(address) if address else OwnHead(workers)
     except ValueError as error:
         print(f"interpose serve: {_plain(error)}", file=sys.stderr)
@@ -104,6 +110,7 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
         "name": args.name,
         "tensor_parallel_size": args.tensor_parallel_size,
         "pipeline_parallel_size": args.pipeline_parallel_size,
+        "replicas": args.replicas,
         "lora_modules": args.lora_modules,
         "engine": engine or None,
     }

@@ -72,6 +72,13 @@ def table(status: Any) -> str:
             [(one.name, one.state, one.replicas, one.running, one.waiting) for one in status.models],
         ),
     ]
+    replicas = [(model.name, replica) for model in status.models for replica in model.each]
+    if len(replicas) > len(status.models) or any(replica.stage for _, replica in replicas):
+        rows = [
+            (name, one.name, one.sessions, one.running, one.waiting, f"{one.stage or 'ready'} ({one.seconds:.0f} s)")
+            for name, one in replicas
+        ]
+        lines += ["", *_columns(("model", "replica", "sessions", "running", "waiting", "stage"), rows)]
     for one in status.models:
         if one.adapters:
             lines += ["", f"LoRA adapters of {one.name}: {', '.join(one.adapters)}"]

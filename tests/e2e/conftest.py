@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import interpose
 from interpose.cli.demo_model import write_demo_model
 from tests.e2e.service import RunningService, wait_for
+from tests.fidelity.adapters import ADAPTERS, write_adapter
 
 
 @pytest.fixture(scope="package")
@@ -46,6 +48,65 @@ def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         wait_for(lambda: running.object_store_bytes() < 1 << 20, 30)
     finally:
         assert running.stop() == 0
+
+
+RETENTION_SECONDS = 12.0
+TENANTS = [{"name": "red", "api_key": "red-key-1"}, {"name": "blue", "api_key": "blue-key-1"}]
+# Impatient, so that tests need not wait, but not so much that a busy machine, on which sessions report late what they run, seems
+# to have nothing to do. Four traces at a time make a second replica, seven would make a third.
+AUTOSCALING = {
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "target_ongoing_requests": 3.2,
+    "upscale_delay_s": 0.5,
+    "downscale_delay_s": 10.0,
+    "look_back_period_s": 3.0,
+    "metrics_interval_s": 0.5,
+}
+
+
+def with_tenants(
+    checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None
+) -> Iterator[RunningService]:
+    """Run a service with two tenants, and one worker for each of its replicas, which come and go."""
+    model = {
+        "name": "tiny",
+        "model": str(checkpoint),
+        "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
+        "autoscaling_config": AUTOSCALING,
+        "lora_modules": {name: str(path) for name, path in (adapters or {}).items()},
+    }
+    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20, "max_per_tenant": 3}
+    settings: dict[str, object] = {"models": [model], "tenants": TENANTS, "sessions": sessions}
+    # As an operator may say it; without, the service makes a token of its own.
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    running = RunningService(folder, settings, environment=token).wait()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="package")
+def merged(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The llama with each of its adapters merged into its weights, by the adapter's name; the adapter is in the folder above."""
+    if torch.cuda.is_available():
+        return {}  # vLLM's kernels for adapters on GPUs take half precision only
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: write_adapter(checkpoints["llama"], folder / name, *how, seed)
+        for seed, (name, how) in enumerate(ADAPTERS.items())
+    }
+
+
+@pytest.fixture(scope="package")
+def second(
+    service: RunningService,
+    checkpoints: dict[str, Path],
+    merged: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RunningService]:
+    """A service of its own, beside the shared one, with tenants, and with adapters where they can be had in float32."""
+    adapters = {name: weights.parent for name, weights in merged.items()}
+    yield from with_tenants(checkpoints["llama"], tmp_path_factory.mktemp("second"), adapters)
 
 
 @pytest.fixture

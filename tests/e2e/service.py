@@ -15,6 +15,7 @@ import grpc
 import psutil
 import yaml
 
+from benchmarks.processes import title
 from interpose.errors import ServiceFailure, from_rpc_error
 from interpose.v1 import service_pb2, service_pb2_grpc
 from interpose.v1 import trace_pb2 as pb
@@ -25,9 +26,11 @@ STOP_SECONDS = 60.0
 
 _HELD = """
 import json, ray
+from ray.util import placement_group_table
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
 total, free = ray.cluster_resources(), ray.available_resources()
-print(json.dumps(total["object_store_memory"] - free["object_store_memory"]))
+groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+print(json.dumps([int(total["object_store_memory"] - free["object_store_memory"]), len(groups)]))
 """
 
 
@@ -43,6 +46,42 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Joining:
+    """A process beside a service, which goes on at each line that it is given. Leaving it ends it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> Joining:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self, seconds: float) -> str:
+        """What it prints to its end, which must be a good one."""
+        output, errors = self._process.communicate(timeout=seconds)
+        assert self._process.returncode == 0, output + errors
+        return output
+
+    def read_until(self, line: str) -> None:
+        """Wait until it prints a line."""
+        for printed in self._stdout:
+            if printed.strip() == line:
+                return
+        raise AssertionError(self._process.communicate()[1])
+
+    def go_on(self) -> None:
+        """Give it a line."""
+        self._stdin.write("\n")
+        self._stdin.flush()
+
+
 class RunningService:
     """`interpose serve` in a process of its own.
 
@@ -55,6 +94,7 @@ class RunningService:
     Attributes:
         address: where clients connect.
         process: of the command.
+        config: the configuration file.
     """
 
     def __init__(
@@ -63,7 +103,7 @@ class RunningService:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._output = folder / "service.log"
-        config = folder / "service.yaml"
+        self.config = config = folder / "service.yaml"
         config.write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "interpose.cli", "serve", "--config", str(config), "--port", str(port)]
         with self._output.open("w") as output:
@@ -111,27 +151,39 @@ class RunningService:
         return self.stub.Status(service_pb2.StatusRequest(), timeout=20)
 
     def processes(self, name: str = "") -> list[psutil.Process]:
-        """Everything it started that still runs, and has a name or command line with `name` in it."""
+        """Everything it started that still runs, and has `name` in its title."""
         found = []
         for process in self.process.children(recursive=True):
             try:
-                if name in " ".join((process.name(), *process.cmdline())):
+                if name in title(process):
                     found.append(process)
             except psutil.Error:
                 continue
         return found
 
+    def held(self) -> tuple[int, int]:
+        """The bytes that the object store holds now, and how many placement groups there are: asked by a process that joins the
+        cluster for it."""
+        size, groups = json.loads(self.joined(_HELD).splitlines()[-1])
+        return size, groups
+
     def object_store_bytes(self) -> int:
-        """What the object store holds now, asked by a process that joins the cluster for it."""
+        """What the object store holds now."""
+        return self.held()[0]
+
+    def joined(self, script: str, *arguments: str, seconds: float = 60.0) -> str:
+        """What a script prints that runs in a process of its own on the service's cluster."""
+        with self.joining(script, *arguments) as process:
+            return process.read(seconds)
+
+    def joining(self, script: str, *arguments: str) -> Joining:
+        """A process of its own on the service's cluster that runs a script."""
         gcs = next(iter(self.processes("gcs_server")))
         environment = {**os.environ, **gcs.environ()}
         environment.pop("RAY_ADDRESS", None)
         folder = next(part for part in gcs.cmdline() if part.startswith("--log_dir=")).split("=", 1)[1]
         environment["RAY_TMPDIR"] = str(Path(folder).parents[1])
-        result = subprocess.run(
-            [sys.executable, "-c", _HELD], env=environment, capture_output=True, text=True, timeout=60, check=True
-        )
-        return int(json.loads(result.stdout.splitlines()[-1]))
+        return Joining([sys.executable, "-c", script, *arguments], environment)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it as an operator does; returns its exit status. Fails if it left a process or shared memory."""
@@ -144,6 +196,7 @@ class RunningService:
             status = self._popen.wait(STOP_SECONDS)
         finally:
             _, alive = psutil.wait_procs(children, timeout=5)
+            alive = [process for process in alive if not ended(process)]
             for process in alive:
                 process.kill()
             self._popen.kill()
@@ -189,6 +242,14 @@ def failure_of(error: grpc.RpcError) -> ServiceFailure:
         if key == "interpose-failure-bin":
             return ServiceFailure(pb.Failure.FromString(value))
     raise AssertionError(f"a failed call without a Failure: {from_rpc_error(error)}")
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether nothing is left of a process but an entry for whoever adopted it, which is up to that one."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_for(condition: object, seconds: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -114,6 +116,19 @@ def test_a_block_that_goes_other_ways_on_the_ranks_hangs_nobody(pair: Pair) -> N
     with model.trace(PROMPT, temperature=0.0):
         logits = model.logits.output.save()
     assert difference(logits, pair.oracle.run(PROMPT).logits[0]) <= TOLERANCE
+
+
+def test_a_block_that_writes_other_values_on_the_ranks_fails(pair: Pair) -> None:
+    model, layers = pair.model, pair.layers
+    with pytest.raises(interpose.InterventionError, match=r"different values on the model's 2 ranks in step 1"):
+        with model.trace(PROMPT, max_tokens=4, ignore_eos=True) as tracer:
+            for _step in tracer.iter[1:]:
+                layers[1].mlp.output[:] += int.from_bytes(os.urandom(2), "little") / 1e6
+    with model.trace(PROMPT, max_tokens=4, ignore_eos=True) as tracer:
+        for _step in tracer.iter[1:]:
+            layers[1].mlp.output[:] += torch.rand(1) + numpy.random.rand()
+        result = tracer.result.save()
+    assert len(result.token_ids) == 4
 
 
 def test_refusals_come_from_the_notebook_where_they_can(pair: Pair) -> None:

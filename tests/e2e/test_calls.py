@@ -16,6 +16,7 @@ from interpose.errors import ServiceFailure
 from interpose.v1 import service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.version import PROTOCOL
+from serve_app.ingress import MAX_WATCHERS
 from tests.e2e.service import RunningService, failure_of, wait_for
 
 SAVE = "hidden = model.model.layers[0].output[0].save()\n"
@@ -71,6 +72,14 @@ def test_malformed_unary_messages(service: RunningService) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         service.channel.unary_unary("/interpose.v1.Interpose/Upload")(b"\xff", timeout=30)
     assert "not a valid" in failure_of(caught.value).failure.message
+
+
+def test_a_long_name_in_any_script_is_answered_with_a_status(service: RunningService) -> None:
+    """What a failure says travels in the call's metadata, which takes so many bytes only."""
+    with pytest.raises(grpc.RpcError) as caught:
+        service.stub.DescribeModel(service_pb2.DescribeModelRequest(model="\U0001d49c" * 100_000), timeout=30)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "there is no model" in failure_of(caught.value).failure.message
 
 
 def test_another_protocol(service: RunningService, session: str) -> None:
@@ -150,7 +159,9 @@ def test_windows_of_a_value(service: RunningService, session: str) -> None:
 
 
 def test_cancel(service: RunningService, session: str) -> None:
-    endless = trace("for step in tracer.iter[:]:\n    pass\n", (), max_tokens=400, ignore_eos=1)
+    # Slow steps: by itself it would end long after it must be gone.
+    slow = "import time\nfor step in tracer.iter[:]:\n    time.sleep(0.2)\n"
+    endless = trace(slow, (), max_tokens=400, ignore_eos=1)
     endless.invokes[0].sampling[1].value.boolean = True
     request = service_pb2.SubmitRequest(protocol=PROTOCOL, session_id=session, trace=endless)
     events = service.stub.Submit(request, timeout=60)
@@ -182,9 +193,31 @@ def test_health(service: RunningService) -> None:
     assert health.Check(health_pb2.HealthCheckRequest(service="interpose.v1.Interpose"), timeout=20).status == serving
     unknown = health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
     assert unknown.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=20)
-    assert next(watch).status == serving
-    watch.cancel()
+    assert health.List(health_pb2.HealthListRequest(), timeout=20).statuses["interpose.v1.Interpose"].status == serving
+    for data in (b"\xff", b"x" * 5000):
+        with pytest.raises(grpc.RpcError) as caught:
+            service.channel.unary_unary("/grpc.health.v1.Health/Check")(data, timeout=20)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "Traceback" not in str(caught.value)
+
+
+def test_so_many_may_watch_the_health(service: RunningService) -> None:
+    """It needs no key, and each takes one of the calls that the ingress has room for."""
+    health = health_pb2_grpc.HealthStub(service.channel)
+    watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(MAX_WATCHERS)]
+    assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+    with pytest.raises(grpc.RpcError) as caught:
+        list(health.Watch(health_pb2.HealthCheckRequest(), timeout=60))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for watch in watches:
+        watch.cancel()
+
+    def watched_again() -> bool:
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        status = next(watch).status
+        watch.cancel()
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+    wait_for(watched_again, 30)
 
 
 def test_only_this_machine_can_connect(service: RunningService) -> None:
@@ -197,6 +230,23 @@ def test_only_this_machine_can_connect(service: RunningService) -> None:
     assert service.address in {address.replace("[::ffff:127.0.0.1]", "127.0.0.1") for address in found}
     open_to_others = {address: name for address, name in found.items() if "127.0.0.1" not in address}
     assert not open_to_others
+
+
+def test_the_command_says_what_it_does_while_it_starts(service: RunningService) -> None:
+    stages = [line.split(" s  ", 1)[1] for line in service.output.splitlines() if re.match(r" *\d+ s  ", line)]
+    assert stages[0] == "starting Ray" and "almost ready" in stages and "opening the port" in stages
+    for model in ("llama", "gpt2"):
+        assert any(f"{model}: starting workers and loading the model" in stage for stage in stages), stages
+
+
+def test_each_worker_says_how_far_it_is_and_when_it_was_up(service: RunningService) -> None:
+    told = re.findall(r"worker (\d+): (importing vLLM|loading the model|ready after (\d+) s)", service.output)
+    whole = re.search(r"^interpose: serving .* \((\d+) s\)$", service.output, re.MULTILINE)
+    assert whole is not None
+    for rank in ("0", "1"):
+        assert any(worker == rank and not took for worker, _, took in told), told
+        seconds = [int(took) for worker, _, took in told if worker == rank and took]
+        assert seconds and min(seconds) > 0 and max(seconds) <= int(whole[1]), told
 
 
 def test_the_status_command(service: RunningService, session: str) -> None:

@@ -33,6 +33,15 @@ def test_the_demo(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--directory", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert result.returncode == 0, result.stdout + result.stderr
+    said = result.stdout
+    assert "loading the model" in said, "what the service does while it starts"
+    assert "| with model.trace(PROMPT" in said and "block.mlp.act[:] = 0" in said, "the trace"
+    assert re.search(r"after the last layer: \(\d+, \d+\) torch\.float32", said) and "it begins: [" in said
+    one, other = (
+        re.search(rf"^{name}: +'(.+)'$", said, re.MULTILINE) for name in ("continuation", "without the MLP .*")
+    )
+    assert one is not None and other is not None and one[1] != other[1], "both continuations"
+    assert len(re.findall(r": \d+\.\d+ s\]?$", said, re.MULTILINE)) >= 7, "how long each phase took"
     picture = tmp_path / "logit-lens.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000

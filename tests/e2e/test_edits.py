@@ -59,7 +59,7 @@ def test_plain_prompts_and_several_of_them(client: interpose.Client, model: inte
     with interpose.connect(client.address, progress=False) as other:
         again = other.model("llama")
         assert [edit.name for edit in again.edits()] == ["calm"]
-        with again.trace("one", edits=["calm"]) as plain:
+        with again.trace("one", temperature=0.0, edits=["calm"]) as plain:
             pass
         assert plain.result.token_ids == [7]
         assert not other.model("gpt2").edits()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_job_is_waited_for_or_cancelled(service: RunningService, model: interp
     assert hidden.shape[-1] == 128 and tracer.result.token_ids
     with model.trace(PROMPT, blocking=False, max_tokens=500, ignore_eos=True) as endless:
         for _step in endless.iter[:]:
-            pass
+            time.sleep(0.2)  # by itself it would end long after it must be gone
     wait_for(lambda: endless.job.status().generated_tokens > 2, 60)
     with pytest.raises(interpose.DeadlineExceeded):
         endless.job.wait(timeout=0.5)

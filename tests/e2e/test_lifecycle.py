@@ -5,36 +5,22 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import interpose
-from interpose.errors import Unauthenticated, Unavailable
+from interpose.errors import ServiceFailure, Unauthenticated, Unavailable
+from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
+from tests.e2e.conftest import RETENTION_SECONDS
 from tests.e2e.service import RunningService, wait_for
-from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
-from tests.oracle import Oracle
-
-RETENTION_SECONDS = 12.0
-TENANTS = [{"name": "red", "api_key": "red-key-1"}, {"name": "blue", "api_key": "blue-key-1"}]
+from tests.e2e.test_calls import trace
+from tests.e2e.test_fidelity import PROMPTS, STEPS, TOLERANCE, Served, check_everything, read_everything
+from tests.oracle import Oracle, difference
 
 pytestmark = pytest.mark.timeout(500)
-
-
-@pytest.fixture(scope="module")
-def second(
-    service: RunningService, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningService]:
-    """A service of its own, beside the shared one: one worker, two tenants, given on the command line and in a file."""
-    folder = tmp_path_factory.mktemp("second")
-    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20, "max_per_tenant": 3}
-    settings: dict[str, object] = {"tenants": TENANTS, "sessions": sessions}
-    model = [str(checkpoints["llama"]), "--name", "tiny", "--dtype", "float32", "--enforce-eager"]
-    running = RunningService(folder, settings, *model, "--max-model-len", "64").wait()
-    yield running
-    running.stop()
 
 
 def test_tenants(second: RunningService) -> None:
@@ -48,7 +34,7 @@ def test_tenants(second: RunningService) -> None:
     ):
         model = red.model()
         assert model.name == "tiny"
-        assert model.max_model_len == 64
+        assert model.max_model_len == 512
         with model.trace("one two three"):
             hidden = model.model.layers[0].output[0].save()
         assert hidden.shape[-1] == 128
@@ -65,6 +51,32 @@ def test_tenants(second: RunningService) -> None:
                 call(blue.job(tracer.job.id))
         assert red.job(tracer.job.id).result()["hidden"].shape[-1] == 128
         tracer.job.forget()
+
+
+def test_edits_are_the_tenants_own(second: RunningService) -> None:
+    """Each has one of the same name; neither sees, runs or clears the other's."""
+    with (
+        interpose.connect(second.address, api_key="red-key-1", progress=False) as red,
+        interpose.connect(second.address, api_key="blue-key-1", progress=False) as blue,
+    ):
+        reds, blues = red.model(), blue.model()
+
+        def chosen(model: interpose.Model) -> int:
+            with model.trace("one two three", edits=["calm"]) as tracer:
+                pass
+            return tracer.result.token_ids[0]
+
+        with reds.edit("calm"):
+            reds.logits.output[:, 7] = 1e4
+        assert not blues.edits()
+        with pytest.raises(interpose.NotFound, match="there is no edit 'calm' of tiny; there are none"):
+            chosen(blues)
+        with blues.edit("calm"):
+            blues.logits.output[:, 9] = 1e4
+        assert (chosen(reds), chosen(blues)) == (7, 9)
+        assert blues.clear_edits() == 1 and not blues.edits()
+        assert [edit.name for edit in reds.edits()] == ["calm"] and chosen(reds) == 7
+        assert reds.clear_edits() == 1
 
 
 def test_what_is_kept_is_bounded_in_time_and_size(second: RunningService) -> None:
@@ -117,6 +129,55 @@ def test_one_worker_reads_what_transformers_computes(second: RunningService, che
         served = Served(client, "tiny", checkpoints["llama"], Oracle(checkpoints["llama"]))
         for prompt in PROMPTS:
             check_everything(served, prompt, *read_everything(served, prompt))
+
+
+def test_each_prompt_with_its_adapter(
+    second: RunningService, checkpoints: dict[str, Path], merged: dict[str, Path]
+) -> None:
+    """Prompts of one trace, without an adapter and with each, are what transformers makes of weights that it was merged into."""
+    weights = {None: checkpoints["llama"], **merged}
+    prompt = PROMPTS[0]
+    with interpose.connect(second.address, api_key="blue-key-1", progress=False) as client:
+        served = [Served(client, "tiny", path, Oracle(path)) for path in weights.values()]
+        model, places = served[0].model, [(module, kind) for module, kind, _ in served[0].places]
+        assert model.adapters == list(client.status().models[0].adapters) == list(merged)
+        with model.trace(max_tokens=STEPS, ignore_eos=True, temperature=0.0) as tracer:
+            values, tokens = {}.save(), {}.save()
+            for name in weights:
+                with tracer.invoke(prompt, lora=name):
+                    seen = []
+                    for _step in tracer.iter[:]:
+                        for module, kind in places:
+                            seen.append((module.output if kind == "output" else module.input).save())
+                    values[name] = seen
+                    tokens[name] = tracer.result.token_ids
+        for one, name in zip(served, weights, strict=True):
+            check_everything(one, prompt, values[name], tokens[name])
+        truths = [one.oracle.run(prompt).logits[0] for one in served]
+        assert all(difference(a, b) > 1e-2 for a, b in combinations(truths, 2)), "the adapters must show"
+        for name, truth in zip(merged, truths[1:], strict=True):
+            with model.trace(lora=name, temperature=0.0) as tracer:
+                with tracer.invoke(prompt):
+                    adapted = model.logits.output.save()
+                with tracer.invoke(prompt, lora=None):
+                    plain = model.logits.output.save()
+            assert max(difference(adapted, truth), difference(plain, truths[0])) <= TOLERANCE
+
+
+def test_an_adapter_that_there_is_not(second: RunningService, merged: dict[str, Path]) -> None:
+    with interpose.connect(second.address, api_key="blue-key-1", progress=False) as client:
+        for name in merged:
+            with pytest.raises(interpose.InvalidArgument, match="there is no LoRA adapter") as caught:
+                client.model().trace("one two three", lora=name[:-1])
+            assert caught.value.suggestions == (name,)
+        # What the client would not send, the server refuses.
+        asked = trace()
+        asked.model, asked.lora = "tiny", "nobody"
+        with pytest.raises(
+            ServiceFailure, match="there is no LoRA adapter 'nobody'; it has " + ", ".join(merged)
+        ) as refused:
+            second.submit(asked, metadata=(("x-api-key", "blue-key-1"),))
+        assert refused.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
 
 
 def test_a_server_that_stops_in_the_middle(second: RunningService) -> None:

@@ -1,8 +1,13 @@
-"""Eight clients at once, some with edits and some without: each gets what it gets alone."""
+"""Eight clients at once, some with edits and some without: each gets what it gets alone, those without what stock vLLM gives."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import torch
 
@@ -11,11 +16,33 @@ from tests.e2e.service import RunningService
 
 WORDS = "the river runs through the city under the old bridges and past the museum".split()
 
+_STOCK = """
+import json, sys
+from vllm import LLM, SamplingParams
+llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256)
+params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+answers = llm.generate(json.loads(sys.argv[2]), params, use_tqdm=False)
+print(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
+"""
+
+
+def prompt_of(number: int) -> str:
+    return " ".join(WORDS[: 3 + number])
+
+
+def stock_tokens(checkpoint: Path, prompts: list[str]) -> list[list[int]]:
+    """What vLLM generates by itself, in a process that knows nothing of this system."""
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-c", _STOCK, str(checkpoint), json.dumps(prompts)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [list(tokens) for tokens in json.loads(done.stdout.splitlines()[-1])]
+
 
 def work(client: interpose.Client, number: int) -> dict[str, torch.Tensor]:
     """What client `number` does: every other one changes something."""
     model = client.model("llama")
-    prompt = " ".join(WORDS[: 3 + number])
+    prompt = prompt_of(number)
     layer = number % 4
     if number % 2:
         with model.trace(prompt, max_tokens=6, temperature=0.0, ignore_eos=True) as tracer:
@@ -31,7 +58,9 @@ def work(client: interpose.Client, number: int) -> dict[str, torch.Tensor]:
     return {**saved, "tokens": torch.tensor(result.token_ids)}
 
 
-def test_eight_clients_at_once(service: RunningService) -> None:
+def test_eight_clients_at_once(service: RunningService, checkpoints: dict[str, Path]) -> None:
+    plain = [number for number in range(8) if number % 2 == 0]
+    stock = stock_tokens(checkpoints["llama"], [prompt_of(number) for number in plain])
     clients = [interpose.connect(service.address, progress=False) for _ in range(8)]
     try:
         alone = [work(client, number) for number, client in enumerate(clients)]
@@ -57,3 +86,4 @@ def test_eight_clients_at_once(service: RunningService) -> None:
             assert torch.equal(result["tokens"], expected["tokens"])
             for name in expected:
                 torch.testing.assert_close(result[name], expected[name], atol=1e-4, rtol=1e-4)
+    assert [alone[number]["tokens"].tolist() for number in plain] == stock

@@ -1,4 +1,5 @@
-"""A model over two pipeline stages, served: blocks, saves, streams and refusals as with one, through Ray and gRPC."""
+"""A model over two pipeline stages, served: blocks, saves, streams and refusals as with one, through Ray and gRPC. Beside it, in
+the same application, one with a layout of its own, which has no engine until somebody asks for it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 import interpose
+from interpose.errors import Unavailable
 from interpose.v1 import trace_pb2 as pb
 from tests.e2e.service import RunningService
+from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Edit, Oracle, difference
 
 PROMPT = [5, 400, 17, 99, 256, 31, 8]
@@ -28,7 +31,14 @@ def staged(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
         "engine": {"dtype": "float32", "enforce_eager": True},
         "limits": {"step_seconds": 6.0, "inline_bytes": 1024},
     }
-    running = RunningService(tmp_path_factory.mktemp("staged"), {"models": [llama], "sessions": {"warm": 1}}).wait()
+    gpt2 = {
+        "name": "gpt2",
+        "model": str(checkpoints["gpt2"]),
+        "engine": {"dtype": "float32", "enforce_eager": True},
+        "autoscaling_config": {"min_replicas": 0, "max_replicas": 1},
+    }
+    settings: dict[str, object] = {"models": [llama, gpt2], "sessions": {"warm": 1}}
+    running = RunningService(tmp_path_factory.mktemp("staged"), settings).wait()
     yield running
     assert running.stop() == 0
 
@@ -39,6 +49,14 @@ def model(staged: RunningService) -> Iterator[Any]:
         model = client.model("llama")
         assert model._description.pipeline_parallel_size == 2
         yield model
+
+
+def test_a_model_that_nobody_uses_has_no_engine(staged: RunningService) -> None:
+    assert staged.state("gpt2") == "IDLE"
+    with interpose.connect(staged.address, progress=False) as client:
+        with pytest.raises(Unavailable, match="nobody has used gpt2 for a while") as caught:
+            client.model("gpt2")
+    assert caught.value.retry_after > 0
 
 
 def test_an_early_layer_is_read_and_a_late_one_written(model: Any, checkpoints: dict[str, Path]) -> None:
@@ -116,3 +134,14 @@ def test_a_scan_is_refused_with_what_to_write(model: Any) -> None:
         with model.scan(PROMPT):
             model.model.layers[0].output[0].save()
     assert error.value.code == pb.ERROR_CODE_INVALID_ARGUMENT
+
+
+def test_the_model_beside_it_has_an_engine_now_with_a_layout_of_its_own(
+    staged: RunningService, checkpoints: dict[str, Path]
+) -> None:
+    staged.wait_until_running("gpt2")  # it was asked for by the first test
+    with interpose.connect(staged.address, progress=False) as client:
+        served = Served(client, "gpt2", checkpoints["gpt2"], Oracle(checkpoints["gpt2"]))
+        assert served.model._description.pipeline_parallel_size == 1
+        for prompt in PROMPTS:
+            check_everything(served, prompt, *read_everything(served, prompt))

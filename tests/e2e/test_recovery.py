@@ -7,18 +7,22 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 
 import interpose
-from interpose.errors import NotFound, ServiceFailure, Unavailable
+from benchmarks.processes import ENGINE, title
+from interpose.errors import ServiceFailure, Unavailable, from_failure
 from interpose.v1 import trace_pb2 as pb
+from tests.cluster.matrix import FAULTS, Seen, There, leaks, report, shown
 from tests.e2e.service import RunningService, wait_for
 from tests.e2e.test_calls import trace
 
 ENDLESS = "for step in tracer.iter[:]:\n    pass\n"
+LARGE = "hidden = model.model.layers[0].output[0].new_ones(99999).save()\n"
 
 
 def endless() -> pb.Trace:
@@ -46,6 +50,19 @@ class Background(threading.Thread):
             self.failure = error.failure
 
 
+def answers(call: Callable[[], object]) -> bool:
+    """Whether a call gives something else than that it should be tried again."""
+    try:
+        call()
+    except Unavailable:
+        return False
+    except ServiceFailure as error:
+        if error.failure.code != pb.ERROR_CODE_UNAVAILABLE:
+            raise
+        return False
+    return True
+
+
 def quiet(service: RunningService) -> bool:
     """Whether no engine works on anything."""
     return not any(model.running or model.waiting for model in service.status().models)
@@ -54,62 +71,92 @@ def quiet(service: RunningService) -> bool:
 def test_a_client_that_is_killed_takes_its_requests_with_it(service: RunningService, tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
-        import interpose
+        import interpose, time
         model = interpose.connect({service.address!r}).model("llama")
         with model.trace("one two three", max_tokens=500, ignore_eos=True) as tracer:
             for step in tracer.iter[:]:
                 print("step")
+                time.sleep(0.2)  # by itself it would end long after it must be gone
         """
     )
     path = tmp_path / "client.py"
     path.write_text(script)
+    before = There.of(service)
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "step\n"
         wait_for(lambda: not quiet(service), 10)
         client.kill()
     wait_for(lambda: quiet(service), 20)  # its client may come back for five seconds
+    report(Seen(FAULTS[0], "nothing any more", None, None, 0, leaks(service, before)))
 
 
-def test_a_session_that_is_killed(service: RunningService, client: interpose.Client) -> None:
+def test_sessions_that_are_killed(service: RunningService, client: interpose.Client) -> None:
+    """All of them: each goes on under its own id, and what had ended is there."""
     model = client.model("llama")
     session = service.open_session()
-    running = Background(service, session)
-    for process in service.processes("ray::Session"):
-        process.kill()
-    running.join(20)
-    assert running.failure is not None
-    assert running.failure.code == pb.ERROR_CODE_UNAVAILABLE
-    with pytest.raises(ServiceFailure) as caught:
-        service.submit(trace(), session)
-    assert caught.value.failure.code == pb.ERROR_CODE_NOT_FOUND
-    # The library opens another one by itself.
-    with model.trace("one two three"):
-        hidden = model.model.layers[0].output[0].save()
-    assert hidden.shape[-1] == 128
+    [saves] = [event.saves for event in service.submit(trace(LARGE), session) if event.WhichOneof("kind") == "saves"]
+    blob = next(value.tensor.blob.id for value in saves.objects.values if value.tensor.blob.id)
+    with model.trace("one two three", blocking=False) as job_tracer:
+        kept = model.model.layers[0].output[0].new_ones(99999).save()
+    job_tracer.job.wait(timeout=60)
+    with model.trace("one two three", fetch=False):
+        remote = model.model.layers[0].output[0].new_ones(99999).save()
+    with client.session() as s:
+        with model.trace() as tracer:
+            shared = [].save()
+            with tracer.invoke("one two three"):
+                shared.append(model.model.layers[0].output[0].new_ones(99999))
+        opened = s.id
+        before = There.of(service)
+        running = Background(service, session)
+        begun = time.monotonic()
+        for process in service.processes("ray::Session"):
+            process.kill()
+        running.join(20)
+        saw = time.monotonic() - begun
+        assert running.failure is not None
+        assert running.failure.code == pb.ERROR_CODE_UNAVAILABLE and running.failure.retry_after > 0
+        wait_for(lambda: answers(lambda: service.submit(trace(), session)), 30)
+        back = time.monotonic() - begun
+        wait_for(lambda: answers(client.job(job_tracer.job.id).status), 30)
+        wait_for(lambda: answers(s.saved), 30)
+        wait_for(lambda: answers(lambda: remote[:1].fetch()), 30)
+        lost = int(len(service.fetch(session, blob)) != 99999 * 4)
+        lost += int(client.job(job_tracer.job.id).result()["kept"].sum() != 99999)
+        lost += int(remote.fetch().sum() != 99999)
+        with model.trace("one two three"):
+            shared.append(shared[0].sum())
+        assert s.id == opened
+    lost += int(shared[1] != 99999)
+    job_tracer.job.forget()
+    service.close_session(session)
     wait_for(lambda: quiet(service), 10)
+    report(Seen(FAULTS[3], shown(from_failure(running.failure)), saw, back, lost, leaks(service, before)))
 
 
 @pytest.mark.timeout(400)
 def test_an_engine_that_is_killed(service: RunningService, client: interpose.Client) -> None:
     model = client.model("llama")
     session = service.open_session()
-    events = service.submit(trace("hidden = model.model.layers[0].output[0].new_ones(99999).save()\n"), session)
+    events = service.submit(trace(LARGE), session)
     [saves] = [event.saves for event in events if event.WhichOneof("kind") == "saves"]
     blob = next(value.tensor.blob.id for value in saves.objects.values if value.tensor.blob.id)
     with model.trace("one two three", blocking=False) as job_tracer:
         kept = model.model.layers[0].output[0].new_ones(99999).save()
     job_tracer.job.wait(timeout=60)
     replica = next(one for one in service.processes("engine-llama"))
-    [core] = [one for one in replica.children(recursive=True) if "EngineCore" in one.name()]
+    [core] = [one for one in replica.children(recursive=True) if ENGINE in title(one)]
 
+    before = There.of(service)
     running = Background(service, session)
-    begun = time.monotonic()
+    killed = time.monotonic()
     core.kill()
     running.join(30)
     assert running.failure is not None
     assert running.failure.code == pb.ERROR_CODE_UNAVAILABLE
-    assert time.monotonic() - begun < 20
+    saw = time.monotonic() - killed
+    assert saw < 20
 
     # While it is away: an answer at once, what was finished stays, and the other model does not notice.
     wait_for(lambda: service.state("llama") != "RUNNING", 20)
@@ -133,14 +180,38 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
     service.wait_until_running("llama")
     with model.trace("one two three"):
         hidden = model.model.layers[0].output[0].save()
+    back = time.monotonic() - killed
     assert hidden.shape[-1] == 128
     assert len(service.fetch(session, blob)) == 99999 * 4
     assert client.job(job_tracer.job.id).result()["kept"].sum() == 99999
     job_tracer.job.forget()
     service.close_session(session)
+    report(Seen(FAULTS[5], shown(from_failure(running.failure)), saw, back, 0, leaks(service, before)))
+
+
+def test_the_directory_that_is_killed(service: RunningService, client: interpose.Client) -> None:
+    """What it knew is gone; new traces run."""
+    [directory] = service.processes("ray::Directory")
+    model = client.model("llama")
+    with model.trace("one two three"):
+        hidden = model.model.layers[0].output[0].save()
+    directory.kill()
+
+    def run() -> None:
+        with model.trace("one two three"):
+            hidden = model.model.layers[0].output[0].save()
+        assert hidden.shape[-1] == 128
+
+    wait_for(lambda: not directory.is_running(), 10)
+    wait_for(lambda: answers(run), 60)
+
+    def no_other_sessions() -> bool:
+        status = service.status()
+        return len(service.processes("ray::Session")) == status.sessions + status.warm_sessions
+
+    wait_for(no_other_sessions, 60)
 
 
 def test_nothing_is_left_of_any_of_it(service: RunningService) -> None:
     wait_for(lambda: quiet(service), 10)  # engines report every second
     assert {model.state for model in service.status().models} == {"RUNNING"}
-    assert issubclass(NotFound, interpose.InterposeError)

@@ -80,6 +80,7 @@ def test_structured_outputs(model: interpose.Model) -> None:
     ("sampling", "words"),
     [
         ({"logprobs": 1000}, "logprobs"),
+        ({"max_tokens": 3.0}, "max_tokens"),
         ({"structured_outputs": {"grammar": "root ::= ("}}, "grammar"),
         ({"structured_outputs": {"choice": []}}, "empty"),
         ({"n": 2, "temperature": 0.0}, "all the same"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import torch
@@ -90,6 +91,7 @@ def test_leaving_early_frees_the_engine(service: RunningService, model: interpos
         rows = []
         for _step in tracer.iter[:]:
             rows.append(model.model.layers[0].output[0].save())
+            time.sleep(0.2)  # by itself it would end long after it must be gone
     for out in tracer.stream():
         if len(out.saves["rows"]) == 3:
             break

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from executor.options import trace_options
+from executor.outputs import output_event, result_of
 from executor.work import Work
 from interpose.capture.analysis import block_reads_writes
 from interpose.result import Result
@@ -35,7 +36,7 @@ result = tracer.result.save()
 class Limits:
     """The bounds that the in-process engine runs with."""
 
-    step_seconds = 2.0
+    step_seconds = 6.0  # wall time: what one step takes where other processes hold the cores
     block_memory_bytes = 512 << 20
     inline_bytes = 16 << 10
     max_saved_bytes = 64 << 20
@@ -55,6 +56,19 @@ class Ran:
     events: list[bytes] = field(default_factory=list)  # as the worker sent them
     logs: str = ""
     accounting: pb.Accounting | None = None
+    output: pb.Event | None = None  # what the engine generated, as it travels; None for an invoke without a prompt
+
+
+def check_failed(ran: Ran, code: int, message: str, line: int | None) -> None:
+    """Assert that a block failed: with a code, words of its message, and at a line of its own, if any.
+
+    Args:
+        line: counted from 1.
+    """
+    assert ran.failure is not None
+    assert (ran.failure.code, message in ran.failure.message) == (code, True), ran.failure
+    if line is not None:
+        assert ran.failure.frames[-1].line == line
 
 
 class _Results(Resolver):
@@ -119,6 +133,19 @@ class LocalEngine:
 
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **sampling})
         return self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)[0].outputs[0]
+
+    def give_up(self, block: Block, steps: int) -> None:
+        """Run some steps of a traced request, then give it up."""
+        from vllm import SamplingParams
+
+        trace = self.trace([block], {})
+        params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=Work(trace, 0, 1, "").to_args())
+        self.llm.llm_engine.add_request("dropped", {"prompt_token_ids": block.prompt, "cache_salt": "x"}, params)
+        for _ in range(steps):
+            self.llm.llm_engine.step()
+        assert not self.interleaver.idle
+        self.llm.llm_engine.abort_request(["dropped"])
+        self.llm.collective_rpc("interpose_drop", args=(trace.id,))
 
     def run(self, *blocks: Block, shared: dict[str, Any] | None = None, plain: tuple[list[int], ...] = ()) -> list[Ran]:
         """Run one trace whose invokes are `blocks`, with `plain` prompts beside it; returns one Ran for each, plain ones last."""
@@ -237,7 +264,8 @@ class LocalEngine:
                 if output.request_id not in pending:
                     continue
                 trace, index, _ = pending.pop(output.request_id)
-                result = Result(completion.text, ran.token_ids, ran.finish_reason, list(output.prompt_token_ids))
+                result = result_of(output, completion, ran.finish_reason)
+                ran.output = output_event(index, output, completion, 0, 0, ran.finish_reason)
                 generated[trace.id][index] = result
                 ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, asdict(result))
                 if captured is None:

@@ -16,10 +16,10 @@ from interpose.model import Model
 from interpose.progress import Progress
 from interpose.session import Session
 from interpose.together import companions, start_after
+from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Log, Output, Trace
 from interpose.v1.value_pb2 import Blob
-from interpose.wire import Decoder
 from tests.engine.harness import Block, LocalEngine
 
 LIMITS = Limits(
@@ -39,10 +39,11 @@ class LocalSession(Session):
         traces: what was submitted, as it would have travelled.
     """
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: LocalEngine, description: ModelDescription) -> None:
         nowhere: Any = None
         super().__init__(nowhere, LIMITS, Progress(False))
         self._engine = engine
+        self._description = description
         self.traces: list[Trace] = []
 
     def submit(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Generator[tuple[str, Event], None, None]:
@@ -55,12 +56,13 @@ class LocalSession(Session):
         if trace.scan:
             yield from self._scan(trace)
             return
-        decoder = Decoder(trace.scope, get_blob=lambda blob: outbox.uploads[blob.id])
-        own = {binding.name: decoder.decode(binding.value) for binding in trace.sampling}
+        from executor.preparation import sampling_of  # with it vLLM, whose environment is set first
+
+        config, tokenizer = self._engine.llm.llm_engine.vllm_config, self._engine.llm.get_tokenizer()
         blocks = [
             Block(
                 list(invoke.prompt.token_ids.ids),
-                sampling={**own, **{binding.name: decoder.decode(binding.value) for binding in invoke.sampling}},
+                sampling=sampling_of(trace, invoke, self._description, config, tokenizer),
                 after=tuple(sorted(waits_for)),
                 together=len(companions(trace)) if invoke.together else 0,
                 whole=invoke.whole,
@@ -68,8 +70,7 @@ class LocalSession(Session):
             for invoke, waits_for in zip(trace.invokes, start_after(trace), strict=True)
         ]
         for index, ran in enumerate(self._engine.run_traces([blocks], captured=trace)):
-            finished = Output(invoke=index, token_ids=ran.token_ids, finished=True, finish_reason=ran.finish_reason)
-            yield "local", Event(output=finished)
+            yield "local", ran.output or Event(output=Output(invoke=index, finished=True))
             if ran.logs:
                 yield "local", Event(log=Log(invoke=index, text=ran.logs))
             for event in ran.events:
@@ -91,13 +92,14 @@ class LocalSession(Session):
 
 
 class _Client:
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: LocalEngine, description: ModelDescription) -> None:
         self.awaited = False
-        self.session = self.current_session = LocalSession(engine)
+        self.session = self.current_session = LocalSession(engine, description)
         self.limits = LIMITS
         self.progress = Progress(False)
 
 
 def notebook(engine: LocalEngine) -> Any:
     """Return the engine's model as a notebook has it; its traces run in this process."""
-    return Model(_Client(engine), engine.describe())  # type: ignore[arg-type]
+    description = engine.describe()
+    return Model(_Client(engine, description), description)  # type: ignore[arg-type]

@@ -126,6 +126,17 @@ def test_what_cannot_be_recorded(bench: Bench, call: str, why: str) -> None:
     assert ran.failure.frames[-1].line == 1
 
 
+def test_a_type_that_values_cannot_become(bench: Bench) -> None:
+    """It shows in the middle of the model's step, and is the block's error: named modules fail it, of all they are left out."""
+    path, other = f"{bench.block(1)}.mlp", Block(TWO, "logits = model.logits.output.save()")
+    named, beside = bench.engine.run(Block(ONE, f"x = 1\ntracer.cache(modules=['{path}'], dtype=torch.quint8)"), other)
+    assert named.failure is not None and named.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert "cannot be recorded" in named.failure.message and named.failure.frames[-1].line == 2
+    assert difference(beside.saved["logits"], bench.oracle.run(TWO).logits[0]) <= 1e-4
+    [every] = bench.engine.run(Block(ONE, "cache = tracer.cache(dtype=torch.quint8)"))
+    assert every.failure is None and not every.saved["cache"].entries and path in every.saved["cache"].refused
+
+
 def test_more_than_a_trace_may_save(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails while it runs, at the line that asked for it, and the prompt beside it does not notice."""
     model = notebook(bench.engine)

@@ -1,4 +1,8 @@
-"""The executor finds Ray three ways: it is in a cluster already, RAY_ADDRESS names one, or it starts its own."""
+"""The executor finds Ray three ways: it is in a cluster already, RAY_ADDRESS names one, or it starts its own; of that nothing is
+left when it stops.
+
+These tests are in one file, and so run one after the other: heads that start at the same time may choose the same port.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from executor.cluster import connect
@@ -29,6 +35,26 @@ from executor.cluster import connect
 connect()
 print(ray.get_runtime_context().gcs_address, flush=True)
 ray.shutdown()
+"""
+_OWN = """
+import subprocess, sys, time
+import psutil
+from serve_app import cluster
+
+cluster._EXIT_SECONDS = 0.5
+head = cluster.OwnHead(1)
+sleep = "import time; print('here', flush=True); time.sleep(600)"
+start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+parent = subprocess.Popen([sys.executable, "-c", start, sleep], stdout=subprocess.PIPE, text=True)
+assert parent.stdout.readline() == "here\\n"
+(orphan,) = psutil.Process(parent.pid).children()
+head.look_after()
+parent.kill()
+parent.wait()
+assert orphan.is_running() and orphan not in psutil.Process().children(recursive=True)
+head.stop()
+head.stop()
+print(orphan.pid)
 """
 
 
@@ -83,3 +109,13 @@ def test_a_client_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere:10001")
     with pytest.raises(ValueError, match="Ray client address"):
         connect()
+
+
+def test_a_process_that_has_lost_its_parent_is_ended_too() -> None:
+    """A process of its own, as everything below it is ended."""
+    result = subprocess.run([sys.executable, "-c", _OWN], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    orphan, deadline = int(result.stdout), time.monotonic() + 10
+    while psutil.pid_exists(orphan):  # until whoever has it now takes leave of it
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

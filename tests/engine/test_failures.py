@@ -9,7 +9,7 @@ import torch
 
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
+from tests.engine.harness import Block, check_failed
 
 PROMPT = [5, 400, 17, 99, 256]
 OTHER = [8, 8, 1]
@@ -48,8 +48,28 @@ CASES = [
     (LAYER + ".mlp.output = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "assigned a int"),
     (LAYER + ".mlp.c = 4", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "cannot be assigned"),
     (LAYER + ".mlp(torch.zeros(3))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "of shape [rows,"),
+    (
+        "model.samples.output[:] = 500",
+        pb.ERROR_CODE_INVALID_ARGUMENT,
+        None,
+        "the token 500; the model has tokens from 0 to 499",
+    ),
+    ("model.samples.output = torch.tensor([[-1]])\ntracer.result", pb.ERROR_CODE_INVALID_ARGUMENT, 2, "the token -1"),
     ("tracer.barier(2)", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "tracer has no 'barier'"),
     ("x = object().save()", pb.ERROR_CODE_INVALID_ARGUMENT, None, "cannot be saved"),
+    ("x = torch.eye(3).to_sparse().save()", pb.ERROR_CODE_INVALID_ARGUMENT, None, "to_dense()"),
+    (
+        "h = " + LAYER + ".output\nx = torch.eye(3).to_sparse().save()",
+        pb.ERROR_CODE_INVALID_ARGUMENT,
+        None,
+        "to_dense()",
+    ),
+    (
+        "x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).save()",
+        pb.ERROR_CODE_INVALID_ARGUMENT,
+        None,
+        "not nested ones",
+    ),
     ("with torch.autocast('cpu'):\n    model.logits.output", pb.ERROR_CODE_INVALID_ARGUMENT, 2, "torch mode"),
     ("while True: pass", pb.ERROR_CODE_DEADLINE_EXCEEDED, 1, "longer than"),
     (
@@ -75,11 +95,9 @@ def test_a_failing_block(bench: Bench, case: int) -> None:
     beside = Block([3, 77, 4], "token = model.samples.output.save()", {"max_tokens": 2, "ignore_eos": True})
     failing = Block(PROMPT, source, {"max_tokens": 2, "ignore_eos": True})
     good, bad, plain = bench.engine.run_traces([[beside], [failing]], plain=(OTHER,))
-    assert bad.failure is not None, bad
-    assert bad.failure.code == code, bad.failure
-    assert message in bad.failure.message, bad.failure.message
+    check_failed(bad, code, message, line)
+    assert bad.failure is not None
     if line is not None:
-        assert bad.failure.frames[-1].line == line
         assert bad.failure.frames[-1].filename == "<block>"
         assert bad.failure.frames[-1].text == source.splitlines()[line - 1]
     assert not bad.saved
@@ -104,20 +122,7 @@ def test_one_failing_invoke_leaves_the_trace_others_saves(bench: Bench) -> None:
 
 
 def test_dropped_traces_leave_nothing(bench: Bench) -> None:
-    engine = bench.engine.llm.llm_engine
-    from vllm import SamplingParams
-
-    from executor.work import Work
-
-    block = Block(PROMPT, "for s in tracer.iter[:]:\n    model.logits.output\n")
-    trace = bench.engine.trace([block], {})
-    params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=Work(trace, 0, 1, "").to_args())
-    engine.add_request("dropped", {"prompt_token_ids": PROMPT, "cache_salt": "x"}, params)
-    engine.step()
-    engine.step()
-    assert not bench.engine.interleaver.idle
-    engine.abort_request(["dropped"])
-    bench.engine.worker.interpose_drop(trace.id)
+    bench.engine.give_up(Block(PROMPT, "for s in tracer.iter[:]:\n    model.logits.output\n"), steps=2)
     assert bench.engine.interleaver.idle
 
 

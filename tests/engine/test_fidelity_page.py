@@ -6,11 +6,14 @@ import json
 
 import pytest
 
-from tests.fidelity.measure import PHASES, Cells, conditions
+from tests.fidelity.layouts import LAYOUTS, Layout
+from tests.fidelity.measure import COLUMNS, PHASES, SCHEDULINGS, START, Cells, conditions
 from tests.fidelity.recorded import RECORDED, section, summary, written_on
-from tests.fidelity.table import KEPT, Measured, differences, page, render, verdict
+from tests.fidelity.suite import described, suite
+from tests.fidelity.table import KEPT, Page, column, disagreements, page, parse, render, verdict
 
 FAR = "decode, 8 concurrent, chunked, prefix cache"
+LAYOUT, OTHER = Layout(1, 1), Layout(2, 2)
 
 
 def row(value: float | str, **others: float | str) -> dict[str, float | str]:
@@ -18,7 +21,7 @@ def row(value: float | str, **others: float | str) -> dict[str, float | str]:
     return dict.fromkeys(conditions(), value) | ({FAR: others["far"]} if others else {})
 
 
-def measured(value: float = 5e-6, refusal: str = "MODULE is not called") -> Measured:
+def measured(value: float = 5e-6, refusal: str = "MODULE is not called") -> dict[str, Cells]:
     cells: Cells = {
         "embed.output": row(0.0),
         "blocks[i].resid_pre": row(value),
@@ -26,15 +29,23 @@ def measured(value: float = 5e-6, refusal: str = "MODULE is not called") -> Meas
         "raw: model.norm.output": row(value),
         "raw: model.lm_head.output": row(refusal),
     }
-    fewer = {name: cells[name] for name in list(cells)[:4]}
-    return {ranks: {"llama": dict(cells), "gpt2": dict(fewer)} for ranks in (1, 2)}
+    return {"llama": dict(cells), "gpt2": {name: cells[name] for name in list(cells)[:4]}}
+
+
+def said(one: dict[str, Cells]) -> Page:
+    """The same in two layouts."""
+    return {layout: {name: column(cells) for name, cells in one.items()} for layout in (LAYOUT, OTHER)}
+
+
+def write(one: dict[str, Cells]) -> str:
+    return render(said(one), "- everything")
 
 
 def test_a_cell_is_an_error_or_a_refusal_under_all_conditions() -> None:
-    assert verdict(row(1e-6, far=3e-6), "decode") == 3e-6
-    assert verdict(row(1e-6, far=3e-6), "prefill") == 1e-6
+    assert verdict(row(1e-6, far=3e-6), "decode") == "1e-5"
+    assert verdict(row(1e-6, far=3e-6), "prefill") == "1e-6"
+    assert verdict(row(0.0), "prefill") == "0"
     assert verdict(row("no"), "decode") == "no"
-    assert verdict(None, "decode") is None
 
 
 @pytest.mark.parametrize("far", [2e-4, "refused here only"])
@@ -51,49 +62,93 @@ def test_a_condition_that_was_not_measured_is_no_verdict() -> None:
 
 
 def test_the_page_has_every_location_condition_and_message() -> None:
-    page = render(measured())
-    assert (
-        page.count("| `blocks[i].resid_pre` | 1e-5 | 1e-5 |") == 6
-    )  # two phases and the change, with one rank and two
-    assert all(
-        f"{ranks}, {condition}" in page
-        for ranks in ("one rank", "2 tensor-parallel ranks")
-        for condition in conditions()
-    )
-    assert "| `model.norm.output` | 1e-5 | 1e-5 | 1e-5 | 1e-5 |" in page
-    assert "| `model.lm_head.output` | R1 | R1 | R1 | R1 |" in page
-    assert "- R1: MODULE is not called" in page
+    written = write(measured())
+    # Two phases and the change, in both layouts.
+    assert written.count("| `blocks[i].resid_pre` | 1e-5 | 1e-5 |") == 6
+    assert all(f"| {name}, {condition} |" in written for name in ("TP 1", "TP 2 × PP 2") for condition in conditions())
+    assert "| `model.norm.output` | 1e-5 | 1e-5 | 1e-5 | 1e-5 |" in written
+    assert "| `model.lm_head.output` | R1 | R1 | R1 | R1 |" in written
+    assert "- R1: MODULE is not called" in written
+    assert "| TP 1 | 5e-06, 6 and 2 | 5e-06, 6 and 0 |" in written
+
+
+def test_a_page_is_read_as_it_was_written() -> None:
+    assert parse(write(measured())) == said(measured())
+    refused = {**measured(), "gpt2": {START: {"": "no such engine"}}}
+    assert parse(write(refused)) == said(refused)
+    assert "- R1: no such engine" in write(refused)
 
 
 def test_a_page_agrees_with_smaller_and_little_larger_errors_only() -> None:
-    page = render(measured())
-    assert differences(page, render(measured(value=1e-7))) == []
-    assert differences(page, render(measured(value=4e-5))) == []
-    assert differences(render(measured(value=1e-7)), render(measured(value=4e-5))) != []
-    assert differences(page, render(measured(refusal="another message"))) != []
+    written = said(measured())
+    assert disagreements(written, said(measured(value=1e-7))) == []
+    assert disagreements(written, said(measured(value=4e-5))) == []
+    assert disagreements(said(measured(value=1e-7)), said(measured(value=4e-5))) != []
+    assert disagreements(written, said(measured(refusal="another message"))) != []
     lost = measured()
-    lost[2]["gpt2"]["changed: blocks[i].resid_pre"] = dict.fromkeys(PHASES, "no")
-    assert differences(page, render(lost)) != []
-    fewer = measured()
-    del fewer[2]["llama"]["raw: model.norm.output"]
-    assert differences(page, render(fewer)) != []
+    lost["gpt2"]["changed: blocks[i].resid_pre"] = dict.fromkeys(PHASES, "no")
+    assert disagreements(written, said(lost)) != []
+    fewer, more = measured(), measured()
+    del fewer["llama"]["raw: model.norm.output"]
+    more["llama"]["raw: model.other.output"] = row(0.0)
+    assert disagreements(written, said(fewer)) != []
+    assert disagreements(written, said(more)) != []
+    assert disagreements(written, said({"llama": {START: {"": "no such engine"}}})) != []
+    assert disagreements({OTHER: written[OTHER]}, {LAYOUT: written[LAYOUT]}) != []
+
+
+def test_a_part_is_compared_under_its_own_conditions() -> None:
+    written = said(measured())
+    turn = SCHEDULINGS[2:3]
+    cells: Cells = {
+        name: {
+            condition: value
+            for condition, value in found.items()
+            if name.startswith("changed") or turn[0].name in condition
+        }
+        for name, found in measured()["llama"].items()
+    }
+    assert disagreements(written, {OTHER: {"llama": column(cells, turn)}}) == []
+    cells["embed.output"] = dict.fromkeys(cells["embed.output"], 5e-5)
+    assert len(disagreements(written, {OTHER: {"llama": column(cells, turn)}})) == 2  # in both phases
+    with pytest.raises(AssertionError):
+        column(cells)
+
+
+def test_the_suite_leaves_no_layout_architecture_or_condition_out() -> None:
+    jobs = suite()
+    assert [job.layout for job in jobs] == LAYOUTS
+    whole = [job for job in jobs if job.columns == dict.fromkeys(COLUMNS, SCHEDULINGS)]
+    assert [job.layout.name for job in whole] == ["TP 1", "TP 2"]
+    parts = [(name, turn) for job in jobs[len(whole) :] for name, turns in job.columns.items() for turn in turns]
+    assert {name for name, _ in parts} == set(COLUMNS)
+    assert {turn for _, turn in parts} == set(SCHEDULINGS)
+
+
+def test_the_page_has_all_layouts_and_architectures_and_nothing_else() -> None:
+    written = page().read_text()
+    found = parse(written)
+    assert list(found) == LAYOUTS
+    assert all(list(columns) == list(COLUMNS) for columns in found.values())
+    assert all(
+        one.refused or list(one.conditions) == conditions() for columns in found.values() for one in columns.values()
+    )
+    assert render(found, described(), written) == written
 
 
 def test_what_is_written_by_hand_stays() -> None:
     begin, end = KEPT
-    page = render(measured())
-    assert page.endswith(f"{begin}\n{end}\n")
-    by_hand = page.replace(begin, f"{begin}\n## On a GPU\n\nSome text.")
-    again = render(measured(), by_hand)
-    assert again == by_hand
-    assert differences(by_hand, again) == []
+    written = write(measured())
+    assert written.endswith(f"{begin}\n{end}\n")
+    by_hand = written.replace(begin, f"{begin}\n## On a GPU\n\nSome text.")
+    assert render(said(measured()), "- everything", by_hand) == by_hand
 
 
 def test_a_recorded_measurement_says_where_it_differs_from_the_page() -> None:
-    page = render(measured())
+    both = {layout: said(measured())[LAYOUT] for layout in LAYOUTS[:2]}
     for ranks in (1, 2):
-        written = written_on(page, ranks)["llama"]
-        now = measured(value=3e-6)[ranks]["llama"]
+        written = written_on(render(both, "- everything"), ranks)["llama"]
+        now = measured(value=3e-6)["llama"]
         alike = summary(now, written)
         assert (alike["given"], alike["refused"], alike["largest"], alike["otherwise"]) == (6, 2, 3e-6, [])
         refused = summary({**now, "embed.output": row("no")}, written)

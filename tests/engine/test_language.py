@@ -112,6 +112,9 @@ def test_writes_that_torch_does_not_count_reach_the_model_too(bench: Bench, writ
     truth = bench.oracle.run(PROMPT, 1, [Edit(path, "output", lambda value: value * 0 + 0.5)])
     assert difference(ran.saved["logits"], truth.logits[0]) <= 1e-4
     assert difference(truth.logits[0], bench.oracle.run(PROMPT).logits[0]) > 1e-3
+    # The system counts them: what was changed must not be computed anew without the change.
+    assert ran.accounting is not None
+    assert [one.location for one in ran.accounting.locations if one.written] == [f"{path}.output"]
 
 
 @pytest.mark.parametrize("end", ["", "\nx = model.samples.output", "\ntracer.stop()"])

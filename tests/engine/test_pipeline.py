@@ -11,7 +11,7 @@ import torch
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
+from tests.engine.harness import Block, check_failed
 from tests.engine.spread import SpreadEngine
 from tests.engine.test_accounting import test_locations_are_counted_over_the_steps  # noqa: F401
 from tests.engine.test_apply import (  # noqa: F401
@@ -36,6 +36,10 @@ from tests.engine.test_fidelity import (  # noqa: F401
     test_eight_at_once_each_gets_its_own,
     test_every_location_in_prefill_and_decode,
     test_forced_samples_are_what_the_model_goes_on_with,
+)
+from tests.engine.test_not_finite import (  # noqa: F401
+    test_a_block_that_sees_every_prompt_is_held_to_it_too,
+    test_a_request_that_spoils_its_cache_fails_and_harms_nobody,
 )
 from tests.engine.test_skip import (  # noqa: F401
     test_a_skipped_layer_hands_its_input_on,
@@ -140,6 +144,25 @@ def test_a_changed_canonical_value(bench: Bench, path: str) -> None:
     assert difference(truth.logits[0], bench.oracle.run(PROMPT).logits[0]) > 1e-3, "the change must show"
 
 
+def test_what_an_applied_module_gives_is_the_blocks_own_on_every_stage(bench: Bench) -> None:
+    """It may be changed in place, and gradients may go through it, wherever the module lies."""
+    source = """\
+    ones, made, slopes = torch.ones(2, 128), [].save(), [].save()
+    for i in (0, 3):
+        given = model.model.layers[i].mlp(ones)
+        slope = torch.ones(128, requires_grad=True)
+        with torch.enable_grad():
+            (given * slope).sum().backward()
+        slopes.append(slope.grad - given.sum(0))
+        given += 1
+        made.append(given - model.model.layers[i].mlp(ones))
+    """
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    for made, slope in zip(ran.saved["made"], ran.saved["slopes"], strict=True):
+        assert difference(made, torch.ones(2, 128)) <= TOLERANCE and difference(slope, torch.zeros(128)) <= TOLERANCE
+
+
 FAILURES = [
     ("model.model.layers[3].output\n1 / 0", pb.ERROR_CODE_INTERVENTION, 2, "division by zero"),
     ("model.model.layers[0].output\n1 / 0", pb.ERROR_CODE_INTERVENTION, 2, "division by zero"),
@@ -150,6 +173,7 @@ FAILURES = [
     ("model.lm_head(torch.zeros(2, 9))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "of shape [rows, 128]"),
     ("model.model.embed_tokens(torch.tensor([9999]))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "ids from 0 to 499"),
     ("model.model.layers[3].self_attn(torch.zeros(1, 128))", pb.ERROR_CODE_INVALID_ARGUMENT, 1, "holds attention"),
+    ("x = torch.eye(3).to_sparse().save()", pb.ERROR_CODE_INVALID_ARGUMENT, None, "to_dense()"),
     ("model.model.layers[3].mlp.output\nwhile True: pass", pb.ERROR_CODE_DEADLINE_EXCEEDED, 2, "longer than"),
     (
         "import torch.distributed as d\nmodel.model.layers[2 * d.get_rank()].output",
@@ -160,15 +184,75 @@ FAILURES = [
 ]
 
 
+_OTHERWISE = "import numpy, time, torch.distributed as d\nother = numpy.random.default_rng().normal()\n"
+DIVERGING = {
+    "the clock, added in place": "model.model.layers[1].mlp.output[:] += time.perf_counter_ns() % 1_000_003 / 1e6",
+    "the clock, in the last bits": "model.model.layers[3].mlp.output[:] += time.perf_counter_ns() % 1_000_003 / 1e10",
+    "the order of a set": (
+        "h = model.model.layers[0].mlp.output\nfor name in {*'abcdefghijklmnopqrstuvwxyz'}:\n    h = h * 1.01 + ord(name)\n"
+        "model.model.layers[0].mlp.output = h"
+    ),
+    "rows in the order of a set": (
+        "rows = {c: torch.full((128,), float(ord(c))) for c in 'abcdefghijklmnopqrstuvwxyz'}\n"
+        "model.model.layers[0].mlp.output = torch.stack([rows[c] for c in {*rows}][:7])"
+    ),
+    "random numbers, assigned": "model.model.layers[3].mlp.output = model.model.layers[3].mlp.output + other",
+    "random numbers, in a later step": "for step in tracer.iter[2:3]:\n    model.model.layers[0].mlp.output[:] += other",
+    "random numbers, where torch does not count": "model.model.layers[2].mlp.output.data[:] += other",
+    "random numbers, in part of a projection": "model.model.layers[0].mlp.gate_up_proj.output[0][:, :3] += other",
+    "random numbers, in place of a module": "model.model.layers[2].mlp.skip(torch.full((7, 128), other))",
+    "random numbers, in logits": "model.logits.output[:, 5] = other",
+    "the rank, as a token": "model.samples.output[:] = 5 + d.get_rank()",
+    "random numbers, given to a module": "model.lm_head(torch.full((2, 128), other))",
+    "another location, after a module": (
+        "model.lm_head(torch.ones(2, 128))\nif d.get_rank() == 0:\n    model.model.layers[3].output\nmodel.logits.output"
+    ),
+    "another module, after a module": (
+        "model.lm_head(torch.ones(2, 128))\nif d.get_rank() == 0:\n    model.lm_head(torch.ones(3, 128))\nmodel.logits.output"
+    ),
+    "the end, after a module": "model.lm_head(torch.ones(2, 128))\nif d.get_rank() == 0:\n    1 / 0\nmodel.logits.output",
+    "an error on one": "model.model.layers[0].output\nif d.get_rank() == 0:\n    1 / 0\nmodel.model.layers[3].output",
+}
+
+
+@pytest.mark.parametrize("case", DIVERGING)
+def test_a_block_that_differs_between_the_ranks_fails_alone(bench: Bench, case: str) -> None:
+    """And at once: no later step is computed with what it wrote."""
+    beside = Block(OTHER, "h = model.model.layers[3].mlp.output.save()", LONG)
+    broken = Block(PROMPT, _OTHERWISE + DIVERGING[case], LONG)
+    good, bad, plain = bench.engine.run_traces([[beside], [broken]], plain=(OTHER,))
+    assert bad.failure is not None
+    assert bad.failure.code == pb.ERROR_CODE_INTERVENTION, bad.failure
+    assert "on the model's" in bad.failure.message or "division by zero" in bad.failure.message, bad.failure
+    truth = bench.oracle.run(OTHER, 4)
+    assert good.failure is None and good.token_ids == plain.token_ids == truth.tokens
+    assert difference(good.saved["h"], truth.value("model.layers.3.mlp")) <= TOLERANCE
+    assert bench.engine.interleaver.idle
+
+
+def test_random_numbers_of_torch_are_the_same_on_every_rank(bench: Bench) -> None:
+    """Also after sampling has drawn from the engine's generators."""
+    source = """\
+    torch.manual_seed(3)
+    linear, drop = torch.nn.Linear(128, 128), torch.nn.Dropout(0.5)
+    h = model.model.layers[0].mlp.output
+    model.model.layers[0].mlp.output = linear(h)
+    model.model.layers[3].mlp.output = drop(model.model.layers[3].mlp.output)
+    logits = model.logits.output.save()
+    """
+    sampled = Block(OTHER, "x = 1", {"max_tokens": 3, "ignore_eos": True, "temperature": 1.0})
+    _, first = bench.engine.run_traces([[sampled], [Block(PROMPT, source)]])
+    [again] = bench.engine.run(Block(PROMPT, source))
+    assert first.failure is None and again.failure is None, (first.failure, again.failure)
+    assert difference(first.saved["logits"], again.saved["logits"]) <= TOLERANCE
+
+
 @pytest.mark.parametrize("case", range(len(FAILURES)))
 def test_a_block_fails_alone_and_at_its_own_line(bench: Bench, case: int) -> None:
     source, code, line, message = FAILURES[case]
     beside = Block(OTHER, "h = model.model.layers[3].mlp.output.save()", LONG)
     good, bad, plain = bench.engine.run_traces([[beside], [Block(PROMPT, source, LONG)]], plain=(OTHER,))
-    assert bad.failure is not None
-    assert (bad.failure.code, message in bad.failure.message) == (code, True), bad.failure
-    if line is not None:
-        assert bad.failure.frames[-1].line == line
+    check_failed(bad, code, message, line)
     truth = bench.oracle.run(OTHER, 4)
     assert good.failure is None and good.token_ids == plain.token_ids == truth.tokens
     assert difference(good.saved["h"], truth.value("model.layers.3.mlp")) <= TOLERANCE
@@ -176,19 +260,7 @@ def test_a_block_fails_alone_and_at_its_own_line(bench: Bench, case: int) -> Non
 
 
 def test_a_trace_that_is_dropped_in_flight_leaves_nothing(bench: Bench) -> None:
-    from vllm import SamplingParams
-
-    from executor.work import Work
-
-    engine = bench.engine.llm.llm_engine
-    trace = bench.engine.trace([Block(PROMPT, "for s in tracer.iter[:]:\n    model.logits.output\n")], {})
-    params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=Work(trace, 0, 1, "").to_args())
-    engine.add_request("dropped", {"prompt_token_ids": PROMPT, "cache_salt": "x"}, params)
-    for _ in range(4):
-        engine.step()
-    assert not bench.engine.interleaver.idle
-    engine.abort_request(["dropped"])
-    bench.engine.llm.collective_rpc("interpose_drop", args=(trace.id,))
+    bench.engine.give_up(Block(PROMPT, "for s in tracer.iter[:]:\n    model.logits.output\n"), steps=4)
     assert bench.engine.interleaver.idle
     truth = bench.oracle.run(PROMPT, 4).tokens
     assert list(bench.engine.plain(PROMPT, ignore_eos=True).token_ids) == truth

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+from vllm import SamplingParams
 
 import executor
 from tests.engine.conftest import Bench
@@ -34,31 +39,78 @@ PASS_THROUGH = {
     "_handle_blocked_waiting_request",
     "prepare_inputs",
     "sample",
-    "<lambda>",
 }
+# What a plain step may cost, whatever its size, and for each request in it; and a request, once. Calls of ours, lines that run
+# in them, and builtins that they call.
+OF_A_STEP = (10, 29, 1)
+OF_EACH_REQUEST_IN_IT = (2, 6, 0)
+OF_A_REQUEST = (6, 25, 0)
 
 
-def called_in(run: Any) -> set[str]:
-    """Names of the functions of ours that `run` calls."""
-    names = set()
+@dataclass
+class Ours:
+    """What of ours ran, by function: how often each was called, how many lines it ran, how many builtins it called."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    lines: Counter[str] = field(default_factory=Counter)
+    builtins: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def totals(self) -> np.ndarray:
+        return np.array([self.calls.total(), self.lines.total(), self.builtins.total()])
+
+
+def ours_in(run: Callable[[], object]) -> Ours:
+    """Return what of ours ran while `run` did."""
+    ours = Ours()
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_HOME):
-            names.add(frame.f_code.co_name)
+        if event in ("call", "c_call") and frame.f_code.co_filename.startswith(_HOME):
+            (ours.calls if event == "call" else ours.builtins)[frame.f_code.co_name] += 1
 
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            ours.lines[frame.f_code.co_name] += 1
+        return trace if frame.f_code.co_filename.startswith(_HOME) else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
     sys.setprofile(profile)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return names
+        sys.settrace(before)
+    return ours
+
+
+def plain(bench: Bench, tokens: int, requests: int = 1) -> Ours:
+    """Return what of ours runs while plain requests generate."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [number, *PROMPT]} for number in range(requests)]
+    return ours_in(lambda: bench.engine.llm.generate(prompts, params, use_tqdm=False))
 
 
 def test_plain_steps_call_nothing_of_ours_but_the_tests(bench: Bench) -> None:
     bench.engine.run(Block(PROMPT, "x = model.logits.output"))
-    assert called_in(lambda: bench.engine.plain(PROMPT, max_tokens=5, ignore_eos=True)) <= PASS_THROUGH
+    assert plain(bench, tokens=5).calls.keys() <= PASS_THROUGH
     model = bench.engine.worker.model_runner.get_model()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_plain_steps_and_requests_cost(bench: Bench) -> None:
+    """Calls, lines and builtins of ours: they do not depend on what ran before, nor grow with a request's length."""
+    bench.engine.run(Block(PROMPT, "x = model.logits.output"))
+    short, long = plain(bench, tokens=5).totals, plain(bench, tokens=9).totals
+    step = (long - short) / 4
+    assert np.array_equal(plain(bench, tokens=13).totals, long + 4 * step)
+    crowd = (plain(bench, tokens=9, requests=8).totals - plain(bench, tokens=5, requests=8).totals) / 4
+    each = (crowd - step) / 7
+    assert each[0] > 0 and (each <= OF_EACH_REQUEST_IN_IT).all(), each
+    assert step[0] > 0 and (step - each <= OF_A_STEP).all(), step - each
+    # Where steps are scheduled ahead, a request may be in one more than it has tokens.
+    steps = 5 + bool(bench.engine.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+    assert (short - steps * step <= OF_A_REQUEST).all(), short - steps * step
 
 
 def test_steps_after_a_block_has_ended_are_plain(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,6 +325,16 @@ def test_pipeline_stages_on_gpus_are_refused_at_start(checkpoint: Path, monkeypa
         check_config(config)
 
 
+@pytest.mark.parametrize("kind", ["int8_per_token_head", "nvfp4", "fp8_ds_mla"])
+def test_caches_that_cannot_be_looked_at_are_refused_at_start(checkpoint: Path, kind: str) -> None:
+    config = EngineArgs(model=str(checkpoint)).create_engine_config()
+    config.cache_config.cache_dtype = "fp8"
+    check_config(config)
+    config.cache_config.cache_dtype = kind
+    with pytest.raises(ValueError, match="kv_cache_dtype .* cannot be checked"):
+        check_config(config)
+
+
 def test_what_only_gpus_can_be_configured_for_is_refused_at_start(checkpoint: Path) -> None:
     config = EngineArgs(model=str(checkpoint)).create_engine_config()
     config.parallel_config.enable_batch_sharded_sampling = True

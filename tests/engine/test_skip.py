@@ -9,7 +9,7 @@ import torch
 
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
-from tests.engine.harness import Block
+from tests.engine.harness import Block, check_failed
 from tests.oracle import Edit, difference
 
 PROMPT = [5, 400, 17, 99, 256, 31, 8]
@@ -164,10 +164,7 @@ def test_refusals_name_the_users_line(bench: Bench, case: int) -> None:
     if bench.arch == "llama" and case == 0:
         source = source.replace(f"torch.zeros(7, {width})", f"(torch.zeros(7, {width}), torch.zeros(7, {width}))")
     ran = run_beside(bench, source, {"max_tokens": 1})
-    assert ran.failure is not None
-    assert ran.failure.code == code
-    assert message.replace("W", width) in ran.failure.message
-    assert ran.failure.frames[-1].line == line
+    check_failed(ran, code, message.replace("W", width), line)
 
 
 def test_a_skipped_value_is_the_blocks_own(bench: Bench) -> None:

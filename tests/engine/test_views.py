@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.views.pattern import AttentionPattern
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.conftest import expression
 from tests.engine.harness import Block, LocalEngine
@@ -191,6 +192,27 @@ def test_what_is_computed_for_the_block_cannot_be_changed(views: Views) -> None:
         [ran] = views.engine.run(Block(PROMPTS[0], statement + "x = model.logits.output"))
         assert ran.failure is not None
         assert "never holds it" in ran.failure.message
+
+
+def test_a_pattern_is_computed_when_it_is_asked_for_and_only_then(
+    views: Views, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+    compute = AttentionPattern.compute
+
+    def counted(self: AttentionPattern, *args: Any) -> torch.Tensor:
+        computed.append(self._node.path)
+        return compute(self, *args)
+
+    monkeypatch.setattr(AttentionPattern, "compute", counted)
+    beside = Block(PROMPTS[1], "x = [b.attn.z.save() for b in model.blocks]", {"max_tokens": 2, "ignore_eos": True})
+    asks = Block(
+        PROMPTS[0], "p = model.blocks[1].attn.pattern\nagain = (p == model.blocks[1].attn.pattern).all().save()"
+    )
+    assert views.engine.run(beside)[0].failure is None and not computed
+    first, second = views.engine.run(beside, asks)
+    assert first.failure is None and second.failure is None and bool(second.saved["again"])
+    assert computed == [views.engine.worker.interpose_tree.find("blocks.1.attn").views["pattern"].node.path]
 
 
 def test_a_stream_and_its_halves_are_not_changed_at_once(views: Views) -> None:

@@ -7,12 +7,14 @@ reached another request, or that one rank wrote into the wrong part, would show 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from tests.engine.harness import Block, LocalEngine
 from tests.fidelity.places import Place
-from tests.oracle import Edit, Oracle, difference
+from tests.oracle import Edit, Oracle, difference, locations
 
 PROMPT = [12, 250, 33, 8, 441, 90, 14, 61, 300, 2, 19]
 BESIDE = [[5, 9, 301, 77], [3]]
@@ -27,6 +29,7 @@ logits.save()
 # row → phase → error of the logits, or refusal
 Changes = dict[str, dict[str, float | str]]
 EFFECT = 1e-3  # of a change on the logits, or there is nothing to compare
+COMPUTED = (".attn.pattern", ".mlp.experts", ".mlp.expert_weights")  # for the block; the model never holds them
 
 
 def ramp(value: torch.Tensor) -> torch.Tensor:
@@ -34,13 +37,36 @@ def ramp(value: torch.Tensor) -> torch.Tensor:
     return value * 0.5 + torch.linspace(-0.5, 0.5, value[0].numel()).reshape(value.shape[1:])
 
 
-def changed(engine: LocalEngine, places: list[Place], oracle: Oracle | None, phases: tuple[str, ...]) -> Changes:
+@dataclass(frozen=True)
+class Changed:
+    """What transformers computed with one change: a token and its logits for each step."""
+
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+
+def truth_of(oracle: Oracle, checkpoint: Path, steps: int) -> dict[str, Changed]:
+    """Return what each change does in transformers, by the oracle's name of the value."""
+    untouched = oracle.run(PROMPT, 1).logits[0]
+    found = {}
+    for path in dict.fromkeys(at.path for at in locations(checkpoint, canonical=True)):
+        if path.startswith("blocks.0.") or path.endswith(COMPUTED):
+            continue
+        truth = oracle.run(PROMPT, steps, [Edit(path, "output", ramp)], canonical=True)
+        assert difference(truth.logits[0], untouched) > EFFECT, f"a change of {path} has no effect to compare"
+        found[path] = Changed(truth.tokens, truth.logits)
+    return found
+
+
+def changed(
+    engine: LocalEngine, places: list[Place], truth: dict[str, Changed] | None, phases: tuple[str, ...]
+) -> Changes:
     """Return for each canonical value how far the logits after its change are off, by phase, or how a change is refused.
 
     Args:
         engine: runs the traces.
         places: all of the model's; of those in layers, the second layer's are changed.
-        oracle: the truth; None in a process that is not told the values.
+        truth: of `truth_of`; None in a process that is not told the values.
         phases: the steps.
     """
     places = [place for place in places if place.canonical and not (place.truth and "blocks[0]" in place.source)]
@@ -50,18 +76,15 @@ def changed(engine: LocalEngine, places: list[Place], oracle: Oracle | None, pha
     rans = engine.run_traces(blocks, plain=tuple(BESIDE))
     assert [ran.token_ids for ran in rans[len(places) :]] == alone, "a change reached another request"
     found: Changes = {}
-    if oracle is None:
+    if truth is None:
         return found
-    untouched = oracle.run(PROMPT, 1)
     for place, ran in zip(places, rans, strict=False):
         if ran.failure is not None:
             found[place.row] = dict.fromkeys(phases, re.sub(r"blocks\[\d+\]", "blocks[i]", ran.failure.message))
             continue
         path = "logits" if place.row == "unembed.output" else place.row.replace("[i]", ".1")
-        truth = oracle.run(PROMPT, len(phases), [Edit(path, "output", ramp)], canonical=True)
-        assert difference(truth.logits[0], untouched.logits[0]) > EFFECT, f"a change of {path} has no effect to compare"
-        assert ran.token_ids == truth.tokens, path
+        assert ran.token_ids == truth[path].tokens, path
         found[place.row] = {
-            phase: difference(ran.saved["logits"][step], truth.logits[step]) for step, phase in enumerate(phases)
+            phase: difference(ran.saved["logits"][step], truth[path].logits[step]) for step, phase in enumerate(phases)
         }
     return found

@@ -1,37 +1,45 @@
-"""Measures how far each location is from transformers: in this process, or as one of several tensor-parallel ranks.
+"""Measures how far each location is from transformers: in this process, or as one of several ranks of a model.
 
-As a program, `python -m tests.fidelity.measure RESULT FOLDER COLUMN…`, it is one rank of a model spread over processes
-(RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which); rank 0 writes what it measured to RESULT as JSON.
+As a program, `python -m tests.fidelity.measure RESULT FOLDER COLUMN…`, it is one of the tensor-parallel ranks that a model is
+spread over (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which); the first writes what it measured to RESULT as JSON.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor.options import prepare_environment
+import torch
+
+from executor.options import check_config, prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.harness import Block, Limits, LocalEngine
-from tests.fidelity.changes import changed
+from tests.fidelity.changes import Changed, changed, truth_of
+from tests.fidelity.layouts import Layout
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
 
-# Two layers show both kinds of those that alternate; two key/value heads are spread over two ranks, four over four.
+# Two layers show both kinds of those that alternate, and make two stages. Of the two key/value heads four ranks hold copies.
 SHAPE = Shape(layers=2, hidden=128, context=256)
 # What is measured, by the name of its column: an architecture and its sizes.
 COLUMNS = {arch: (arch, SHAPE) for arch in sorted(ARCHITECTURES)}
 COLUMNS["llama, 1 k/v head"] = ("llama", replace(SHAPE, kv_heads=1))  # ranks hold copies of the head
+# As many as query heads, as OLMoE has them: vLLM norms the keys of all heads at once, which takes no copies of them.
+COLUMNS["olmoe"] = ("olmoe", replace(SHAPE, kv_heads=SHAPE.heads))
 PHASES = ("prefill", "decode")
 STEPS = len(PHASES)
 BLOCK = 32  # of the cache: a prompt longer than this can come from it
+CACHE = 256  # blocks: what runs at the same time takes a fraction of them
 LONG = [5 + 7 * i % 480 for i in range(41)]
 PROMPTS = [LONG, [3, 77], [12, 250, 33, 8, 441, 90, 14, 61, 300, 2, 19], [222], *([i, 9 * i, 4] for i in range(20, 24))]
 BESIDE = [[(11 * i + 3) % 490 for i in range(150)], LONG]  # one is cut into chunks where prompts are
@@ -57,15 +65,16 @@ COMPANY = {"alone": [0], "8 concurrent": list(range(len(PROMPTS)))}  # the promp
 SCHEDULINGS = [Scheduling(chunked, cached) for chunked in (False, True) for cached in (False, True)]
 # row → condition → error or refusal
 Cells = dict[str, dict[str, float | str]]
+START = "start"  # the only row of an engine that does not start: why, under ""
 
 
-def conditions() -> list[str]:
-    """Return the names of the conditions that every location is measured under."""
+def conditions(schedulings: Sequence[Scheduling] = SCHEDULINGS) -> list[str]:
+    """Return the names of the conditions that every location is measured under, with these schedulings or all."""
     return [
         f"{phase}, {company}, {scheduling.name}"
         for phase in PHASES
         for company in COMPANY
-        for scheduling in SCHEDULINGS
+        for scheduling in schedulings
     ]
 
 
@@ -85,34 +94,89 @@ refused.save()
 """
 
 
+@dataclass(frozen=True)
+class Known:
+    """What transformers computes for one column, the same whatever the layout.
+
+    Attributes:
+        checkpoint: the model.
+        prompts: the truth about each of `PROMPTS`.
+        changes: what each change does.
+    """
+
+    checkpoint: Path
+    prompts: list[Truth]
+    changes: dict[str, Changed]
+
+    @classmethod
+    def write(cls, folder: Path, column: str) -> None:
+        """Make a column's checkpoint and compute what is known of it, unless the folder has them."""
+        if cls._file(folder, column).exists():
+            return
+        arch, shape = COLUMNS[column]
+        checkpoint = write_demo_model(folder / as_file(column), arch, shape)
+        oracle = Oracle(checkpoint)
+        prompts = [Truth.of(oracle, prompt, STEPS) for prompt in PROMPTS]
+        new = cls._file(folder, column).with_suffix(".new")
+        torch.save(cls(checkpoint, prompts, truth_of(oracle, checkpoint, STEPS)), new)
+        new.rename(cls._file(folder, column))
+
+    @classmethod
+    def read(cls, folder: Path, column: str) -> Known:
+        """Return what is known of a column, when it is."""
+        file = cls._file(folder, column)
+        _wait(file.exists)
+        known: Known = torch.load(file, weights_only=False)  # of this program's own making
+        return known
+
+    @staticmethod
+    def _file(folder: Path, column: str) -> Path:
+        return folder / f"{as_file(column)}.known"
+
+
+class NotStarted(Exception):
+    """An engine is refused as it starts."""
+
+
 class Measurement:
     """One architecture's engine and truth.
 
     Args:
-        checkpoint: the model.
-        ranks: the tensor-parallel size.
+        known: the model and the truth.
+        layout: of the engine.
         reports: whether this process is told the values; one rank is.
+
+    Raises:
+        NotStarted: there is no such engine, with the reason.
     """
 
-    def __init__(self, checkpoint: Path, ranks: int, reports: bool) -> None:
-        spread = {"tensor_parallel_size": ranks, "distributed_executor_backend": LaunchedRank} if ranks > 1 else {}
-        self.engine = LocalEngine(
-            checkpoint,
-            dtype="float32",
-            block_size=BLOCK,
-            enable_prefix_caching=True,
-            max_num_batched_tokens=256,
-            **spread,
-        )
-        self.places = places_of(checkpoint, self.engine.worker.interpose_tree)
-        self._oracle = oracle = Oracle(checkpoint) if reports else None
-        self._truth = [Truth.of(oracle, prompt, STEPS) for prompt in PROMPTS] if oracle is not None else None
+    def __init__(self, known: Known, layout: Layout, reports: bool) -> None:
+        try:
+            self.engine = LocalEngine(
+                known.checkpoint,
+                dtype="float32",
+                block_size=BLOCK,
+                enable_prefix_caching=True,
+                max_num_batched_tokens=256,
+                num_gpu_blocks_override=CACHE,
+                **spread(layout),
+            )
+            check_config(self.engine.llm.llm_engine.vllm_config)
+        except ValueError as why:
+            raise NotStarted(str(why)) from why
+        self.places = places_of(known.checkpoint, self.engine.worker.interpose_tree)
+        self._truth = known.prompts if reports else None
+        self._changes = known.changes if reports else None
 
-    def cells(self) -> Cells:
-        """Return the largest error of each row under each condition, or the message it was refused with."""
-        changes = changed(self.engine, self.places, self._oracle, PHASES)
+    def cells(self, schedulings: Sequence[Scheduling] = SCHEDULINGS) -> Cells:
+        """Return the largest error of each row under each condition, or the message it was refused with.
+
+        Args:
+            schedulings: those to measure under.
+        """
+        changes = changed(self.engine, self.places, self._changes, PHASES)
         cells: Cells = {f"changed: {row}": phases for row, phases in changes.items()}
-        for scheduling in SCHEDULINGS:
+        for scheduling in schedulings:
             self.engine.reschedule(scheduling.chunked, scheduling.cached, STEP_TOKENS if scheduling.chunked else 256)
             if scheduling.cached:
                 self.engine.plain(LONG)
@@ -164,34 +228,63 @@ def _error(place: Place, truth: Truth, step: int, value: Any) -> float:
     return difference(value, expected)
 
 
-def measure(folder: Path, columns: list[str], ranks: int, result: Path) -> None:
+def as_file(name: str) -> str:
+    """Return the name of a column or a layout as part of a file's name."""
+    return re.sub(r"\W+", "-", name)
+
+
+def spread(layout: Layout) -> dict[str, Any]:
+    """Return an engine's options for a layout whose ranks are launched processes."""
+    if layout.ranks == 1:
+        return {}
+    return {
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+        "distributed_executor_backend": LaunchedRank,
+    }
+
+
+def measure(folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layout, result: Path) -> None:
     """Measure columns of the table one after the other.
 
     Args:
-        folder: where checkpoints are written to.
-        columns: their names.
-        ranks: the tensor-parallel size; this process is one of them.
+        folder: has checkpoints and what is known of them; what is missing is made.
+        columns: their names, and the schedulings to measure each under.
+        layout: this process is one of its ranks.
         result: where to write what has been measured, after each column.
     """
+    Limits.step_seconds = 300.0  # of no interest here: on a busy machine a block may wait for a core
+    prepare_environment(layout.ranks)
+    # The stages tell each other of requests, which have random names in each engine otherwise.
+    os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
     measured: dict[str, Cells] = {}
-    rank = os.environ["RANK"]
-    for number, column in enumerate(columns):
-        arch, shape = COLUMNS[column]
+    rank = int(os.environ["RANK"])
+    for column, schedulings in columns.items():
+        gc.freeze()  # vLLM collects garbage when it loads and when it ends, and need not look at what has been imported
         # A rank that is done first must not meet the others where they are leaving.
-        os.environ["MASTER_PORT"] = _port(folder / f"{number}-port", rank)
-        # Each rank writes its own; the seed makes them the same.
-        checkpoint = write_demo_model(folder / f"{number}-{rank}", arch, shape)
-        measurement = Measurement(checkpoint, ranks, reports=rank == "0")
-        measured[column] = measurement.cells()
-        assert measurement.engine.interleaver.idle
-        measurement.engine.close()
-        if rank == "0":
+        os.environ["MASTER_PORT"] = _port(folder / f"{result.stem}-{as_file(column)}.port", rank)
+        if rank == 0:
+            Known.write(folder, column)
+        measured[column] = cells_of(Known.read(folder, column), layout, schedulings, reports=rank == layout.reporting)
+        if rank == layout.reporting:
             result.write_text(json.dumps(measured))
 
 
-def _port(told: Path, rank: str) -> str:
+def cells_of(known: Known, layout: Layout, schedulings: Sequence[Scheduling], reports: bool) -> Cells:
+    """Return what one architecture's engine gives and refuses, or why there is none."""
+    try:
+        measurement = Measurement(known, layout, reports)
+    except NotStarted as refused:
+        return {START: {"": str(refused)}}
+    cells = measurement.cells(schedulings)
+    assert measurement.engine.interleaver.idle
+    measurement.engine.close()
+    return cells
+
+
+def _port(told: Path, rank: int) -> str:
     """Return a port that is free now; rank 0 finds it and tells the others in a file."""
-    if rank == "0":
+    if rank == 0:
         with socket.socket() as found:
             found.bind((os.environ["MASTER_ADDR"], 0))
             port = str(found.getsockname()[1])
@@ -199,18 +292,20 @@ def _port(told: Path, rank: str) -> str:
         new = told.with_suffix(".new")
         new.write_text(port)
         new.rename(told)
-    while not told.exists():  # whoever started the ranks ends them all when one fails
-        time.sleep(0.05)
+    _wait(told.exists)
     return told.read_text()
+
+
+def _wait(there: Callable[[], bool]) -> None:
+    while not there():  # whoever started the ranks ends them all when one fails
+        time.sleep(0.02)
 
 
 def main() -> None:
     """Measure as one rank; see the module's docstring."""
     result, folder, *columns = sys.argv[1:]
-    ranks = int(os.environ["WORLD_SIZE"])
-    prepare_environment(ranks)
-    Limits.step_seconds = 60.0  # of no interest here: on a busy machine a block may wait for a core
-    measure(Path(folder), columns, ranks, Path(result))
+    layout = Layout(tensor=int(os.environ["WORLD_SIZE"]), pipeline=1)
+    measure(Path(folder), dict.fromkeys(columns, SCHEDULINGS), layout, Path(result))
 
 
 if __name__ == "__main__":

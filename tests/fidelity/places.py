@@ -21,12 +21,16 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from executor.joining import gather
 from executor.tree import LOGITS, SAMPLES, ModuleTree
 from tests.engine.conftest import expression
 from tests.oracle import Location, Oracle, Reference, locations
 
 # What a layer begins with, in the architectures whose attention is given its output.
 FIRST_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm")
+ACTIVATIONS = ("act_fn", "act", "activation_fn")
+# The classes of modules that are given or return something which only the class tells.
+KINDS = (Attention, MoERunner, RotaryEmbedding, VocabParallelEmbedding, nn.Embedding)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,35 @@ class Place:
         return not self.row.startswith("raw: ")
 
 
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a model, of all its pipeline stages.
+
+    Attributes:
+        tree: where they are, and in what order they run.
+        kinds: which of `KINDS` each is, by path, as far as it is any.
+    """
+
+    tree: ModuleTree
+    kinds: dict[str, list[type]]
+
+    @classmethod
+    def of(cls, tree: ModuleTree) -> Modules:
+        """Find out; called on every rank, because a stage has the modules of its own layers only."""
+        mine = {path: [kind for kind in KINDS if isinstance(node.layer, kind)] for path, node in tree.nodes.items()}
+        found: dict[str, list[type]] = {}
+        for stage in gather(mine):
+            found |= {path: kinds for path, kinds in stage.items() if kinds}
+        return cls(tree, found)
+
+    def are(self, path: str, kind: type) -> bool:
+        """Whether the module at a path is of a kind."""
+        return kind in self.kinds.get(path, ())
+
+
 def places_of(checkpoint: Path, tree: ModuleTree) -> list[Place]:
-    """Return the locations of a model, in the order in which a block has to ask for them."""
-    found = [*_canonical(checkpoint, tree), *_raw(checkpoint, tree)]
+    """Return the locations of a model, in the order in which a block has to ask for them; called on every rank."""
+    found = [*_canonical(checkpoint, tree), *_raw(checkpoint, Modules.of(tree))]
     return sorted(found, key=lambda place: place.order)
 
 
@@ -118,15 +148,16 @@ def _order(tree: ModuleTree, path: str, kind: str) -> int:
     return tree.order_of(path, kind) if tree.runs(path, kind) else -1
 
 
-def _raw(checkpoint: Path, tree: ModuleTree) -> Iterator[Place]:
+def _raw(checkpoint: Path, modules: Modules) -> Iterator[Place]:
     """Every module outside of the layers, those of the second layer, and of the first what is different there."""
     listed = {(at.path, at.kind): at for at in locations(checkpoint)}
+    tree = modules.tree
     for path in tree.nodes:
         second = re.sub(r"\.0(?=\.|$)", ".1", path)
         if second != path and second in tree.nodes and not path.endswith(".0.input_layernorm"):
             continue
         for kind in ("input", "output"):
-            yield from _module(tree, path, kind, listed.get((path, kind)))
+            yield from _module(modules, path, kind, listed.get((path, kind)))
     yield Place("raw: model.logits.output", "model.logits.output", _order(tree, LOGITS, "output"), _logits)
     yield Place("raw: model.samples.output", "model.samples.output", _order(tree, SAMPLES, "output"), _sampled)
 
@@ -135,7 +166,8 @@ def _sampled(truth: Truth, step: int) -> torch.Tensor:
     return torch.tensor([truth.raw.tokens[step : step + 1]])
 
 
-def _module(tree: ModuleTree, path: str, kind: str, listed: Location | None) -> Iterator[Place]:
+def _module(modules: Modules, path: str, kind: str, listed: Location | None) -> Iterator[Place]:
+    tree = modules.tree
     name = expression(path) if path else "model"
     row, order = f"raw: {name}.{kind}", _order(tree, path, kind)
     if not tree.runs(path, kind):
@@ -145,72 +177,85 @@ def _module(tree: ModuleTree, path: str, kind: str, listed: Location | None) -> 
         yield Place(row, f"{name}.{kind}", order, lambda truth, step: truth.raw.value(path, kind, step), path)
         if kind == "output" or listed.sharding != "norm":  # a norm may be given what it adds to as well
             return
-    expected = _given(tree, path) if kind == "input" else _returned(tree, path)
+    expected = _given(modules, path) if kind == "input" else _returned(modules, path)
     if kind == "output":
         yield Place(row, f"{name}.output", order, expected, path)
     else:
         yield Place(f"{row}s", f"[*{name}.inputs[0], *{name}.inputs[1].values()]", order, expected, path)
 
 
-def _given(tree: ModuleTree, path: str) -> Expected:
+def _given(modules: Modules, path: str) -> Expected:
     """What a module is given, all of it, where that is more than one tensor that the oracle lists."""
-    module = tree.nodes[path].layer
+    tree, are = modules.tree, modules.are
     parent, _, name = path.rpartition(".")
     layer = _layer_of(tree, path)
     if path == "" or _holds_layers(tree, path):
         return lambda truth, step: [truth.ids(step), truth.positions(step), None, None]
-    if isinstance(module, VocabParallelEmbedding):
+    if are(path, VocabParallelEmbedding):
         return lambda truth, step: [truth.ids(step)]
-    if isinstance(module, nn.Embedding):
+    if are(path, nn.Embedding):
         return lambda truth, step: [truth.positions(step)]
     if path == layer:
-        return _layer_given(tree, path)
-    if isinstance(module, Attention):
+        return _layer_given(modules, path)
+    if are(path, Attention):
         heads = f"blocks.{_index(layer)}.attn"
         return lambda truth, step: [truth.flat(f"{heads}.{one}", step) for one in ("rot_q", "rot_k", "v")]
-    if any(isinstance(child.module, Attention) for child in tree.nodes[path].children.values()):
-        return _attention_given(tree, layer)
-    if isinstance(module, RotaryEmbedding):
+    if any(are(child.path, Attention) for child in tree.nodes[path].children.values()):
+        return _attention_given(modules, layer)
+    if are(path, RotaryEmbedding):
         return lambda truth, step: [
             truth.positions(step),
-            *(truth.raw.value(f"{parent}.{norm}", step=step).flatten(-2) for norm in ("q_norm", "k_norm")),
+            *(_unrotated(truth, parent, _index(layer), one, step) for one in "qk"),
         ]
-    if isinstance(module, MoERunner):
+    if are(path, MoERunner):
         return lambda truth, step: _experts_given(tree, parent, truth, step)
-    if name == "act_fn":
-        return lambda truth, step: [truth.raw.value(f"{parent}.gate_up_proj", step=step)[0]]
+    if name in ACTIVATIONS:
+        return lambda truth, step: [_before_activation(truth, parent, _index(layer), step)]
     return lambda truth, step: _norm_given(truth, path, step)
 
 
-def _layer_given(tree: ModuleTree, path: str) -> Expected:
+def _unrotated(truth: Truth, attention: str, layer: int, one: str, step: int) -> torch.Tensor:
+    """Queries or keys before they are rotated: as the norm of them gave them where there is one, else as projected."""
+    norm = f"{attention}.{one}_norm"
+    if (norm, "output", step) not in truth.raw.values:
+        return truth.flat(f"blocks.{layer}.attn.{one}", step)
+    value: torch.Tensor = truth.raw.value(norm, step=step)
+    return value.flatten(-2) if value.dim() > 2 else value
+
+
+def _before_activation(truth: Truth, mlp: str, layer: int, step: int) -> torch.Tensor:
+    merged = f"{mlp}.gate_up_proj"
+    if (merged, "output", step) in truth.raw.values:
+        return truth.raw.value(merged, step=step)[0]
+    return truth.canonical.value(f"blocks.{layer}.mlp.up", step=step)
+
+
+def _layer_given(modules: Modules, path: str) -> Expected:
     """Positions first, where vLLM passes them; the stream as one tensor or as the pair that the layer before returned."""
     before = f"{path.rpartition('.')[0]}.{_index(path) - 1}"
 
     def given(truth: Truth, step: int) -> list[Any]:
         stream = truth.raw.value(before, step=step)
-        return [*_positions(tree, truth, step), *(stream if isinstance(stream, tuple) else [stream])]
+        return [*_positions(modules, truth, step), *(stream if isinstance(stream, tuple) else [stream])]
 
     return given
 
 
-def _attention_given(tree: ModuleTree, layer: str) -> Expected:
-    [norm] = [name for name in FIRST_NORMS if name in tree.nodes[layer].children]
+def _attention_given(modules: Modules, layer: str) -> Expected:
+    [norm] = [name for name in FIRST_NORMS if name in modules.tree.nodes[layer].children]
 
     def given(truth: Truth, step: int) -> list[Any]:
         normalised = truth.raw.value(f"{layer}.{norm}", step=step)
         if isinstance(normalised, tuple):
             normalised = normalised[0]
-        return [*_positions(tree, truth, step), normalised]
+        return [*_positions(modules, truth, step), normalised]
 
     return given
 
 
-def _positions(tree: ModuleTree, truth: Truth, step: int) -> list[torch.Tensor]:
+def _positions(modules: Modules, truth: Truth, step: int) -> list[torch.Tensor]:
     """Layers that rotate are given the positions; those of the others were embedded."""
-    learned = any(
-        isinstance(node.layer, nn.Embedding) and not isinstance(node.layer, VocabParallelEmbedding)
-        for node in tree.nodes.values()
-    )
+    learned = any(modules.are(path, nn.Embedding) for path in modules.kinds)
     return [] if learned else [truth.positions(step)]
 
 
@@ -227,17 +272,20 @@ def _norm_given(truth: Truth, path: str, step: int) -> list[Any]:
     return [added, made[1] - added] if isinstance(made, tuple) else [added]
 
 
-def _returned(tree: ModuleTree, path: str) -> Expected:
+def _returned(modules: Modules, path: str) -> Expected:
     """What a module returns, where the oracle has it under another name."""
-    module = tree.nodes[path].layer
-    parent = path.rpartition(".")[0]
+    tree = modules.tree
+    parent, _, name = path.rpartition(".")
     if path == "" or _holds_layers(tree, path):
         return lambda truth, step: truth.canonical.value("final_norm.output", step=step)
-    if isinstance(module, RotaryEmbedding):
-        heads = f"blocks.{_index(_layer_of(tree, path))}.attn"
+    layer = _layer_of(tree, path)
+    if modules.are(path, RotaryEmbedding):
+        heads = f"blocks.{_index(layer)}.attn"
         return lambda truth, step: tuple(truth.flat(f"{heads}.{one}", step) for one in ("rot_q", "rot_k"))
-    if isinstance(module, MoERunner):
+    if modules.are(path, MoERunner):
         return lambda truth, step: truth.raw.value(parent, step=step)
+    if name in ACTIVATIONS:
+        return lambda truth, step: truth.canonical.value(f"blocks.{_index(layer)}.mlp.act", step=step)
     raise AssertionError(f"nothing says what {path}.output must be")
 
 

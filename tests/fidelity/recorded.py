@@ -7,12 +7,12 @@ wrote there: how far off each architecture was, and which locations were given o
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import PHASES, Cells
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -84,20 +84,17 @@ def summary(cells: Cells, written: dict[tuple[str, str], str]) -> dict[str, Any]
 
 def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
     """Return what the page says of each column's rows in each phase with so many ranks: `GIVEN`, or the refusal."""
-    spread = "one rank" if ranks == 1 else f"{ranks} tensor-parallel ranks"
-    refusals = dict(re.findall(r"^- (R\d+): (.*)$", page, re.MULTILINE))
-    found: dict[str, dict[tuple[str, str], str]] = {}
-    for title, body in re.findall(r"^##+ (.+)\n\n(?:[^|#].*\n\n)*((?:\|.*\n)+)", page, re.MULTILINE):
-        head, _, *rows = ([part.strip() for part in line.strip("|").split("|")] for line in body.splitlines())
-        for row, *said in rows:
-            for name, cell in zip(head[1:], said, strict=True):
-                for phase in PHASES if cell else ():
-                    verdict = refusals.get(cell, GIVEN)
-                    if title == f"{phase.capitalize()}, {spread}":
-                        found.setdefault(name, {})[row.strip("`"), phase] = verdict
-                    elif name == f"{phase}, {spread}":
-                        found.setdefault(title, {})["raw: " + row.strip("`"), phase] = verdict
-    return found
+    from tests.fidelity.table import is_error, parse
+
+    return {
+        name: {
+            (row, phase): GIVEN if is_error(said) else said
+            for row, phases in column.rows.items()
+            for phase, said in phases.items()
+            if phase
+        }
+        for name, column in parse(page)[Layout(ranks, 1)].items()
+    }
 
 
 def main() -> None:

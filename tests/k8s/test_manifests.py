@@ -78,6 +78,12 @@ def worker(service: Document) -> Any:
     return cluster(service)["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
 
 
+def labels(service: Document, group: str = "workerGroupSpecs") -> Any:
+    """Of the head's pods or the first worker group's."""
+    spec = cluster(service)[group]
+    return (spec[0] if isinstance(spec, list) else spec)["template"]["metadata"]["labels"]
+
+
 def rename(mapping: Any, old: str, new: str) -> None:
     mapping[new] = mapping.pop(old)
 
@@ -93,6 +99,15 @@ def in_serve(old: str, new: str) -> Change:
     return change
 
 
+def redis(service: Document) -> Any:
+    return cluster(service)["gcsFaultToleranceOptions"]
+
+
+def spread(service: Document) -> Any:
+    return cluster(service)["workerGroupSpecs"][0]["template"]["spec"]["topologySpreadConstraints"][0]
+
+
+COMPONENT = "app.kubernetes.io/component"
 GROUP = "RayService/interpose spec.rayClusterConfig.workerGroupSpecs[0]"
 CONTAINER = f"{GROUP}.template.spec.containers[0]"
 SERVE = "RayService/interpose spec.serveConfigV2"
@@ -132,6 +147,16 @@ APPLICATION = f"{SERVE}.applications[0]"
         ),
         (in_serve("engine: {", "engine: {worker_cls: mine, "), f"{APPLICATION}.args.models[0].engine", "worker_cls"),
         (in_serve("name: ingress", "name: ingres"), f"{APPLICATION}.deployments[0].name", "engine-"),
+        (
+            in_serve("tensor_parallel_size: 2", "autoscaling_config: {max_replica: 2}"),
+            f"{APPLICATION}.args",
+            "Ray Serve has no max_replica",
+        ),
+        (
+            in_serve("serve_app.app:build", "serve_app.app:build_model"),
+            f"{APPLICATION}.route_prefix",
+            "is not null",
+        ),
         # What has to agree
         (lambda s: worker(s)["ports"][1].update(name="grpc"), f"{CONTAINER}.ports", "'serve-grpc' is None"),
         (in_serve("port: 9000", "port: 9001"), f"{CONTAINER}.ports", "serveConfigV2 says 9001"),
@@ -148,6 +173,34 @@ APPLICATION = f"{SERVE}.applications[0]"
         (lambda s: cluster(s).update(rayVersion="2.59.0"), "rayVersion", "the image has Ray 2.60.0"),
         (lambda s: cluster(s)["authOptions"].update(mode="disabled"), "authOptions", "runs code"),
         (lambda s: s["metadata"].update(name="i" * 48), "metadata.name", "47"),
+        (lambda s: cluster(s)["workerGroupSpecs"][0].update(maxReplicas=1), f"{GROUP}.replicas", "maxReplicas, 1:"),
+        (lambda s: cluster(s)["workerGroupSpecs"][0].update(minReplicas=3), f"{GROUP}.replicas", "minReplicas, 3,"),
+        # The state of the cluster while its head restarts
+        (lambda s: cluster(s).pop("gcsFaultToleranceOptions"), "gcsFaultToleranceOptions", "what it holds is lost"),
+        (lambda s: redis(s).pop("redisAddress"), "gcsFaultToleranceOptions", "no Redis"),
+        (
+            lambda s: redis(s).update(redisAddress="redis:6379"),
+            "gcsFaultToleranceOptions.redisAddress",
+            "interpose-redis",
+        ),
+        (lambda s: redis(s).update(redisAddress="interpose-redis:6380"), "redisAddress", "none of the Services here"),
+        # What is around it
+        (
+            lambda s: labels(s).update({COMPONENT: "other"}),
+            f"{GROUP}.template.metadata.labels",
+            "no NetworkPolicy selects",
+        ),
+        (
+            lambda s: labels(s).update({COMPONENT: "other"}),
+            f"{GROUP}.template.metadata.labels",
+            "no PodDisruptionBudget",
+        ),
+        (lambda s: labels(s, "headGroupSpec").clear(), "headGroupSpec.template.metadata.labels", "no NetworkPolicy"),
+        (
+            lambda s: spread(s)["labelSelector"]["matchLabels"].update({COMPONENT: "other"}),
+            f"{GROUP}.template.spec.topologySpreadConstraints[0].labelSelector",
+            "selects no pod",
+        ),
     ],
 )
 @pytest.mark.parametrize("overlay", ["cpu-dev", "gpu"])
@@ -163,6 +216,21 @@ def test_gpu_pods_need_a_model_that_says_so(found_after: Any) -> None:
     assert found.message == "the models' workers need 2 GPUs, the pods have 0"
 
 
+def match(document: Document, label: str, value: str) -> None:
+    """Have an object select pods with a label."""
+    spec = document["spec"]
+    (spec.get("selector") or spec["podSelector"])["matchLabels"][label] = value
+
+
+def relabel(stateful_set: Document, component: str) -> None:
+    """Give the pods of a StatefulSet, and its selector, another label."""
+    for labels in (
+        stateful_set["spec"]["selector"]["matchLabels"],
+        stateful_set["spec"]["template"]["metadata"]["labels"],
+    ):
+        labels[COMPONENT] = component
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
@@ -170,11 +238,57 @@ def test_gpu_pods_need_a_model_that_says_so(found_after: Any) -> None:
         ("StatefulSet", lambda d: d["spec"].update(replicas="1"), "not of type"),
         ("Service", lambda d: d.update(apiVersion="v2"), "has no v2"),
         ("PodDisruptionBudget", lambda d: rename(d["spec"], "minAvailable", "maxUnavailable"), "whole number"),
+        ("PodDisruptionBudget", lambda d: d["spec"].update(minAvailable=2), "spec.minAvailable: is 2; it holds 3 pods"),
+        ("PodDisruptionBudget", lambda d: d["spec"].update(minAvailable=4), "spec.minAvailable: is 4; it holds 3 pods"),
+        (
+            "PodDisruptionBudget",
+            lambda d: d["spec"]["selector"]["matchLabels"].pop(COMPONENT),
+            "other pods than a RayService's",
+        ),
+        ("PodDisruptionBudget", lambda d: match(d, COMPONENT, "rays"), "spec.selector: selects no pod"),
+        ("NetworkPolicy", lambda d: match(d, COMPONENT, "rays"), "spec.podSelector: selects no pod"),
+        ("NetworkPolicy", lambda d: match(d, "tier", "ray"), "spec.podSelector: selects no pod"),
+        (
+            "NetworkPolicy",
+            lambda d: d["spec"]["egress"][1]["to"][0]["podSelector"]["matchLabels"].update({COMPONENT: "cache"}),
+            "spec.egress[1].to[0].podSelector: selects no pod",
+        ),
+        (
+            "NetworkPolicy",
+            lambda d: d["spec"]["podSelector"].update(
+                matchExpressions=[{"key": COMPONENT, "operator": "DoesNotExist"}]
+            ),
+            "spec.podSelector: selects no pod",
+        ),
+        ("Service", lambda d: d["spec"]["selector"].update({COMPONENT: "cache"}), "spec.selector: selects no pod"),
+        ("StatefulSet", lambda d: relabel(d, "cache"), "no NetworkPolicy selects these pods"),
     ],
 )
 def test_a_mistake_in_another_object(kind: str, change: Change, words: str, found_after: Any) -> None:
     found = [str(problem) for problem in found_after("gpu", kind, change)]
     assert any(problem.startswith(f"{kind}/interpose") and words in problem for problem in found), found
+
+
+def test_pods_that_were_added_and_not_everywhere(found_after: Any) -> None:
+    """Of what goes together when there are more pods, everything that was forgotten is told at once."""
+    change: Change = lambda s: cluster(s)["workerGroupSpecs"][0].update(replicas=3, minReplicas=3, maxReplicas=3)  # noqa: E731
+    ingress, budget = found_after("cpu-dev", "RayService", change)
+    assert "num_replicas 4" in ingress.message
+    assert (
+        str(budget) == "PodDisruptionBudget/interpose spec.minAvailable: is 3; it holds 4 pods, the head's among them"
+    )
+
+
+@pytest.mark.parametrize("missing", ["PodDisruptionBudget", "NetworkPolicy", "StatefulSet", "Service"])
+def test_an_object_that_is_missing(
+    missing: str, rendered: dict[str, list[Document]], custom: CustomResources, builtin: BuiltinKinds
+) -> None:
+    assert problems([d for d in rendered["gpu"] if d["kind"] != missing], custom, builtin)
+
+
+def test_a_redis_elsewhere_is_somebody_elses(found_after: Any) -> None:
+    change: Change = lambda s: redis(s).update(redisAddress="rediss://redis.example.com:6379")  # noqa: E731
+    assert not found_after("gpu", "RayService", change)
 
 
 def test_a_mistake_in_the_job(found_after: Any) -> None:

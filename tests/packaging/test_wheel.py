@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import email
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.interpreters import installed
-
-ROOT = Path(__file__).parents[2]
+from tests.wheel import ROOT, bare_environment, build_wheel
 
 ROUND_TRIP = """
 import sys
@@ -38,11 +36,7 @@ print(interpose.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (built,) = directory.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_holds_the_client_alone(wheel: Path) -> None:
@@ -70,9 +64,7 @@ def test_its_requirements_are_light(wheel: Path) -> None:
 
 @pytest.mark.parametrize("version", installed())
 def test_it_works_in_a_bare_environment(wheel: Path, version: str, tmp_path: Path) -> None:
-    subprocess.run([installed()[version], "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", wheel], check=True, capture_output=True)
+    python = bare_environment(version, wheel, tmp_path)
     command = [python, "-I", "-c", ROUND_TRIP]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import multiprocessing
+import re
+import shlex
+import subprocess
+import sys
+import time
 from collections import Counter
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from benchmarks import graph_steps
-from benchmarks.__main__ import BENCHMARKS, table
+from benchmarks import graph_steps, plain_steps, processes, rounds, start_up, tensor_parallel
+from benchmarks.__main__ import BENCHMARKS, chosen, options_of, run_of, table
 from benchmarks.blocks import BLOCKS
+from benchmarks.models import Model, prompts
 from benchmarks.rounds import Measured, alternate
 from benchmarks.service import latency
+from benchmarks.soak import Memory
 from benchmarks.stress import KINDS, cases, same
 from benchmarks.traced_steps import CASES
 from interpose.capture.rewrite import compile_block
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+SHOWN = re.compile(r"python -m (benchmarks[^`\n]*)")
 
 
 class Scripted:
@@ -78,19 +93,196 @@ def test_a_table_has_a_line_for_each_case() -> None:
     assert lines == ["  one      ratio 1.023     ms 3", "  another  ms 4"]
 
 
+def test_no_round_begins_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are run whatever they take: one has no quartiles."""
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: float(next(clock)))
+    asked: list[str] = []
+    cases: list[Any] = [(name, Scripted(name, asked, [1.0] * 100), {}) for name in "ab"]
+    assert [len(one.seconds) for one in alternate(cases, 8, warm_up=False, seconds=35.0)] == [5, 5]
+    assert [len(one.seconds) for one in alternate(cases, 8, warm_up=False, seconds=0.0)] == [2, 2]
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_can_be_run(name: str) -> None:
-    module = importlib.import_module(f"benchmarks.{name}")
-    assert not inspect.signature(module.run).parameters
-    assert (module.__doc__ or "").splitlines()[0].endswith(".")
+    """With no argument, or with those of the command line."""
+    parameters = inspect.signature(run_of(name)).parameters.values()
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is None for one in parameters)
+    assert (importlib.import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0].endswith(".")
+
+
+def test_options_reach_the_benchmarks_that_take_them() -> None:
+    line = "tensor_parallel start_up --tensor-parallel-size 1 2 4 --model 1b --dtype bfloat16 --rounds 8"
+    args, given = chosen(line.split())
+    assert args.names == ["tensor_parallel", "start_up"]
+    assert given == {"tensor_parallel_sizes": [1, 2, 4], "model": "1b", "dtype": "bfloat16", "rounds": 8}
+    assert given.keys() == set(options_of("tensor_parallel"))
+    assert chosen([])[0].names == list(BENCHMARKS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plain_decode --rounds 3",
+        "tensor_parallel --case batch",
+        "nothing",
+        "start_up --rounds 0",
+        "start_up --model 2b",
+    ],
+)
+def test_what_a_benchmark_does_not_take_is_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        chosen(line.split())
+    assert ended.value.code == 2
+    assert re.search("does not take|no such|is not a count|invalid choice", capsys.readouterr().err)
+
+
+def test_the_documents_commands_can_be_typed() -> None:
+    shown = [command for path in DOCUMENTS for command in SHOWN.findall(path.read_text())]
+    for command in shown:
+        module, *arguments = shlex.split(command.split(" #")[0])
+        if module == "benchmarks":
+            chosen([one for one in arguments if one != "--help"])  # exits where it does not fit
+        else:
+            assert ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    assert {command.split()[1] for command in shown if command.startswith("benchmarks ")} >= {
+        "graph_steps",
+        "tensor_parallel",
+        "start_up",
+    }
+
+
+def test_no_prompt_has_the_beginning_of_another() -> None:
+    some = list(islice(prompts(6), 1000))
+    assert {len(prompt) for prompt in some} == {6}
+    assert len({tuple(prompt[:4]) for prompt in some}) == 1000
+    assert all(5 <= token < 405 for prompt in some for token in prompt)
+
+
+def test_layouts_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Model("small", "float32", gpu=False).layouts(None) == [1, 2]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    gpus = Model("1b", "bfloat16", gpu=True)
+    assert gpus.layouts(None) == [1, 2]
+    assert gpus.layouts([2]) == [2]
+    with pytest.raises(ValueError, match="4 ranks need as many GPUs, and there are 3"):
+        gpus.layouts([1, 4])
+
+
+def test_starts_are_measured_by_stage_and_kind() -> None:
+    asked: list[str] = []
+
+    class Starting:
+        def ask(self, executor: str) -> dict[str, float]:
+            asked.append(executor)
+            return {"actors": 1.0 if executor == "lazy" else 4.0, "workers": 8.0}
+
+    measured = start_up._starts(Starting(), 2, rounds=3, seconds=60.0)
+    assert Counter(asked) == {"stock": 6, "lazy": 3}
+    assert measured["actors", "lazy"].over(measured["actors", "stock"]).median == 0.25
+    assert measured["workers", "stock again"].seconds == [8.0] * 3
+    assert len(start_up._starts(Starting(), 2, rounds=9, seconds=0.0)["workers", "lazy"].seconds) == 2
+
+
+def test_plain_steps_are_held_against_those_without_our_code() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Engine:
+        def ask(self, **request: Any) -> list[float]:
+            asked.append(request)
+            return [2.0, 2.0 if request["control"] else 3.0]
+
+    engine: Any = Engine()
+    rows = plain_steps._measured(engine, 32, 4, 1000.0)
+    assert rows["batch 32, off"] == {"ms/step": 2000.0, "rounds": 4.0}
+    assert rows["batch 32, off again"]["ratio"] == 1.0
+    assert rows["batch 32, on"]["ratio"] == 1.5
+    # Either begins in every second round, and a round warms up.
+    assert [(one["first"], one["control"]) for one in asked[1:5]] == [(0, 1), (0, 0), (1, 1), (1, 0)]
+    assert len(asked) == 9
+
+
+def test_an_engine_is_found_without_its_title() -> None:
+    spawned = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    spawned.start()
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert processes.ENGINE in processes.title(psutil.Process(spawned.pid))
+        assert processes.ENGINE not in processes.title(psutil.Process(other.pid))
+    finally:
+        spawned.kill()
+        spawned.join()
+        other.communicate()
+
+
+def test_what_is_saved_is_counted_as_bytes_per_second() -> None:
+    base = Measured("stock", [0.5, 0.5])
+    assert tensor_parallel._figures(base, base, 0) == {"ms": 500.0}
+    figures = tensor_parallel._figures(Measured("saved", [2.0, 2.0]), base, 64 << 20)
+    assert figures == {"ms": 2000.0, "ratio": 4.0, "quartile 1": 4.0, "quartile 3": 4.0, "MiB/s": 32.0}
 
 
 def test_every_case_has_a_block_that_compiles() -> None:
     used = {block for cases in CASES.values() for block in cases.values() if block}
-    used |= {block for group in graph_steps.GROUPS for _, block in group.blocks.values() if block}
+    groups = [group for case in graph_steps.CASES.values() for group in case]
+    used |= {block for group in groups for _, block in group.blocks.values() if block}
     assert used <= BLOCKS.keys()
     for name, source in BLOCKS.items():
         compile_block(source, f"<{name}>", 1, 0, frozenset({"tracer"}))
+    assert {trace for group in tensor_parallel.GROUPS.values() for trace in group.traces.values()} == set(
+        tensor_parallel.TRACES
+    )
+
+
+def test_a_case_shares_its_time_among_engines_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of engines gets as long as the others, their starts included, and what a group leaves is the next one's."""
+    now = 0.0
+    monkeypatch.setattr(graph_steps.time, "monotonic", lambda: now)
+
+    class Engine:
+        def stop(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    shares: list[float] = []
+
+    class Timed(graph_steps._Case):
+        def _start(self) -> Any:
+            nonlocal now
+            now += 50.0
+            return {"stock": Engine()}
+
+        def _group(self, number: int, children: Any, rounds: int, seconds: float) -> None:
+            nonlocal now
+            shares.append(seconds)
+            now += 25.0
+
+    group = graph_steps.Group(1, 4, ("stock",), {})
+    Timed((group, group), "", {}, 8).measure(engines=2, rounds=0, seconds=400.0)
+    # (400 - 50 - 50) / 2 for the first set, halved; then what is left of it; then the same from 250 s that are left.
+    assert shares == [75.0, 125.0, 125.0, 225.0]
+
+
+def test_a_row_says_what_was_measured_beside_it() -> None:
+    """The stock engines are in both groups of a case, and each ratio is to the one of the same rounds."""
+    seconds = {"stock": 1.0, "control": 2.0, "stock eager": 3.0, "interpose": 4.0}
+    asked: list[str] = []
+    children: Any = {name: Scripted(name, asked, [took] * 20) for name, took in seconds.items()}
+    case = graph_steps._Case(graph_steps.CASES["batch"], "", {}, tokens=8)
+    for number in range(2):
+        case._group(number, children, rounds=2, seconds=60.0)
+    rows = case.figures()
+    assert {name: row.get("ratio") for name, row in rows.items()} == {
+        "batch 32, stock beside plain": None,
+        "batch 32, control beside plain": 2.0,
+        "batch 32, plain": 4.0,
+        "batch 32, stock beside 31 plain beside 1 captured": None,
+        "batch 32, control beside 31 plain beside 1 captured": 2.0,
+        "batch 32, stock eager beside 31 plain beside 1 captured": 3.0,
+        "batch 32, 31 plain beside 1 captured": 4.0,
+    }
+    assert rows["batch 32, plain"]["ms/step"] == rows["batch 32, plain"]["fastest"] == 500.0
+    assert all(row["rounds"] == 2 for row in rows.values())
 
 
 def test_a_crowd_has_cases_of_every_kind_and_the_same_every_time() -> None:
@@ -110,3 +302,12 @@ def test_outcomes_agree_to_the_tolerance_and_in_kind() -> None:
     assert not same(values, ("InterventionError", "x"))
     assert same(("InterventionError", "x"), ("InterventionError", "x"))
     assert not same(("InterventionError", "x"), ("InterventionError", "y"))
+
+
+def test_memory_that_grows_is_noticed_and_what_comes_and_goes_is_not() -> None:
+    mib = 1 << 20
+    steady = Memory("a", [(5.0 * i, (900 + 20 * (i % 3)) * mib) for i in range(40)])
+    loading = Memory("b", [(5.0 * i, min(100 * i, 900) * mib) for i in range(40)])
+    growing = Memory("c", [(5.0 * i, (500 + 5 * i) * mib) for i in range(40)])
+    assert [one.flat for one in (steady, loading, growing)] == [True, True, False]
+    assert growing.seconds == 195 and growing.growth == (622.5 * mib, 672.5 * mib)

@@ -31,19 +31,17 @@ def problems(service: Document) -> list[Problem]:
     return [*_cluster(service), *_ports(service), *_proxies(service), *_room(service)]
 
 
-def budget_problems(budget: Document) -> list[Problem]:
-    """Return what makes a PodDisruptionBudget useless for Ray's pods, which belong to no controller with a scale."""
-    if isinstance(budget["spec"].get("minAvailable"), int):
-        return []
-    return [at(budget, ["spec"], "for pods of a RayCluster only a whole number as minAvailable is counted")]
-
-
 def pod_templates(service: Document) -> Iterator[tuple[list[str | int], Document]]:
     """Yield the head's template and each worker group's, with where it is."""
     cluster = service["spec"]["rayClusterConfig"]
     yield [*CLUSTER, "headGroupSpec", "template"], cluster["headGroupSpec"]["template"]
     for index, group in enumerate(cluster.get("workerGroupSpecs", [])):
         yield [*CLUSTER, "workerGroupSpecs", index, "template"], group["template"]
+
+
+def pods_of(service: Document) -> list[int]:
+    """Return how many pods there are of each template."""
+    return [1, *(_pods(group) for group in service["spec"]["rayClusterConfig"].get("workerGroupSpecs", []))]
 
 
 def _cluster(service: Document) -> Iterator[Problem]:
@@ -57,6 +55,10 @@ def _cluster(service: Document) -> Iterator[Problem]:
         yield at(
             service, [*CLUSTER, "authOptions"], "without `mode: token` whoever reaches Ray's ports runs code in it"
         )
+    kept = cluster.get("gcsFaultToleranceOptions", {})
+    if kept.get("backend", "redis") == "redis" and not kept.get("redisAddress"):
+        message = "no Redis: when the head restarts the whole cluster does, and what it holds is lost"
+        yield at(service, [*CLUSTER, "gcsFaultToleranceOptions"], message)
 
 
 def _ports(service: Document) -> Iterator[Problem]:
@@ -92,8 +94,10 @@ def _proxies(service: Document) -> Iterator[Problem]:
     where: list[str | int] = ["spec", "serveConfigV2"]
     if config.get("proxy_location", "EveryNode") != "EveryNode":
         yield at(service, [*where, "proxy_location"], "not EveryNode: pods without a proxy never become ready")
-    pods = 1 + sum(_pods(group) for group in service["spec"]["rayClusterConfig"].get("workerGroupSpecs", []))
+    pods = sum(pods_of(service))
     for index, application in enumerate(config.get("applications", [])):
+        if serve_config.is_model(application):
+            continue
         options: Document = next(
             (d for d in application.get("deployments", []) if d["name"] == serve_config.INGRESS), {}
         )
@@ -115,11 +119,16 @@ def _room(service: Document) -> Iterator[Problem]:
     has = {kind: sum(_pods(group) * _devices(group, kind) for group in groups) for kind in ("gpu", "cpu")}
     needs = {"gpu": 0, "cpu": 0}
     for index, application in enumerate(serve_config.config_of(service).get("applications", [])):
-        for model in serve_config.settings_of(application).models:
+        for model in serve_config.models_of(application):
             if model.device == "auto" and has["gpu"]:
                 message = f"{model.name}: say `device`; the application is built before the pods are there"
                 yield at(service, ["spec", "serveConfigV2", "applications", index, "args", "models"], message)
-            needs["gpu" if model.device == "gpu" else "cpu"] += model.world_size * model.replicas
+            needs["gpu" if model.device == "gpu" else "cpu"] += model.world_size * model.most_replicas
+    for index, group in enumerate(groups):
+        least, most = int(group.get("minReplicas", 0)), int(group.get("maxReplicas", 2**31 - 1))
+        if not least <= int(group.get("replicas", 0)) <= most:
+            message = f"not between minReplicas, {least}, and maxReplicas, {most}: KubeRay would keep to those"
+            yield at(service, [*CLUSTER, "workerGroupSpecs", index, "replicas"], message)
     for kind, count in needs.items():
         if count > has[kind]:
             message = f"the models' workers need {count} {kind.upper()}s, the pods have {has[kind]}"

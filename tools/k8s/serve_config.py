@@ -13,10 +13,12 @@ from pydantic import ValidationError
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.settings import PREFIX, Settings, settings_from
+from serve_app.builder import autoscaling
+from serve_app.settings import PREFIX, ModelSettings, settings_from
 from tools.k8s.problems import Document, Problem, at
 
 IMPORT_PATH = "serve_app.app:build"
+MODEL_IMPORT_PATH = "serve_app.app:build_model"
 INGRESS = "ingress"
 
 
@@ -25,14 +27,22 @@ def config_of(service: Document) -> Any:
     return yaml.safe_load(service["spec"].get("serveConfigV2") or "")
 
 
-def settings_of(application: Document) -> Settings:
-    """Return the settings that an application's `args` make, whatever the environment here.
+def is_model(application: Document) -> bool:
+    """Whether an application is one model beside a service, not a service."""
+    return bool(application["import_path"] == MODEL_IMPORT_PATH)
+
+
+def models_of(application: Document) -> tuple[ModelSettings, ...]:
+    """Return the models that an application's `args` make, whatever the environment here.
 
     Raises:
         ValueError: they make none.
     """
+    arguments = application.get("args") or {}
+    if is_model(application):
+        return (ModelSettings(**arguments),)
     with _no_variables():
-        return settings_from(application.get("args") or {})
+        return settings_from(arguments).models
 
 
 def problems(service: Document) -> list[Problem]:
@@ -55,15 +65,19 @@ def problems(service: Document) -> list[Problem]:
 
 def _application_problems(service: Document, path: list[str | int], application: Document) -> list[Problem]:
     found = _importable(service, [*path, "import_path"], application["import_path"])
-    if application["import_path"] != IMPORT_PATH:
-        return found or [at(service, [*path, "import_path"], f"is not {IMPORT_PATH}")]
+    if application["import_path"] not in (IMPORT_PATH, MODEL_IMPORT_PATH):
+        return found or [at(service, [*path, "import_path"], f"is neither {IMPORT_PATH} nor {MODEL_IMPORT_PATH}")]
+    if is_model(application) and application.get("route_prefix", "/") is not None:
+        found.append(at(service, [*path, "route_prefix"], "is not null, and calls would go to this application too"))
     try:
-        settings = settings_of(application)
+        models = models_of(application)
+        for model in models:
+            autoscaling(model, alone=is_model(application))
     except ValidationError as error:
         return [*found, *(at(service, [*path, "args", *one["loc"]], one["msg"]) for one in error.errors())]
     except ValueError as error:
         return [*found, at(service, [*path, "args"], str(error))]
-    deployments = {INGRESS, *(model.deployment for model in settings.models)}
+    deployments = {model.deployment for model in models} | (set() if is_model(application) else {INGRESS})
     for index, deployment in enumerate(application.get("deployments", [])):
         if deployment["name"] not in deployments:
             message = f"there is no deployment {deployment['name']!r}, only {', '.join(sorted(deployments))}"

@@ -154,9 +154,14 @@ def test_lora_goes_by_name_for_a_trace_and_for_each_prompt(service, client):
             pass
         with tracer.invoke("b"):
             pass
+        with tracer.invoke("c", lora=None):
+            pass
     trace = service.traces[0]
-    assert trace.lora == "calm" and [invoke.lora for invoke in trace.invokes] == ["formal", ""]
+    assert not trace.lora and [invoke.lora for invoke in trace.invokes] == ["formal", "calm", ""]
     assert [binding.name for binding in trace.invokes[0].sampling] == ["max_tokens"]
+    with model.trace("Hello", lora="calm"):
+        pass
+    assert service.traces[1].lora == "calm"
     for wrong in ("clam", 3):
         with pytest.raises(interpose.InvalidArgument, match="there is no LoRA adapter") as caught:
             model.trace("Hello", lora=wrong)
@@ -180,7 +185,7 @@ def test_logprobs_arrive_in_the_result(service, model):
         first.output.prompt_logprobs.extend([pb.TokenLogprobs(), place((2, -1.0, 3, "x"))])
         yield first
         last = output("b", 8, finished=True)
-        last.output.logprobs.append(place((8, -0.25, 1, "b")))
+        last.output.logprobs.append(pb.TokenLogprobs(token_ids=[8], logprobs=[-0.25], ranks=[1]))  # detokenize=False
         yield last
 
     service.script = script
@@ -189,7 +194,7 @@ def test_logprobs_arrive_in_the_result(service, model):
     assert [len(out.logprobs) for out in tracer.stream()] == [1, 2]
     assert tracer.result.logprobs == [
         {7: Logprob(-0.5, 1, "a"), 8: Logprob(float("-inf"), None, "")},
-        {8: Logprob(-0.25, 1, "b")},
+        {8: Logprob(-0.25, 1, None)},
     ]
     assert tracer.result.prompt_logprobs == [None, {2: Logprob(-1.0, 3, "x")}]
     service.script = finish

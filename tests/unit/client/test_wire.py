@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from interpose import indexing
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Items, Value
 from interpose.wire import MAX_DEPTH, Decoder, Encoder, Resolver, WireError
@@ -103,6 +104,48 @@ def test_random_bytes_are_a_wire_error_or_a_value(data):
         decode(value, value)
     except WireError:
         pass
+
+
+def tuples(depth, width):
+    """A table in which each tuple holds the one before `width` times."""
+    entries = [Value(tuple=Items(items=[Value(integer=1)]))]
+    for i in range(depth):
+        entries.append(Value(tuple=Items(items=[Value(ref=i)] * width)))
+    return entries
+
+
+RANK_ALONE = value_pb2.Mapping(keys=[Value(text="rank")], values=[Value(none=True)])
+NAME_ALONE = value_pb2.Mapping(keys=[Value(text="text")])
+
+
+@pytest.mark.parametrize("record", [("logprob", RANK_ALONE), ("result", NAME_ALONE)])
+def test_a_record_that_lacks_something(record):
+    kind, fields = record
+    with pytest.raises(WireError):
+        decode(Value(record=value_pb2.Record(type=kind, fields=fields)))
+
+
+def test_a_key_that_would_be_hashed_without_end():
+    """Hashing a tuple hashes what it holds, as often as it holds it."""
+    table = tuples(60, 2)
+    with pytest.raises(WireError, match="parts together"):
+        decode(Value(set=Items(items=[Value(ref=60)])), *table)
+    decode(Value(list=Items(items=[Value(ref=60)])), *table)
+    assert len(decode(Value(set=Items(items=[Value(ref=4)])), *table)) == 1
+
+
+def test_a_key_that_is_nested_too_deeply():
+    """Each tuple of the list is made before the next, so no value is nested deeply but the last."""
+    deep = Value(list=Items(items=[Value(ref=i) for i in range(50_001)]))
+    keys = value_pb2.Mapping(keys=[Value(ref=50_000)], values=[Value(none=True)])
+    with pytest.raises(WireError, match="too deeply"):
+        decode(Value(list=Items(items=[deep, Value(dict=keys)])), *tuples(50_000, 1))
+
+
+def test_a_view_of_nothing_with_an_endless_side():
+    view = value_pb2.TensorView(dtype=value_pb2.DTYPE_FLOAT32, shape=[0, 1 << 62])
+    with pytest.raises(IndexError):
+        indexing.apply(np.zeros(0, np.uint8), view)
 
 
 def test_identity_and_cycles():

@@ -72,6 +72,8 @@ def test_tensors_without_dense_data_are_refused():
         encode(torch.empty(2, device="meta"))
     with pytest.raises(WireError, match="to_dense"):
         encode(torch.eye(3).to_sparse())
+    with pytest.raises(WireError, match="not nested ones"):
+        encode(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_a_device_that_does_not_exist():

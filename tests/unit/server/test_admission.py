@@ -94,6 +94,39 @@ def test_a_long_program() -> None:
     assert "limit is 1024" in refusal(message).message
 
 
+@pytest.mark.parametrize("place", [{"first_line": 1 << 31}, {"indent": 1 << 31}, {"filename": "x" * 5000}])
+def test_a_program_stands_where_a_file_has_lines(place: dict[str, object]) -> None:
+    """Compilers count lines and columns in 32 bits, and every line of a traceback repeats the name."""
+    message = trace()
+    message.invokes[0].program.MergeFrom(pb.Program(**place))
+    assert "the limits are" in refusal(message).message
+    function = value_pb2.Value(function=value_pb2.Function(name="f", source="def f(): pass", **place))
+    assert "'f' is said to begin" in refusal(trace(scope=value_pb2.Objects(values=[function]))).message
+
+
+def test_values_that_each_of_many_prompts_would_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_SPREAD_BYTES", 2000)
+    message = trace(scope=value_pb2.Objects(values=[value_pb2.Value(text="x" * 900)]))
+    message.invokes.append(message.invokes[0])
+    admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
+    message.invokes.append(message.invokes[0])
+    assert "to each of 3 prompts" in refusal(message).message
+
+
+def test_absurdly_long_names_are_refused_as_others_are() -> None:
+    """Near misses of a name are looked for in its beginning only: looking takes time and memory."""
+    long = "x" * 5_000_000
+    settings = settings_from({"models": [{"model": "tiny-llama"}, {"model": "tiny-gpt2"}]})
+    with pytest.raises(ServiceFailure, match="there is no model") as caught:
+        admission.model_for(settings, long)
+    failures = [
+        caught.value.failure,
+        refusal(trace(sampling=[value_pb2.Binding(name=long)])),
+        refusal(trace(lora=long)),
+    ]
+    assert all(len(failure.message) < 500 for failure in failures)
+
+
 def test_names_are_names() -> None:
     message = trace()
     message.invokes[0].program.writes.append("not a name")

@@ -12,6 +12,7 @@ from actors.increments import Increments
 from actors.protocol import Order, Target
 from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
+from tests.unit.server.local_directory import LocalDirectory
 
 
 def increment(sequence: int, steps: int, invoke: int = 0, last: bool = False) -> pb.Increment:
@@ -63,7 +64,7 @@ def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
 async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
     order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
-    run = TraceRun(order, "key", lambda size: None)
+    run = TraceRun(order, "key", lambda size: None, LocalDirectory().keep.remote)
 
     async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
         await run.increment(increment(1, 2))  # a step ahead
@@ -93,7 +94,7 @@ async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.
     monkeypatch.setattr(trace_run, "ADOPTION_SECONDS", 0.05)
     trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
     order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
-    run = TraceRun(order, "key", lambda size: None)
+    run = TraceRun(order, "key", lambda size: None, LocalDirectory().keep.remote)
 
     async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
         yield output(1)

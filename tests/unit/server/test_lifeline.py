@@ -1,17 +1,20 @@
-"""The idle connections between an engine and its workers: whoever is left learns that the other side is gone."""
+"""The idle connections between an engine and its workers: whoever is left learns that the other side is gone. And an engine's
+process goes with the one that started it."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from executor import lifeline
-from executor.lifeline import Lifeline, Ticket
+from executor.lifeline import Lifeline, Ticket, exit_with_parent
 
 _WORKER = """
 import sys, time
@@ -21,6 +24,20 @@ print("held", flush=True)
 # A worker whose block holds the interpreter's lock still answers.
 while True:
     sum(range(10**7)) if sys.argv[5] == "busy" else time.sleep(60)
+"""
+
+_REPLICA = """
+import multiprocessing, sys, time
+from executor.lifeline import exit_with_parent
+
+def engine():
+    exit_with_parent()
+    print("started", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context(sys.argv[1]).Process(target=engine).start()
+    time.sleep(600)
 """
 
 
@@ -77,6 +94,22 @@ def test_a_worker_that_is_missing(engine: Lifeline, monkeypatch: pytest.MonkeyPa
         engine.accept()
 
 
+def test_strangers_do_not_keep_an_engine_from_its_workers(engine: Lifeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with silence nor with a word now and then, and however many they are."""
+    monkeypatch.setattr(lifeline, "_GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(lifeline, "_CONNECT_SECONDS", 20.0)
+    address = engine.ticket.host, engine.ticket.port
+    strangers = [socket.create_connection(address) for _ in range(10)]
+    workers = [socket.create_connection(address) for _ in range(2)]
+    for rank, connection in enumerate(workers):
+        connection.sendall(engine.ticket.token + rank.to_bytes(4, "big"))
+    begun = time.monotonic()
+    engine.accept()
+    assert time.monotonic() - begun < 15 and engine.lost(0.0) == []
+    for connection in (*strangers, *workers):
+        connection.close()
+
+
 def test_a_node_that_is_cut_off_is_noticed_within_ten_seconds() -> None:
     assert lifeline.SILENCE_SECONDS <= 6
     with socket.socket() as connection:
@@ -85,3 +118,18 @@ def test_a_node_that_is_cut_off_is_noticed_within_ten_seconds() -> None:
         idle, interval, count = (connection.getsockopt(socket.IPPROTO_TCP, option) for option in options)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert idle + interval * count == lifeline.SILENCE_SECONDS
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_engine_goes_with_its_replica(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "replica.py"
+    script.write_text(_REPLICA)
+    replica = subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True)
+    assert replica.stdout is not None and replica.stdout.readline() == "started\n"
+    replica.kill()
+    replica.communicate(timeout=60)  # what it printed ends when both have: the engine holds the pipe too
+
+
+def test_a_process_that_nobody_started_for_an_engine_stays() -> None:
+    exit_with_parent()
+    assert "interpose-parent" not in {thread.name for thread in threading.enumerate()}

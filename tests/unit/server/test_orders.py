@@ -26,7 +26,7 @@ def trace() -> pb.Trace:
 
 
 def test_names_of_containers_go_to_whoever_attaches() -> None:
-    order = order_of(trace(), ("b",), (), (b"e",), "s", MODEL, Target("a", "d"), True)
+    order = order_of(trace(), ("b",), (), (b"e",), "s", MODEL, Target("a", "d"), "r", True)
     accepted = pb.Accepted.FromString(order.accepted)
     assert (accepted.trace_id, accepted.session_id, accepted.model, accepted.invokes) == ("t", "s", "m", 2)
     assert [(one.name, one.index) for one in accepted.captured] == [("acc", 0), ("table", 2), ("alias", 0)]
@@ -35,9 +35,9 @@ def test_names_of_containers_go_to_whoever_attaches() -> None:
 
 def test_what_stays_for_whoever_comes_back() -> None:
     blocking = trace()
-    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), False)
+    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False)
     assert not order.job and not order.keep
     blocking.remote = True
-    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), False)
+    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False)
     assert not order.job and order.keep
-    assert order.follower != order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), False).follower
+    assert order.follower != order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False).follower

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from interpose.cli import main
 def test_a_ray_client_address_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     assert main(["serve", "/models/tiny"]) == 2
-    assert "ray start --address" in capsys.readouterr().err
+    assert "set RAY_ADDRESS=HOST:6379" in capsys.readouterr().err
 
 
 def test_settings_that_make_no_sense_are_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,3 +38,14 @@ def test_other_commands_take_no_engine_arguments(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["status", "--max-model-len", "3"])
     assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_what_serve_would_refuse_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text("models: [{model: /models/tiny, autoscaling_config: {max_replica: 2}}]")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert "autoscaling_config of tiny: Ray Serve has no max_replica" in capsys.readouterr().err
+    assert main(["serve", "/models/tiny", "--replicas", "0"]) == 2
+    assert "models.0.replicas" in capsys.readouterr().err

@@ -7,15 +7,20 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import OutOfDiskError
 
-from actors.protocol import Order, Target
+from actors.protocol import Order, Target, Terms
+from actors.saved import Saved
 from actors.session import Session
 from interpose.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
+from tests.unit.server.local_directory import LocalDirectory
 
+TERMS = Terms(600.0, 1 << 20, 900.0)
 OUTPUT = pb.Event(output=pb.Output(token_ids=[7, 8], prompt_token_ids=[1, 2, 3], finished=True))
 
 
@@ -28,7 +33,7 @@ class Engine:
         self.begun = asyncio.Event()
         self.last = OUTPUT
 
-    async def run(self, target: Target, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
+    async def run(self, order: Order, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
         self.runs += 1
         self.begun.set()
         yield pb.Event(output=pb.Output(token_ids=[6]))
@@ -41,14 +46,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets time pass."""
     import time
 
-    begun, passed = time.monotonic(), 0.0
-    real = time.monotonic
+    passed = 0.0
+    monotonic, of_day = time.monotonic, time.time
 
     def pass_time(seconds: float) -> None:
         nonlocal passed
         passed += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: begun + (real() - begun) + passed)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed)
+    monkeypatch.setattr(time, "time", lambda: of_day() + passed)
     return pass_time
 
 
@@ -57,11 +63,11 @@ async def engine() -> Engine:
     return Engine()
 
 
-async def opened(engine: object, kept: bool) -> Session:
+async def opened(engine: object, kept: bool, terms: Terms = TERMS) -> Session:
     """Return an open session whose traces run in a scripted engine; `kept` as in OpenSession."""
-    made = Session("name", None, 600.0, 1 << 20, 900.0)
+    made = Session("name", LocalDirectory(kept), TERMS)
     made._engines = engine  # type: ignore[assignment]
-    await made.open("s", kept)
+    await made.open("s", kept, terms)
     return made
 
 
@@ -83,13 +89,23 @@ async def kinds(events: AsyncGenerator[bytes, None]) -> list[str]:
     return [str(pb.Event.FromString(data).WhichOneof("kind")) async for data in events]
 
 
+async def submitted(session: Session) -> asyncio.Task[bytes]:
+    """A job that the session has taken, in the turn of its loop before it begins to run."""
+    starting = asyncio.create_task(session.start("s", order()))
+    await asyncio.sleep(0)
+    return starting
+
+
 async def ended(session: Session, trace_id: str = "t") -> service_pb2.JobStatus:
     with contextlib.suppress(ServiceFailure):
         await kinds(session.attach("s", trace_id, "waiting"))
     return await session.job("s", trace_id)
 
 
-async def test_a_job_goes_on_when_everybody_has_gone(session: Session, engine: Engine) -> None:
+async def test_a_job_goes_on_when_everybody_has_gone(
+    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.0)
     first = pb.Event.FromString(await session.start("s", order()))
     assert first.accepted.session_id == "s" and first.accepted.invokes == 1
     follower = asyncio.create_task(kinds(session.attach("s", "t", "f1")))
@@ -143,8 +159,9 @@ async def test_a_client_whose_connection_broke_comes_back_to_the_same_run(
 
 
 async def test_a_job_that_is_cancelled(session: Session, engine: Engine) -> None:
-    await session.start("s", order())
+    starting = await submitted(session)
     assert (await session.job("s", "t")).state == service_pb2.JOB_STATE_QUEUED
+    await starting
     await engine.begun.wait()
     assert await session.cancel("s", "t") and not await session.cancel("s", "t")
     assert (await session.job("s", "t")).state == service_pb2.JOB_STATE_CANCELLED
@@ -158,7 +175,7 @@ async def test_a_job_that_is_cancelled(session: Session, engine: Engine) -> None
 
 async def test_a_trace_that_is_cancelled_before_it_has_begun_to_run(session: Session, engine: Engine) -> None:
     """As when both calls come in one turn of the session's loop: whoever follows it must not wait for ever."""
-    await session.start("s", order())
+    await submitted(session)
     assert await session.cancel("s", "t") and engine.runs == 0
     assert (await session.job("s", "t")).state == service_pb2.JOB_STATE_CANCELLED
     with pytest.raises(ServiceFailure, match="cancelled"):
@@ -210,7 +227,7 @@ async def test_a_kept_session_counts_from_its_last_use(
     session: Session, engine: Engine, clock: Callable[[float], None]
 ) -> None:
     engine.gate.set()
-    await session.open("s", True)
+    await session.open("s", True, TERMS)
     await kinds(session.run(order(job=False)))
     for _ in range(3):
         clock(500)
@@ -238,3 +255,84 @@ async def test_room_is_made_of_what_nobody_comes_back_for(session: Session, engi
     with pytest.raises(ServiceFailure, match="save less, or close it"):
         await session.upload("s", "sha256:0", 600_000, 0, b"")
     assert (await session.job("s", "job")).state == service_pb2.JOB_STATE_DONE
+
+
+async def test_traces_are_counted_however_little_they_keep(
+    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.session.MAX_TRACES", 2)
+    engine.gate.set()
+    await kinds(session.run(order("old", job=False)))
+    for name in ("one", "two"):
+        await session.start("s", order(name))
+        await ended(session, name)
+    assert [one.trace_id for one in (await session.describe("s")).traces] == ["one", "two"], "the old trace gave way"
+    with pytest.raises(ServiceFailure, match="of 2 traces and may hold .* of 2") as caught:
+        await session.start("s", order("more"))
+    assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
+
+
+async def test_a_job_that_there_is_no_room_to_keep_has_not_begun(session: Session, engine: Engine) -> None:
+    """Submitted again, it runs."""
+    keep = session._directory.keep
+
+    def full(*args: object) -> None:
+        raise OutOfDiskError
+
+    session._directory.keep = SimpleNamespace(remote=full)
+    with pytest.raises(OutOfDiskError):
+        await session.start("s", order())
+    with pytest.raises(ServiceFailure, match="there is no trace t"):
+        await session.job("s", "t")
+    assert not session._by_key
+    session._directory.keep = keep
+    engine.gate.set()
+    await session.start("s", order())
+    assert (await ended(session)).state == service_pb2.JOB_STATE_DONE and engine.runs == 1
+
+
+async def test_what_a_trace_ran_with_does_not_stay_with_it(session: Session, engine: Engine) -> None:
+    """Others' values, which count with others, and the text of standing edits."""
+    engine.gate.set()
+    edit = pb.Edit(name="x" * 1000).SerializeToString()
+    theirs = dataclasses.replace(order(), foreign=(("k/0/0", Saved("reference", 1 << 40)),), edits=(edit,))
+    await session.start("s", theirs)
+    during = (await session.stats()).stored_bytes
+    await ended(session)
+    assert during > 1000 > (await session.stats()).stored_bytes
+    run = session._traces["t"]
+    [kept] = session._directory.archive.of("s").traces.values()
+    assert run.order.foreign == kept.order.foreign == run.order.edits == kept.order.edits == ()
+    assert not run.remotes
+
+
+async def test_a_value_that_comes_twice_counts_once(session: Session, engine: Engine) -> None:
+    await session.start("s", order())
+    [key] = session._by_key
+    before = (await session.stats()).stored_bytes
+    for _ in range(2):
+        await session.adopt(key, f"{key}/0/0", Saved("reference", 5000))
+    assert (await session.stats()).stored_bytes == before + 5000
+
+
+async def test_a_value_that_comes_late_from_an_invoke_that_failed_is_not_kept(session: Session, engine: Engine) -> None:
+    engine.gate.set()
+    gate = session._directory.keep.gate
+    await session.start("s", order())
+    [key] = session._by_key
+    gate.clear()  # the trace is about to end
+    await engine.begun.wait()
+    while not session._traces["t"]._settling:
+        await asyncio.sleep(0)
+    await session.adopt(key, f"{key}/0/0", Saved("reference", 5000))
+    gate.set()
+    await ended(session)
+    assert not session._traces["t"].blobs
+
+
+async def test_terms_are_those_of_the_lease(session: Session) -> None:
+    await session.open("s", False, Terms(5.0, 100, 7.0))
+    description = await session.describe("s")
+    assert (description.max_stored_bytes, description.idle_seconds) == (100, 7.0)
+    with pytest.raises(ServiceFailure, match="may hold 100"):
+        await session.start("s", order(size=200))

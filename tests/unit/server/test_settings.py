@@ -175,7 +175,7 @@ def test_adapters_are_given_as_vllm_takes_them(modules: object) -> None:
         (["a/b=/a"], "letters, digits"),
         ([3], "name=path"),
         ([{"name": "calm"}], "name=path"),
-        (['{"name"'], ""),
+        (['{"name"'], "delimiter"),
     ],
 )
 def test_adapters_that_are_none(modules: object, words: str) -> None:

@@ -10,7 +10,13 @@ def test_a_status_is_a_table() -> None:
     reply = service_pb2.StatusReply(server_version="1.2", uptime_seconds=3725, sessions=3, warm_sessions=2)
     reply.models.add(name="tiny-llama", state="RUNNING", replicas=1, running=2, waiting=5)
     reply.tenants.add(name="red", sessions=3, traces_running=2, traces_done=40, stored_bytes=3 << 20)
+    reply.models[0].each.add(name="a1b2", running=2, waiting=5, sessions=3, seconds=40)
+    assert "a1b2" not in table(reply), "one replica that runs is its model"
+    reply.models[0].each.add(name="c3d4", stage="loading the model", seconds=12)
     text = table(reply)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["tiny-llama", "a1b2", "3", "2", "5", "ready", "(40", "s)"] in rows
+    assert ["tiny-llama", "c3d4", "0", "0", "0", "loading", "the", "model", "(12", "s)"] in rows
     assert "up 1 h 2 min" in text
     assert ["tiny-llama", "RUNNING", "1", "2", "5"] in [line.split() for line in text.splitlines()]
     assert ["red", "3", "2", "40", "3.0", "MiB"] in [line.split() for line in text.splitlines()]

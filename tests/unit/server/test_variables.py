@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable
 import numpy as np
 import pytest
 
-from actors.protocol import Order, Target
+from actors.protocol import Order, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
-from actors.variables import MAX_VARIABLES, SharedVariables
+from actors.variables import MAX_VARIABLES, SharedVariables, copies
 from interpose.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -153,14 +153,16 @@ async def test_it_goes_with_the_session_and_with_its_time(
     assert status.failure.code == pb.ERROR_CODE_NOT_FOUND and "share it anew" in status.failure.message
 
 
-async def test_a_kept_session_that_is_full_says_so(session: Session, engine: Engine) -> None:
-    await session.start("s", order("a", items=tuple(range(60_000))))
+async def test_a_kept_session_that_is_full_says_so(engine: Engine) -> None:
+    session = await opened(engine, True, Terms(600.0, 16 << 10, 900.0))
+    items = tuple(range(2_000))
+    await session.start("s", order("a", items=items))
     await ended(session, "a")
     with pytest.raises(ServiceFailure, match=r"no room for .*; results of jobs and of kept sessions") as caught:
-        await session.start("s", order("b", items=tuple(range(60_000))))
+        await session.start("s", order("b", items=items))
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
     with pytest.raises(ServiceFailure):
-        await kinds(session.run(order("c", items=tuple(range(60_000)), job=False)))
+        await kinds(session.run(order("c", items=items, job=False)))
 
 
 def trace(*variables: pb.SessionVariable, values: int = 1) -> pb.Trace:
@@ -186,7 +188,7 @@ def test_tables_that_lead_back_to_themselves_and_to_each_other() -> None:
     first.shared.add(name="outer", value=Value(ref=0))
     first.shared.add(name="inner", value=Value(ref=1))
     left = variables.settle(first, saves, 2, failed=False)
-    variables.keep(objects, left, {"k/0/0": Saved("the reference", 8)})
+    variables.keep(copies(objects, left, {"k/0/0": Saved("the reference", 8)}))
     assert variables.size == objects.ByteSize()
 
     both = trace(

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve.schema import ServeDeploySchema
 
+from serve_app.builder import autoscaling
 from serve_app.settings import settings_from
-from tools.k8s import render
+from tools.k8s import render, serve_config
+from tools.k8s.serve_config import models_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text()
 SERVING = (ROOT / "docs" / "serving.md").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -51,9 +54,13 @@ def test_the_documents_other_commands() -> None:
 # docs/serving.md
 
 
+def serving_examples() -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```$", SERVING, flags=re.DOTALL | re.MULTILINE)
+
+
 def test_the_document_and_the_overlay_show_one_configuration() -> None:
-    """So that what starts the one proves the other: tests/e2e/test_joined_cluster.py."""
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", SERVING, flags=re.DOTALL | re.MULTILINE)
+    """So that what starts the one proves the other: tests/cluster/test_joined_cluster.py and test_partition.py."""
+    text = serving_examples()[0]
     document, overlay = yaml.safe_load(text), yaml.safe_load(OVERLAY["spec"]["serveConfigV2"])
     # On a cluster every pod has a proxy, which others reach; on one machine nobody else may.
     assert (document.pop("proxy_location"), overlay.pop("proxy_location")) == ("HeadOnly", "EveryNode")
@@ -62,6 +69,19 @@ def test_the_document_and_the_overlay_show_one_configuration() -> None:
     models = [one["applications"][0]["args"]["models"][0] for one in (document, overlay)]
     assert [model.pop("model") for model in models] == [".demo/tiny-llama", "/models/tiny-llama"]
     assert document == overlay
+
+
+def test_the_documents_further_models_can_be_deployed() -> None:
+    """What is shown as added to the file is taken by Serve and by the settings, and changes nothing of what was there."""
+    service, replicas, more = map(yaml.safe_load, serving_examples())
+    (model,) = settings_from({"models": [service["applications"][0]["args"]["models"][0] | replicas]}).models
+    assert autoscaling(model) is not None and model.most_replicas > 1
+    service["applications"] += more["applications"]
+    ServeDeploySchema.model_validate(service)
+    names = [model.name for application in service["applications"] for model in models_of(application)]
+    assert len(set(names)) == len(names) == 2
+    document = {"kind": "RayService", "metadata": {"name": "x"}, "spec": {"serveConfigV2": yaml.safe_dump(service)}}
+    assert serve_config.problems(document) == []
 
 
 # Dockerfile

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import interpose
-from tests.unit.shipping.worker import Shipped
+from tests.engine.shipping.worker import Shipped
 
 FILES = {
     "mylib/__init__.py": "from mylib import inner\nSCALE = 3\n\ndef scaled(x):\n    return x * SCALE + inner.shift(x)\n",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
 from interpose.capture import GUARD, SAVE, CapturedContext, CaptureError, compile_block, function_source, run_outer
 

@@ -12,7 +12,7 @@ import os
 import sys
 import typing
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
 from interpose.capture import GUARD, SAVE, class_source, compile_class
 

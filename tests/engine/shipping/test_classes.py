@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import interpose
-from tests.unit.shipping.worker import LIMITS, Shipped, envoy
+from tests.engine.shipping.worker import LIMITS, Shipped, envoy
 
 LATER = 3
 

@@ -9,6 +9,7 @@ import torch
 
 from executor.accounting import Precision
 from executor.budget import Budget
+from executor.cache_guard import CacheGuard
 from executor.collect import Limits as SaveLimits
 from executor.host import Host
 from executor.interleaver import Interleaver
@@ -66,7 +67,19 @@ class Shipped(capture.CapturedContext):
         applies_nothing: Any = None
         precision = Precision(torch.float32, torch.float32, "", "highest")
         worker = Interleaver(
-            Host(tree, applies_nothing, self.budget, outbox, limits, Alone(), OneStage(), True, precision)
+            Host(
+                tree,
+                applies_nothing,
+                self.budget,
+                outbox,
+                limits,
+                Alone(),
+                OneStage(),
+                True,
+                precision,
+                10,
+                CacheGuard({}),
+            )
         )
         worker.admit("r", Work(self.trace, 0, 1, ""), 1, 0)
         worker.begin_step(Batch({"r": Span(0, 0, 1)}, 1, 1, 1))

@@ -13,7 +13,7 @@ import termios
 import time
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _PASTE = "\x1b[200~", "\x1b[201~"
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 

@@ -1,0 +1,95 @@
+"""Stock vLLM on the system's Ray executor: `python -m benchmarks.stock_engine CHECKPOINT RANKS [OPTIONS]`.
+
+RANKS is the tensor-parallel size, OPTIONS are further options of vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs
+and starts its workers in another way, so that the executor here is the one that a service has, `executor.ray_executor`; worker,
+model runner and scheduler are vLLM's. It has a Ray head of its own, beside a service's, and shares GPUs with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.models import prompts
+from benchmarks.own_ray import own_ray
+from benchmarks.rounds import answer_forever
+
+
+def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
+    """Start the engine and answer requests until the input ends."""
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # without it `collective_rpc` returns no tensors
+    # A forked engine process would believe that it is connected to Ray, as this one is.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    with own_ray(int(ranks)):
+        llm = _engine(checkpoint, int(ranks), json.loads(given))
+        try:
+            answer_forever(Requests(llm).answer)
+        finally:
+            llm.shutdown()
+
+
+def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from executor.options import engine_options, prepare_environment, trace_options
+    from serve_app.settings import ModelSettings
+
+    prepare_environment(ranks)
+    model = ModelSettings(model=checkpoint, tensor_parallel_size=ranks, engine=given)
+    options = engine_options(model)
+    for name in trace_options(model.limits):  # what makes it a service's engine
+        del options[name]
+    options["worker_extension_cls"] = "benchmarks.stock_tensor.StockTensor"
+    return AsyncLLM.from_vllm_config(AsyncEngineArgs(**options).create_engine_config())
+
+
+class Requests:
+    """Runs timed requests, one at a time.
+
+    Args:
+        llm: vLLM's AsyncLLM.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._loop = asyncio.new_event_loop()
+        self._prompts: dict[int, Iterator[list[int]]] = {}
+        self._ids = itertools.count()
+
+    def answer(self, prompt_tokens: int, tokens: int, pause: float = 0.0, numbers: int = 0) -> float:
+        """Return the seconds of a request, and of bringing a tensor from rank 0 to this process if there is one.
+
+        Args:
+            prompt_tokens, tokens: how many it reads and generates.
+            pause: seconds to wait before it.
+            numbers: elements of the tensor, in the model's type.
+        """
+        prompt = next(self._prompts.setdefault(prompt_tokens, prompts(prompt_tokens)))
+        time.sleep(pause)
+        began = time.perf_counter()
+        self._loop.run_until_complete(self._run(prompt, tokens, numbers))
+        return time.perf_counter() - began
+
+    async def _run(self, prompt: list[int], tokens: int, numbers: int) -> None:
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        outputs = self._llm.generate({"prompt_token_ids": prompt}, params, str(next(self._ids)))
+        *_, last = [len(output.outputs[0].token_ids) async for output in outputs]
+        if last != tokens:
+            raise RuntimeError(f"{last} tokens came instead of {tokens}")
+        if numbers:
+            tensor, *_ = await self._llm.collective_rpc("stock_tensor", args=(numbers,))
+            if tensor.numel() != numbers or float(tensor[-1]) != 1.0:
+                raise RuntimeError(f"{tuple(tensor.shape)} came instead of {numbers} numbers")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""What the ingress tells of the service as a whole: its limits, and how models and tenants are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.protocol import DirectoryStatus, ModelState
+from interpose.v1 import service_pb2
+from interpose.version import VERSION
+from serve_app.models import ServedModels
+from serve_app.settings import Settings, Tenant
+
+
+def limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
+    """Return the limits every model keeps to, so that what a client takes for allowed is allowed for each."""
+    all_limits = [model.limits for model in settings.models]
+
+    def least(name: str) -> Any:
+        return min(getattr(limits, name) for limits in all_limits)
+
+    names = [field.name for field in service_pb2.Limits.DESCRIPTOR.fields if field.name != "pickled"]
+    pickled = tenant.trust == "full" and all(limits.pickled for limits in all_limits)
+    return service_pb2.Limits(pickled=pickled, **{name: least(name) for name in names})
+
+
+def status(known: DirectoryStatus, models: ServedModels, tenant: Tenant) -> service_pb2.StatusReply:
+    """Return how the models, their replicas, and the caller's own tenant are."""
+    reply = service_pb2.StatusReply(
+        sessions=known.sessions,
+        warm_sessions=known.warm,
+        uptime_seconds=known.uptime_seconds,
+        server_version=VERSION,
+    )
+    for served in models.all:
+        model = served.settings
+        state = known.models.get(served.target, ModelState("LOADING", 0, 0, 0))
+        reply.models.add(
+            name=model.name,
+            state=served.state(state),
+            replicas=state.replicas,
+            running=state.running,
+            waiting=state.waiting,
+            adapters=list(model.lora_modules),
+            each=[
+                service_pb2.ReplicaStatus(
+                    name=one.replica,
+                    stage=one.stage,
+                    seconds=one.seconds,
+                    running=one.running,
+                    waiting=one.waiting,
+                    sessions=one.sessions,
+                )
+                for one in state.each
+            ],
+        )
+    for usage in known.tenants:
+        if usage.name == tenant.name:
+            reply.tenants.add(
+                name=usage.name,
+                sessions=usage.sessions,
+                traces_running=usage.traces_running,
+                traces_done=usage.traces_done,
+                stored_bytes=usage.stored_bytes,
+            )
+    return reply

@@ -1,0 +1,108 @@
+"""Which blocks of the cache are looked at, and which of them are cleared: as the engine says where tokens' keys went."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from executor import cache_guard
+from executor.cache_guard import CacheGuard
+from executor.work import Span
+
+SLOTS = 16
+NAN = float("nan")
+
+
+class Bench:
+    """One layer with four blocks, and the places of a step with two requests: one in blocks 2 and 3, the other in block 1."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cache: torch.Tensor, **layer: Any) -> None:
+        self.cache = cache
+        self.layer = SimpleNamespace(kv_cache=cache, head_size=4, num_kv_heads=2, kv_cache_dtype="auto", **layer)
+        # What the backend notes beside them is its own affair.
+        self.context = SimpleNamespace(
+            attn_metadata={"attn": object()}, slot_mapping={"attn": torch.tensor([46, 47, 48, 20, -1, -1])}
+        )
+        monkeypatch.setattr(cache_guard, "get_forward_context", lambda: self.context)
+        self.first, self.second = Span(0, 0, 3), Span(1, 3, 4)
+
+    def clean(self, *spans: Span) -> list[Span]:
+        return CacheGuard({"attn": self.layer}).clean(spans)
+
+
+def heads(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A cache of heads: [blocks, 2, heads, tokens, width]."""
+    return torch.ones(4, 2, 2, SLOTS, 4).to(dtype)
+
+
+def halves() -> torch.Tensor:
+    """One that has the keys of all blocks before the values: [2, blocks, tokens, heads, width]."""
+    return torch.ones(2, 4, SLOTS, 2, 4)
+
+
+def latent() -> torch.Tensor:
+    """One of latent attention: [blocks, tokens, width]."""
+    return torch.ones(4, SLOTS, 12)
+
+
+@pytest.mark.parametrize(("make", "dim"), [(heads, 0), (halves, 1), (latent, 0)])
+@pytest.mark.parametrize("block", [0, 1, 2, 3])
+def test_what_is_found_where(monkeypatch: pytest.MonkeyPatch, make: Any, dim: int, block: int) -> None:
+    bench = Bench(monkeypatch, make())
+    part = bench.cache.select(dim, block)
+    part[(0,) * part.dim()] = NAN
+    found = bench.clean(bench.first, bench.second)
+    assert found == {1: [bench.second], 2: [bench.first], 3: [bench.first]}.get(block, [])
+    if block == 0:
+        assert bench.cache.isnan().sum() == 1, "nobody's in this step"
+        return
+    cleared = {1: [1], 2: [2, 3], 3: [2, 3]}[block]
+    for one in range(4):
+        assert bench.cache.select(dim, one).eq(0 if one in cleared else 1).all()
+
+
+def test_padding_and_other_requests_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, heads())
+    bench.cache[1] = NAN
+    assert bench.clean(bench.first) == []
+    assert bench.clean(Span(2, 4, 6)) == []
+    assert bench.cache[1].isnan().all()
+
+
+def test_a_step_without_attention_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, heads() * NAN)
+    bench.context.attn_metadata = None
+    assert bench.clean(bench.first) == []
+
+
+def test_where_nobody_says_what_was_written_nothing_is_taken_for_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, heads())
+    bench.context.slot_mapping = {}
+    assert bench.clean(bench.first) == [bench.first]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "sound"),
+    [
+        (torch.float32, 1e17, True),
+        (torch.float32, 1e19, False),
+        (torch.bfloat16, 1e17, True),
+        (torch.float16, 4000.0, True),
+        (torch.float16, 6e4, False),  # finite, and what a layer makes of it is not
+    ],
+)
+def test_what_is_too_large(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, value: float, sound: bool) -> None:
+    bench = Bench(monkeypatch, heads(dtype))
+    bench.cache[3, 0, 0, 0, 0] = value
+    assert bench.clean(bench.first) == ([] if sound else [bench.first])
+
+
+def test_numbers_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, heads(torch.float8_e4m3fn).view(torch.uint8))
+    bench.layer.kv_cache_dtype = "fp8"
+    assert bench.clean(bench.first) == []
+    bench.cache[2, 0, 0, 0, 0] = 0x7F  # NaN
+    assert bench.clean(bench.first) == [bench.first]

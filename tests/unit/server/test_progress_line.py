@@ -1,0 +1,52 @@
+"""`interpose serve` says what it is doing: on a terminal in one line, elsewhere in a line for each stage."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from interpose.cli.progress_line import ProgressLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_file_each_stage_has_a_line() -> None:
+    out = io.StringIO()
+    line = ProgressLine(out)
+    for stage in ("starting Ray", "llama: loading the model (1 s)", "llama: loading the model (2 s)", "almost ready"):
+        line(stage)
+    line.end()
+    said = out.getvalue().splitlines()
+    assert all(re.match(r" *\d+ s  ", one) for one in said)
+    assert [one.split("s  ")[1] for one in said] == ["starting Ray", "llama: loading the model", "almost ready"]
+
+
+def test_models_that_load_together_have_one_line_for_each_stage() -> None:
+    out = io.StringIO()
+    line = ProgressLine(out)
+    for seconds, stage in (
+        (1, "importing vLLM"),
+        (2, "importing vLLM"),
+        (3, "ready after 3 s"),
+        (4, "ready after 3 s"),
+    ):
+        line(f"llama: loading (worker 0: {stage}) ({seconds} s), gpt2: importing ({seconds} s)")
+    assert [one.split("s  ")[1] for one in out.getvalue().splitlines()] == [
+        "llama: loading (worker 0: importing vLLM), gpt2: importing",
+        "llama: loading (worker 0: ready after 3 s), gpt2: importing",
+    ]
+
+
+def test_on_a_terminal_there_is_one() -> None:
+    out = Terminal()
+    line = ProgressLine(out)
+    line("llama: loading the model (1 s)")
+    line("almost ready")
+    line.end()
+    first, second, *cleared = out.getvalue().split("\r")[1:]
+    assert first.endswith("llama: loading the model (1 s)") and "\n" not in out.getvalue()
+    assert second.rstrip().endswith("almost ready") and len(second) == len(first), "nothing of the longer one is left"
+    assert not "".join(cleared).strip()

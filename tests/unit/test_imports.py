@@ -1,0 +1,40 @@
+"""Which of the others each folder imports: a notebook has the client alone, and only `executor` knows vLLM."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAY = {
+    "interpose": set(),
+    "actors": {"interpose", "ray"},
+    "executor": {"interpose", "ray", "vllm"},
+    "serve_app": {"interpose", "actors", "executor", "ray"},
+}
+# The command that starts a service: it comes with the client, and imports the service when it is given.
+EXCEPTIONS = {"interpose": {"interpose/cli/serve.py": {"serve_app", "executor", "vllm"}}}
+WATCHED = {*MAY, "ray", "vllm", "benchmarks", "examples", "tests", "tools"}
+
+
+def imported(path: Path) -> set[str]:
+    """Return the packages that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path} imports from where it is"
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("folder", MAY)
+def test_a_folder_imports_what_it_may(folder: str) -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): (imported(path) & WATCHED) - {folder} - MAY[folder]
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == EXCEPTIONS.get(folder, {})
