@@ -109,10 +109,6 @@ def check_config(config: Any) -> None:
         "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
         "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
         "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
-        "pipeline_parallel_size": (
-            stages > 1 and not current_platform.is_cpu(),
-            "on GPUs it has not been shown to be right; use tensor_parallel_size",
-        ),
         "lora_modules": (
             stages > 1 and config.lora_config is not None,
             "with pipeline_parallel_size > 1 adapters have not been shown to be right; use tensor_parallel_size",

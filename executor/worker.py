@@ -179,8 +179,9 @@ class InterposeWorker(_Base):
             runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=runner.device
             )
-        for name, tensor in tensors.items():
-            runner.intermediate_tensors[name][: tensor.shape[0]].copy_(tensor)
+        with torch.inference_mode():  # in which the runner may have made them
+            for name, tensor in tensors.items():
+                runner.intermediate_tensors[name][: tensor.shape[0]].copy_(tensor)
 
     def interpose_describe(self) -> bytes:
         """Return the model's description, a serialized ModelDescription."""

@@ -47,7 +47,9 @@ def add_views(
     if any(name in tree.root.children for name in ROOTS):
         return
     stages = gather(events_of(record(tree.paths, run)))
-    recording = recording_of(stages)
+    root = tree.root.layer
+    assert root is not None
+    recording = recording_of(stages, next(root.parameters()).device)
     layers = _layers(tree, recording)
     if not all(gather(bool(layers))):
         return

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from executor.shards import Layouts
@@ -22,14 +23,18 @@ Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path
 
 
 def events_of(recording: Recording) -> list[Event]:
-    """Return what other stages need of a recording."""
-    return [replace(event, value=None) for event in recording.events]
+    """Return what other stages need of a recording; tensors as every stage can take them, whose device is another."""
+    return [_on(event, torch.device("cpu"), value=None) for event in recording.events]
 
 
-def recording_of(stages: Iterable[list[Event]]) -> Recording:
-    """Return the recording of a forward through all stages."""
+def recording_of(stages: Iterable[list[Event]], device: torch.device) -> Recording:
+    """Return the recording of a forward through all stages, on a device."""
     events = [event for stage in stages for event in stage]
-    return Recording([replace(event, index=i) for i, event in enumerate(events)])
+    return Recording([_on(event, device, index=i) for i, event in enumerate(events)])
+
+
+def _on(event: Event, device: torch.device, **fields: Any) -> Event:
+    return replace(event, tensors={at: tensor.to(device) for at, tensor in event.tensors.items()}, **fields)
 
 
 def tell(node: Node) -> Told:
