@@ -6,7 +6,6 @@ reached another request, or that one rank wrote into the wrong part, would show 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ SOURCE = """\
 logits = []
 for step in tracer.iter[:]:
     value = {at}
-    {at} = value * 0.5 + torch.linspace(-0.5, 0.5, value[0].numel()).reshape(value.shape[1:])
+    {at} = value * 0.5 + torch.linspace(-0.5, 0.5, value[0].numel(), dtype=value.dtype).reshape(value.shape[1:])
     logits.append(model.logits.output)
 logits.save()
 """
@@ -34,7 +33,8 @@ COMPUTED = (".attn.pattern", ".mlp.experts", ".mlp.expert_weights")  # for the b
 
 def ramp(value: torch.Tensor) -> torch.Tensor:
     """The change: another one in each column and head."""
-    return value * 0.5 + torch.linspace(-0.5, 0.5, value[0].numel()).reshape(value.shape[1:])
+    added = torch.linspace(-0.5, 0.5, value[0].numel(), dtype=value.dtype, device=value.device)
+    return value * 0.5 + added.reshape(value.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,16 @@ def truth_of(oracle: Oracle, checkpoint: Path, steps: int) -> dict[str, Changed]
     return found
 
 
+def changeable(places: list[Place]) -> list[Place]:
+    """Return the canonical values that are changed, of those in layers the second layer's."""
+    return [place for place in places if place.canonical and not (place.truth and "blocks[0]" in place.source)]
+
+
+def changed_path(place: Place) -> str:
+    """Return the oracle's name of a value that is changed."""
+    return "logits" if place.row == "unembed.output" else place.row.replace("[i]", ".1")
+
+
 def changed(
     engine: LocalEngine, places: list[Place], truth: dict[str, Changed] | None, phases: tuple[str, ...]
 ) -> Changes:
@@ -69,7 +79,7 @@ def changed(
         truth: of `truth_of`; None in a process that is not told the values.
         phases: the steps.
     """
-    places = [place for place in places if place.canonical and not (place.truth and "blocks[0]" in place.source)]
+    places = changeable(places)
     sampling = {"max_tokens": len(phases), "ignore_eos": True}
     alone = [engine.plain(prompt).token_ids for prompt in BESIDE]
     blocks = [[Block(PROMPT, SOURCE.format(at=place.source), sampling)] for place in places]
@@ -80,9 +90,9 @@ def changed(
         return found
     for place, ran in zip(places, rans, strict=False):
         if ran.failure is not None:
-            found[place.row] = dict.fromkeys(phases, re.sub(r"blocks\[\d+\]", "blocks[i]", ran.failure.message))
+            found[place.row] = dict.fromkeys(phases, place.generally(ran.failure.message))
             continue
-        path = "logits" if place.row == "unembed.output" else place.row.replace("[i]", ".1")
+        path = changed_path(place)
         assert ran.token_ids == truth[path].tokens, path
         found[place.row] = {
             phase: difference(ran.saved["logits"][step], truth[path].logits[step]) for step, phase in enumerate(phases)

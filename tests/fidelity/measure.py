@@ -145,16 +145,17 @@ class Measurement:
         known: the model and the truth.
         layout: of the engine.
         reports: whether this process is told the values; one rank is.
+        dtype: of the engine.
 
     Raises:
         NotStarted: there is no such engine, with the reason.
     """
 
-    def __init__(self, known: Known, layout: Layout, reports: bool) -> None:
+    def __init__(self, known: Known, layout: Layout, reports: bool, dtype: str = "float32") -> None:
         try:
             self.engine = LocalEngine(
                 known.checkpoint,
-                dtype="float32",
+                dtype=dtype,
                 block_size=BLOCK,
                 enable_prefix_caching=True,
                 max_num_batched_tokens=256,
@@ -209,10 +210,8 @@ class Measurement:
                 found = saved["refused"].get((i, step))
                 if found is None:
                     found = _error(place, self._truth[prompt], step, saved["values"][i, step])
-                elif place.module:
-                    found = found.replace(place.module, "MODULE")
                 else:
-                    found = re.sub(r"\bblocks\[\d+\]", "blocks[i]", found)
+                    found = place.generally(found)
                 before = row.setdefault(name, found)
                 if isinstance(before, float) and isinstance(found, float):
                     row[name] = max(before, found)
@@ -221,8 +220,7 @@ class Measurement:
 
 
 def _error(place: Place, truth: Truth, step: int, value: Any) -> float:
-    assert place.truth is not None, f"{place.source} is given, and nothing says what it must be"
-    expected = place.truth(truth, step)
+    expected = place.expected(truth, step)
     if place.row.endswith(SETS):
         value, expected = value.sort(-1).values.to(expected.dtype), expected.sort(-1).values
     return difference(value, expected)
@@ -261,8 +259,7 @@ def measure(folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layo
     rank = int(os.environ["RANK"])
     for column, schedulings in columns.items():
         gc.freeze()  # vLLM collects garbage when it loads and when it ends, and need not look at what has been imported
-        # A rank that is done first must not meet the others where they are leaving.
-        os.environ["MASTER_PORT"] = _port(folder / f"{result.stem}-{as_file(column)}.port", rank)
+        meet(folder, f"{result.stem}-{as_file(column)}", rank)
         if rank == 0:
             Known.write(folder, column)
         measured[column] = cells_of(Known.read(folder, column), layout, schedulings, reports=rank == layout.reporting)
@@ -280,6 +277,11 @@ def cells_of(known: Known, layout: Layout, schedulings: Sequence[Scheduling], re
     assert measurement.engine.interleaver.idle
     measurement.engine.close()
     return cells
+
+
+def meet(folder: Path, name: str, rank: int) -> None:
+    """Have the ranks meet at a port of their own: one that is done first must not find the others where they are leaving."""
+    os.environ["MASTER_PORT"] = _port(folder / f"{name}.port", rank)
 
 
 def _port(told: Path, rank: int) -> str:

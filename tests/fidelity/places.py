@@ -9,7 +9,7 @@ for which none of this holds stops the measurement.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ class Truth:
     canonical: Reference
 
     @classmethod
-    def of(cls, oracle: Oracle, prompt: list[int], steps: int) -> Truth:
-        """Compute it."""
-        return cls(prompt, oracle.run(prompt, steps), oracle.run(prompt, steps, canonical=True))
+    def of(cls, oracle: Oracle, prompt: list[int], steps: int, force: Sequence[int] | None = None) -> Truth:
+        """Compute it, with the tokens that are forced, if any."""
+        raw, canonical = (oracle.run(prompt, steps, force=force, canonical=one) for one in (False, True))
+        return cls(prompt, raw, canonical)
 
     def ids(self, step: int) -> torch.Tensor:
         """The tokens that a step computes."""
@@ -91,6 +92,17 @@ class Place:
     def canonical(self) -> bool:
         """Whether it is a canonical value, and no module's."""
         return not self.row.startswith("raw: ")
+
+    def expected(self, truth: Truth, step: int) -> Any:
+        """What it must be, if it is given."""
+        assert self.truth is not None, f"{self.source} is given, and nothing says what it must be"
+        return self.truth(truth, step)
+
+    def generally(self, message: str) -> str:
+        """Return a message about it without its layer or its module's path."""
+        return (
+            message.replace(self.module, "MODULE") if self.module else re.sub(r"\bblocks\[\d+\]", "blocks[i]", message)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What was measured on GPUs, where the suite seldom runs: recorded as JSON in this folder, shown on the page of fidelity.
 
 `python -m tests.fidelity.recorded 'NVIDIA H200, vLLM 0.32.0, …' 'V2, one rank' 1 RESULT…` records what `tests.fidelity.measure`
-wrote there: how far off each architecture was, and which locations were given or refused otherwise than the page says.
+or `tests.fidelity.half` wrote there: how far off each architecture was, and which locations were given or refused otherwise
+than the page says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.fidelity.half import TIMES, Halves, ratio
 from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import PHASES, Cells
 
@@ -20,48 +22,64 @@ GIVEN = "given"
 HEAD = """\
 ## On GPUs
 
-Measured by the same program under the same conditions, in float32; recorded, and not measured again by the suite:
-{where}.
+Measured by the same programs under the same conditions; recorded, and not measured again by the suite: {where}.
 
 A cell has the largest error of any location and of any change, prefill and decode, then how many locations were given and how
 many refused, each phase counted. [gpu.md](gpu.md) says what else has run on GPUs."""
+HALF = """\
+In bfloat16 (`tests/fidelity/half.py`), the distance ‖a - b‖ / ‖b‖ from the float32 truth, and in brackets that of transformers'
+own bfloat16 forward on the same GPU, each where it is largest. No location and no change is more than {times:g} times as far off
+as transformers is there: at most {most:.2f} times."""
 ALIKE = "All of them were given, or refused with the same message, as it says above."
 
 
 def section() -> str:
     """Return the part of the page about GPUs."""
     runs: dict[str, Any] = json.loads(RECORDED.read_text())
+    exact, half = ({name: run for name, run in runs.items() if ("most" in run) is one} for one in (False, True))
+    otherwise = [
+        f"- {name}, {column}: {row}"
+        for name, run in runs.items()
+        for column, found in run["columns"].items()
+        for row in found["otherwise"]
+    ]
+    where = "; ".join(dict.fromkeys(f"{run['where']}, {run['date']}" for run in runs.values()))
+    parts = [HEAD.format(where=where), _table(exact)]
+    if half:
+        parts += [HALF.format(times=TIMES, most=max(run["most"] for run in half.values())), _table(half)]
+    return "\n\n".join([*parts, "\n".join(["Otherwise than above:", *otherwise]) if otherwise else ALIKE])
+
+
+def _table(runs: dict[str, Any]) -> str:
     columns = list(next(iter(runs.values()))["columns"])
     lines = [f"| | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
-    otherwise = []
     for name, run in runs.items():
         found = [run["columns"][column] for column in columns]
-        cells = [f"{one['largest']:.0e}, {one['given']} and {one['refused']}" for one in found]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-        otherwise += [f"- {name}, {column}: {row}" for column in columns for row in run["columns"][column]["otherwise"]]
-    where = "; ".join(dict.fromkeys(f"{run['where']}, {run['date']}" for run in runs.values()))
-    return "\n\n".join(
-        [
-            HEAD.format(where=where),
-            "\n".join(lines),
-            "\n".join(["Otherwise than above:", *otherwise]) if otherwise else ALIKE,
+        beside = [f" ({one['theirs']:.0e})" if "theirs" in one else "" for one in found]
+        cells = [
+            f"{one['largest']:.0e}{other}, {one['given']} and {one['refused']}"
+            for one, other in zip(found, beside, strict=True)
         ]
-    )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def summary(cells: Cells, written: dict[tuple[str, str], str]) -> dict[str, Any]:
+def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[str, Any]:
     """Return what is recorded of one architecture.
 
     Args:
-        cells: what was measured.
+        cells: what was measured, in float32 or in bfloat16.
         written: what the page says of each of its rows in each phase: `GIVEN`, or the refusal.
     """
-    errors = {
-        (row, condition): value
-        for row, found in cells.items()
-        for condition, value in found.items()
-        if isinstance(value, float)
-    }
+    errors: dict[tuple[str, str], float] = {}
+    theirs = []
+    for row, found in cells.items():
+        for condition, value in found.items():
+            if isinstance(value, float):
+                errors[row, condition] = value
+            elif not isinstance(value, str):
+                errors[row, condition] = value[0]
+                theirs.append(value[1])
     verdicts = {}
     for row, found in cells.items():
         for phase in PHASES if ": " not in row or row.startswith("raw: ") else ():
@@ -74,6 +92,7 @@ def summary(cells: Cells, written: dict[tuple[str, str], str]) -> dict[str, Any]
         "refused": sum(said != GIVEN for said in verdicts.values()),
         "largest": max(errors.values()),
         "at": ", ".join(max(errors, key=lambda one: errors[one])),
+        **({"theirs": max(theirs)} if theirs else {}),
         "otherwise": [
             f"{row} in {phase}: {verdicts.get((row, phase))}"
             for row, phase in sorted(verdicts.keys() | written.keys())
@@ -102,7 +121,7 @@ def main() -> None:
     from tests.fidelity.table import page
 
     where, name, ranks, *results = sys.argv[1:]
-    columns: dict[str, Cells] = {}
+    columns: dict[str, Any] = {}
     for result in results:
         columns |= json.loads(Path(result).read_text())
     written = written_on(page().read_text(), int(ranks))
@@ -112,6 +131,13 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "columns": {column: summary(columns[column], written[column]) for column in sorted(columns)},
     }
+    most = [
+        ratio(found)
+        for found in columns.values()
+        if any(isinstance(one, list) for one in found["embed.output"].values())
+    ]
+    if most:
+        runs[name]["most"] = max(most)
     RECORDED.write_text(json.dumps(runs, indent=1) + "\n")
 
 
