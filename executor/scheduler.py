@@ -13,7 +13,9 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 - where steps are scheduled before the one ahead of them has ended (async scheduling), a traced request sits out until its
   token is known, while the others go on.
 
-A step without traced requests tests one attribute and is the stock scheduler's.
+While there are no traced requests it is the stock scheduler, but for a test where a request arrives and one where a step ends:
+what traced requests need is in a class that the scheduler has only as long as there are any, since a method that does no more
+than call vLLM's costs as much as many of them do, for each request in every step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.tokenizers import TokenizerLike, cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -96,9 +98,13 @@ class Traced:
 
 
 class InterposeScheduler(Scheduler):
-    """The stock scheduler, plus what traced requests need."""
+    """The stock scheduler, which becomes another when a traced request comes.
 
-    running: list[Request]
+    Attributes:
+        tracing: what it becomes.
+    """
+
+    tracing: ClassVar[type[Scheduler]]
 
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> InterposeScheduler:
         """Make the one for async scheduling where that is on: vLLM is told of the class before it decides that."""
@@ -108,7 +114,6 @@ class InterposeScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._traced: dict[str, Traced] = {}
         self._groups: dict[str, Group] = {}  # by trace
-        self._closed = Closed.NOBODY
         self._own_step = False  # the last step was some traced prompt's own
         if self._blocks(self.max_model_len) > self._all_blocks:
             raise ValueError(
@@ -127,20 +132,13 @@ class InterposeScheduler(Scheduler):
         prompt = request.num_prompt_tokens
         entry = Traced(request, self._blocks(prompt + request.max_tokens), prompt <= self._step_tokens)
         self._traced[request.request_id] = entry
+        self.__class__ = self.tracing
         assert params is not None
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         if placement.together > 1:
             entry.group = self._groups.setdefault(placement.trace, Group(placement.together))
             entry.group.members.append(entry)
-
-    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        entry = self._traced.pop(request.request_id, None) if self._traced else None
-        if entry is not None and entry.group is not None:
-            entry.group.members.remove(entry)
-            entry.group.expected -= 1
-            self._groups = {trace: group for trace, group in self._groups.items() if group.expected}
-        return super()._free_request(request, delay_free_blocks)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         if isinstance(model_runner_output, EndedModelRunnerOutput):
@@ -152,6 +150,54 @@ class InterposeScheduler(Scheduler):
                     request.max_tokens = request.num_output_tokens + 1
         return super().update_from_output(scheduler_output, model_runner_output)
 
+    @cached_property
+    def _tokenizer(self) -> TokenizerLike:
+        return cached_tokenizer_from_config(self.vllm_config.model_config)
+
+    # Room.
+
+    @property
+    def _step_tokens(self) -> int:
+        return step_tokens(self.scheduler_config)
+
+    @property
+    def _all_blocks(self) -> int:
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one of them stands for "no block"
+
+    def _blocks(self, tokens: int) -> int:
+        """Blocks of the cache that a new request needs for so many tokens."""
+        tokens = min(tokens, self.max_model_len)
+        return self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
+            request_id="",
+            num_tokens=tokens,
+            new_computed_blocks=self.kv_cache_manager.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=0,
+            num_local_computed_tokens=0,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+        )
+
+
+class _Tracing(InterposeScheduler):
+    """What traced requests need, while there are any.
+
+    Attributes:
+        plain: what the scheduler is again when there are none.
+    """
+
+    running: list[Request]
+    plain: ClassVar[type[InterposeScheduler]]
+    _closed = Closed.NOBODY
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        entry = self._traced.pop(request.request_id, None)
+        if entry is not None and entry.group is not None:
+            entry.group.members.remove(entry)
+            entry.group.expected -= 1
+            self._groups = {trace: group for trace, group in self._groups.items() if group.expected}
+        return super()._free_request(request, delay_free_blocks)
+
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
@@ -160,7 +206,7 @@ class InterposeScheduler(Scheduler):
         vLLM finds stop strings in another process, and a step or two later; a block would see those steps. It finds this
         one all the same, with the same code, and reports it as the reason.
         """
-        entry = self._traced.get(request.request_id) if self._traced else None
+        entry = self._traced.get(request.request_id)
         if entry is not None and entry.text is not None and entry.text.update(list(new_token_ids), False):
             request.max_tokens = request.num_output_tokens + len(new_token_ids)
         return super()._update_request_with_output(request, new_token_ids, is_stale)
@@ -169,7 +215,9 @@ class InterposeScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not self._traced:
-            return super().schedule(throttle_prefills)
+            # Here, and not where the last one goes: what is running there goes on in methods of this class.
+            plain = self.__class__ = self.plain
+            return plain.schedule(self, throttle_prefills)
         # vLLM evicts from the end, so a traced request is reached only when no plain one is left.
         self.running.sort(key=lambda request: request.request_id not in self._traced)
         self._closed = Closed.NOBODY
@@ -232,8 +280,6 @@ class InterposeScheduler(Scheduler):
         """Also skip, for this step, a traced request that must not start yet."""
         if not super()._handle_blocked_waiting_request(request):
             return False
-        if not self._traced:
-            return True
         if self._closed is Closed.EVERYBODY:
             return False
         entry = self._traced.get(request.request_id)
@@ -250,7 +296,7 @@ class InterposeScheduler(Scheduler):
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Also never cut a traced prompt: 0 leaves it, and those behind it, for the next step."""
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
-        if self._traced and num_computed_tokens + num_new_tokens < request.num_prompt_tokens:
+        if num_computed_tokens + num_new_tokens < request.num_prompt_tokens:
             entry = self._traced.get(request.request_id)
             if entry is not None and entry.whole:
                 return 0
@@ -276,19 +322,7 @@ class InterposeScheduler(Scheduler):
             or len(members) > self.max_num_active_reqs
         )
 
-    @cached_property
-    def _tokenizer(self) -> TokenizerLike:
-        return cached_tokenizer_from_config(self.vllm_config.model_config)
-
     # Room.
-
-    @property
-    def _step_tokens(self) -> int:
-        return step_tokens(self.scheduler_config)
-
-    @property
-    def _all_blocks(self) -> int:
-        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one of them stands for "no block"
 
     @property
     def _unused_blocks(self) -> int:
@@ -305,20 +339,22 @@ class InterposeScheduler(Scheduler):
         """Blocks that the traced requests which run may come to hold."""
         return sum(one.blocks for one in self._traced.values() if one.request.status == RequestStatus.RUNNING)
 
-    def _blocks(self, tokens: int) -> int:
-        """Blocks of the cache that a new request needs for so many tokens."""
-        tokens = min(tokens, self.max_model_len)
-        return self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
-            request_id="",
-            num_tokens=tokens,
-            new_computed_blocks=self.kv_cache_manager.empty_kv_cache_blocks.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=0,
-            num_local_computed_tokens=0,
-            num_tokens_main_model=tokens,
-            apply_admission_cap=True,
-        )
-
 
 class InterposeAsyncScheduler(InterposeScheduler, AsyncScheduler):
     """The same over vLLM's scheduler that is a step ahead of the workers."""
+
+
+class TracingScheduler(_Tracing):
+    """`InterposeScheduler` while there are traced requests."""
+
+    plain = InterposeScheduler
+
+
+class TracingAsyncScheduler(_Tracing, InterposeAsyncScheduler):
+    """`InterposeAsyncScheduler` while there are traced requests."""
+
+    plain = InterposeAsyncScheduler
+
+
+InterposeScheduler.tracing = TracingScheduler
+InterposeAsyncScheduler.tracing = TracingAsyncScheduler

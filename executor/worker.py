@@ -108,10 +108,15 @@ class InterposeWorker(_Base):
         self.interpose_pipelined = pipelined
         return warmed_up
 
-    @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """Run a step as stock; one with a live mediator together with the other pipeline stages (`executor.stages`)."""
-        if not self.interpose_pipelined or not self.model_runner.begins_traced(scheduler_output):
+        if not self.interpose_pipelined:
+            return super().execute_model(scheduler_output)
+        return self._execute_staged(scheduler_output)
+
+    @torch.inference_mode()
+    def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:
+        if not self.model_runner.begins_traced(scheduler_output):
             return super().execute_model(scheduler_output)
         interleaver = self.model_runner.interleaver
         stages = interleaver.stages

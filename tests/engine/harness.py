@@ -161,6 +161,8 @@ class LocalEngine:
 
     def reschedule(self, chunked: bool, cached: bool, step_tokens: int) -> None:
         """Give the idle engine a new scheduler, which cuts prompts and caches them or not; the workers stay."""
+        from executor.scheduler import InterposeScheduler  # with it vLLM, whose environment is set first
+
         core = self.llm.llm_engine.engine_core.engine_core
         old = core.scheduler
         config = old.vllm_config
@@ -168,7 +170,7 @@ class LocalEngine:
         config.scheduler_config.max_num_batched_tokens = step_tokens
         config.scheduler_config.max_num_scheduled_tokens = step_tokens
         config.cache_config.enable_prefix_caching = cached
-        core.scheduler = type(old)(
+        core.scheduler = InterposeScheduler(
             vllm_config=config,
             kv_cache_config=old.kv_cache_config,
             structured_output_manager=core.structured_output_manager,

@@ -42,8 +42,8 @@ PASS_THROUGH = {
 }
 # What a plain step may cost, whatever its size, and for each request in it; and a request, once. Calls of ours, lines that run
 # in them, and builtins that they call.
-OF_A_STEP = (10, 29, 1)
-OF_EACH_REQUEST_IN_IT = (2, 6, 0)
+OF_A_STEP = (9, 27, 1)
+OF_EACH_REQUEST_IN_IT = (0, 0, 0)
 OF_A_REQUEST = (6, 25, 0)
 
 
@@ -101,12 +101,13 @@ def test_plain_steps_call_nothing_of_ours_but_the_tests(bench: Bench) -> None:
 def test_what_plain_steps_and_requests_cost(bench: Bench) -> None:
     """Calls, lines and builtins of ours: they do not depend on what ran before, nor grow with a request's length."""
     bench.engine.run(Block(PROMPT, "x = model.logits.output"))
+    bench.engine.plain(PROMPT)  # whose first step finds that there is no block any more
     short, long = plain(bench, tokens=5).totals, plain(bench, tokens=9).totals
     step = (long - short) / 4
     assert np.array_equal(plain(bench, tokens=13).totals, long + 4 * step)
     crowd = (plain(bench, tokens=9, requests=8).totals - plain(bench, tokens=5, requests=8).totals) / 4
     each = (crowd - step) / 7
-    assert each[0] > 0 and (each <= OF_EACH_REQUEST_IN_IT).all(), each
+    assert (each <= OF_EACH_REQUEST_IN_IT).all(), each
     assert step[0] > 0 and (step - each <= OF_A_STEP).all(), step - each
     # Where steps are scheduled ahead, a request may be in one more than it has tokens.
     steps = 5 + bool(bench.engine.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)

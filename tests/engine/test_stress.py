@@ -187,10 +187,10 @@ def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     """Count what the test is about, so that it cannot pass without."""
     counts = dict.fromkeys(("evicted", "chunks", "swaps", "cached"), 0)
     scheduler, runner = engine.scheduler, engine.worker.model_runner
-    schedule, preempt = scheduler.schedule, scheduler._preempt_request
+    preempt = scheduler._preempt_request
 
     def watched_schedule(*args: Any, **kwargs: Any) -> Any:
-        output = schedule(*args, **kwargs)
+        output = type(scheduler).schedule(scheduler, *args, **kwargs)  # its class changes
         for request in output.scheduled_new_reqs:
             counts["cached"] += request.num_computed_tokens > 0
             counts["chunks"] += output.num_scheduled_tokens[request.req_id] < len(request.prompt_token_ids)
