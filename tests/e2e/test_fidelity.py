@@ -42,6 +42,9 @@ class Served:
         return module
 
 
+EDITS = ["zero", "add", "swap", "column", "row"]
+
+
 @pytest.fixture(scope="module")
 def oracles(checkpoints: dict[str, Path]) -> dict[str, Oracle]:
     return {name: Oracle(checkpoint) for name, checkpoint in checkpoints.items()}
@@ -109,8 +112,13 @@ def test_eight_clients_read_everything_at_once(service: RunningService, served: 
             assert other.result() == served.oracle.run(prompt, 12).tokens
 
 
-@pytest.mark.parametrize("kind", ["zero", "add", "swap", "column", "row"])
+@pytest.mark.parametrize("kind", EDITS)
 def test_an_edit_does_what_the_same_edit_does_in_transformers(served: Served, kind: str) -> None:
+    check_edit(served, kind)
+
+
+def check_edit(served: Served, kind: str) -> None:
+    """Make an edit of one of `EDITS`, in every step, and compare the logits and tokens with transformers' after the same."""
     vector = torch.linspace(-1, 1, served.oracle.config.hidden_size)
     mlp = served.layers[1].mlp
     attention = served.layers[1].attn if served.name == "gpt2" else served.layers[1].self_attn
@@ -157,6 +165,11 @@ def model_logits(model: Any) -> Any:
 
 
 def test_a_value_from_another_invoke_patches_this_one(served: Served) -> None:
+    check_patch(served)
+
+
+def check_patch(served: Served) -> None:
+    """Patch one prompt's row with another's, and compare the logits with transformers' after the same."""
     mlp = served.layers[1].mlp
     model = served.model
     with model.trace(temperature=0.0) as tracer:

@@ -17,7 +17,17 @@ from interpose.v1 import value_pb2
 from tests.e2e.conftest import RETENTION_SECONDS
 from tests.e2e.service import RunningService, wait_for
 from tests.e2e.test_calls import trace
-from tests.e2e.test_fidelity import PROMPTS, STEPS, TOLERANCE, Served, check_everything, read_everything
+from tests.e2e.test_fidelity import (
+    EDITS,
+    PROMPTS,
+    STEPS,
+    TOLERANCE,
+    Served,
+    check_edit,
+    check_everything,
+    check_patch,
+    read_everything,
+)
 from tests.oracle import Oracle, difference
 
 pytestmark = pytest.mark.timeout(500)
@@ -124,11 +134,15 @@ def test_kept_sessions_do_not_give_way(second: RunningService) -> None:
             session.close()
 
 
-def test_one_worker_reads_what_transformers_computes(second: RunningService, checkpoints: dict[str, Path]) -> None:
+def test_one_worker_computes_what_transformers_does(second: RunningService, checkpoints: dict[str, Path]) -> None:
+    """What is read, and what follows from edits and from a patch."""
     with interpose.connect(second.address, api_key="blue-key-1", progress=False) as client:
         served = Served(client, "tiny", checkpoints["llama"], Oracle(checkpoints["llama"]))
         for prompt in PROMPTS:
             check_everything(served, prompt, *read_everything(served, prompt))
+        for kind in EDITS:
+            check_edit(served, kind)
+        check_patch(served)
 
 
 def test_each_prompt_with_its_adapter(

@@ -14,7 +14,15 @@ import interpose
 from interpose.errors import Unavailable
 from interpose.v1 import trace_pb2 as pb
 from tests.e2e.service import RunningService
-from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
+from tests.e2e.test_fidelity import (
+    EDITS,
+    PROMPTS,
+    Served,
+    check_edit,
+    check_everything,
+    check_patch,
+    read_everything,
+)
 from tests.oracle import Edit, Oracle, difference
 
 PROMPT = [5, 400, 17, 99, 256, 31, 8]
@@ -145,3 +153,6 @@ def test_the_model_beside_it_has_an_engine_now_with_a_layout_of_its_own(
         assert served.model._description.pipeline_parallel_size == 1
         for prompt in PROMPTS:
             check_everything(served, prompt, *read_everything(served, prompt))
+        for kind in EDITS:
+            check_edit(served, kind)
+        check_patch(served)
