@@ -30,15 +30,11 @@ from tests.fidelity import changes
 from tests.fidelity.changes import changeable, changed_path, ramp
 from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import (
-    BESIDE,
-    COMPANY,
-    LONG,
     PHASES,
     PROMPTS,
     SCHEDULINGS,
     SETS,
     START,
-    STEP_TOKENS,
     STEPS,
     Known,
     Measurement,
@@ -135,18 +131,9 @@ class HalfMeasurement(Measurement):
     def halves(self, schedulings: Sequence[Scheduling] = SCHEDULINGS) -> Halves:
         """Return how far off each row is under each condition, or the message it was refused with."""
         halves = self._changes_of_all()
-        for scheduling in schedulings:
-            self.engine.reschedule(scheduling.chunked, scheduling.cached, STEP_TOKENS if scheduling.chunked else 256)
-            if scheduling.cached:
-                self.engine.plain(LONG)
-            for company, prompts in COMPANY.items():
-                sampling = {"max_tokens": STEPS, "ignore_eos": True}
-                blocks = [[Block(PROMPTS[i], self._source(i), sampling)] for i in prompts]
-                plain = tuple(BESIDE) if company != "alone" else ()
-                for i, ran in zip(prompts, self.engine.run_traces(blocks, plain=plain), strict=False):
-                    assert ran.failure is None, ran.failure
-                    if self._reports:
-                        self._note_half(halves, f"{company}, {scheduling.name}", i, ran.saved, tuple(ran.token_ids))
+        for condition, prompt, ran in self._ran(schedulings):
+            if self._reports:
+                self._note_half(halves, condition, prompt, ran.saved, tuple(ran.token_ids))
         return {
             row: {name: found if isinstance(found, str) else found.pair() for name, found in under.items()}
             for row, under in halves.items()

@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 
 from executor.options import check_config, prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
-from tests.engine.harness import Block, Limits, LocalEngine
+from tests.engine.harness import Block, Limits, LocalEngine, Ran
 from tests.fidelity.changes import Changed, changed, truth_of
 from tests.fidelity.layouts import Layout
 from tests.fidelity.places import Place, Truth, places_of
@@ -177,20 +177,25 @@ class Measurement:
         """
         changes = changed(self.engine, self.places, self._changes, PHASES)
         cells: Cells = {f"changed: {row}": phases for row, phases in changes.items()}
+        for condition, prompt, ran in self._ran(schedulings):
+            if self._truth is not None:
+                assert ran.token_ids == self._truth[prompt].raw.tokens
+                self._note(cells, condition, prompt, ran.saved)
+        return cells
+
+    def _ran(self, schedulings: Sequence[Scheduling]) -> Iterator[tuple[str, int, Ran]]:
+        """Yield what each trace gave, with its conditions but for the phase, and the number of its prompt."""
+        sampling = {"max_tokens": STEPS, "ignore_eos": True}
         for scheduling in schedulings:
             self.engine.reschedule(scheduling.chunked, scheduling.cached, STEP_TOKENS if scheduling.chunked else 256)
             if scheduling.cached:
                 self.engine.plain(LONG)
             for company, prompts in COMPANY.items():
-                sampling = {"max_tokens": STEPS, "ignore_eos": True}
                 blocks = [[Block(PROMPTS[i], self._source(i), sampling)] for i in prompts]
                 plain = tuple(BESIDE) if company != "alone" else ()
                 for i, ran in zip(prompts, self.engine.run_traces(blocks, plain=plain), strict=False):
                     assert ran.failure is None, ran.failure
-                    if self._truth is not None:
-                        assert ran.token_ids == self._truth[i].raw.tokens
-                        self._note(cells, f"{company}, {scheduling.name}", i, ran.saved)
-        return cells
+                    yield f"{company}, {scheduling.name}", i, ran
 
     def _read(self, prompt: int) -> list[int]:
         """Return the places that are read with a prompt: all with the first, every second one with each of the others."""
