@@ -94,12 +94,15 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             return tokens * middle([later - earlier for earlier, later in itertools.pairwise(steps)])
         return (ends or time.perf_counter()) - began
 
-    switches: list[tuple[Any, type, type]] = []
+    # What is compared with a class of ours is an empty class over vLLM's own, and the control another one: the interpreter
+    # keeps what it found of a class beside each access to its attributes, and any change of the class makes it look again.
+    switches: list[tuple[Any, type, type, type]] = []
     if kind == "interpose":
         core, worker = engine.engine_core.engine_core, engine.model_executor.driver_worker.worker
         for part in (core.scheduler, worker, worker.model_runner):
             stock = next(one for one in type(part).__mro__ if one.__module__.startswith("vllm."))
-            switches.append((part, stock, type(part)))
+            first_empty, second_empty = (type(stock.__name__, (stock,), {}) for _ in range(2))
+            switches.append((part, first_empty, second_empty, type(part)))
 
     def switching(batch: int, prompt_tokens: int, tokens: int, first: bool, control: bool) -> list[float]:
         """Return the seconds of the typical step without what is ours, and with it, of one plain batch.
@@ -118,8 +121,8 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
         steps: tuple[list[float], list[float]] = [], []
         engine.step()  # the prompts
         while engine.has_unfinished_requests():
-            for part, stock, own in switches:
-                part.__class__ = own if first and not control else stock
+            for part, stock, again, own in switches:
+                part.__class__ = (again if control else own) if first else stock
             ends = [time.perf_counter()]
             for _ in range(STRETCH):
                 engine.step()
@@ -128,7 +131,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             if engine.has_unfinished_requests():
                 steps[first].extend(later - earlier for earlier, later in itertools.pairwise(ends[SETTLING:]))
             first = not first
-        for part, _, own in switches:
+        for part, _, _, own in switches:
             part.__class__ = own
         return [middle(one) for one in steps]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -27,3 +30,23 @@ def title(process: psutil.Process) -> str:
         parent = process.parent()
         above = " ".join(parent.cmdline()) if parent else ""
     return said if "dashboard" in above else f"{ENGINE} {said}"
+
+
+def joining(processes: Iterable[psutil.Process]) -> dict[str, str]:
+    """Return the environment of a process that joins the Ray cluster that has its head among these processes.
+
+    Raises:
+        LookupError: none of them is a head.
+    """
+    commands: dict[psutil.Process, list[str]] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            commands[process] = process.cmdline()
+    control = next((one for one, command in commands.items() if command and "gcs_server" in command[0]), None)
+    addresses = [part for command in commands.values() for part in command if part.startswith("--gcs-address=")]
+    if control is None or not addresses:
+        raise LookupError("no Ray head runs here")
+    environment = {**os.environ, **control.environ(), "RAY_ADDRESS": addresses[0].partition("=")[2]}
+    [log] = [part for part in commands[control] if part.startswith("--log_dir=")]
+    environment["RAY_TMPDIR"] = str(Path(log.partition("=")[2]).parents[1])
+    return environment

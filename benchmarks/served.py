@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from interpose.cli.demo_model import write_demo_model
 
 START_SECONDS = 400.0
@@ -28,6 +30,10 @@ class Service:
         warm: how many sessions the service keeps ready.
         engine: further arguments of the engine, by vLLM's names; float32 unless they say otherwise.
         checkpoint: the model's folder; a demo llama without it.
+        sessions: further settings of sessions.
+
+    Attributes:
+        config: its configuration file.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Service:
         warm: int,
         engine: Mapping[str, object] | None = None,
         checkpoint: Path | None = None,
+        sessions: Mapping[str, object] | None = None,
     ) -> None:
         self._stopping = False
         self._folder = tempfile.TemporaryDirectory()
@@ -48,8 +55,8 @@ class Service:
             "tensor_parallel_size": tensor_parallel_size,
             "engine": {"dtype": "float32", **(engine or {})},
         }
-        settings = {"models": [model], "sessions": {"warm": warm}, "grpc": {"port": self._port}}
-        config = folder / "service.yaml"
+        settings = {"models": [model], "sessions": {"warm": warm, **(sessions or {})}, "grpc": {"port": self._port}}
+        self.config = config = folder / "service.yaml"
         config.write_text(json.dumps(settings))  # JSON is YAML
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
         self._output = folder / "service.log"
@@ -75,6 +82,11 @@ class Service:
                 raise RuntimeError(f"the service did not start:\n{self._output.read_text()}")
             time.sleep(0.2)
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def process(self) -> psutil.Process:
+        """Of its command."""
+        return psutil.Process(self._process.pid)
 
     def stop(self) -> None:
         """Have it end, without waiting for that. Idempotent."""

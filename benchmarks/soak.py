@@ -1,11 +1,13 @@
-"""Mixed clients for minutes while parts of the service are killed: no wrong value, everything back by itself, memory flat.
+"""Mixed clients for minutes while parts of the service are lost: no wrong value, everything back by itself, memory flat.
 
     python -m benchmarks.soak --minutes 20
 
-serves a small model and runs the crowd of `benchmarks.stress` against it. Every `--every` seconds a random part is killed;
-those whose loss takes the engine along only while it runs, so that there is something to lose. A trace that a fault ends must
-end with an error that says so; each other one must give what it gives alone. It ends with status 1 if one did not, if the
-service does not come back, or if the memory of a process grew.
+serves a small model and runs the crowd of `benchmarks.stress` against it. Every `--every` seconds there is a random fault: a
+part is killed, half of the clients lose their connections, a client is killed, or Serve deploys the application anew. Those that
+take the engine along come only while it runs, so that there is something to lose, and not in the last share of the time
+(`--spare`), so that it lives long enough for its memory to be seen. A trace that a fault ends must end with an error that says
+so; each other one must give what it gives alone. It ends with status 1 if one did not, if the service does not come back, or if
+the memory of a process grew.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ import argparse
 import contextlib
 import random
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import psutil
 
 import interpose
 from benchmarks import processes
-from benchmarks.served import served
+from benchmarks.relay import Relay
+from benchmarks.served import Service
 from benchmarks.stress import CASES, CLIENTS, ENGINE, Crowd, Report, cases, left_behind, outcome_of
 from interpose.errors import InterposeError
 from interpose.v1.service_pb2 import StatusReply
@@ -32,6 +39,8 @@ from interpose.v1.service_pb2 import StatusReply
 TRACES = 24
 SAMPLE_SECONDS = 5.0
 RECOVERY_SECONDS = 300.0
+# A client that is killed cannot close its session, which then ends by itself.
+SESSIONS = {"idle_seconds": 30.0}
 # A process may have grown by so much between the third quarter of its life and the last, of those that lived for five minutes:
 # Ray's and the engine's processes take two or three until all of their threads have allocated what they will.
 GROWTH = 0.05
@@ -42,14 +51,16 @@ _MIB = 1 << 20
 # What a trace may end with when a part that it needed was killed.
 LOST = ("Unavailable", "ConnectionLost")
 
-# By a part of the process's name: whether the engine goes with it.
+# Parts that are killed, by a part of the process's name.
 VICTIMS = {
-    "ServeReplica:interpose:ingress": False,
-    "ray::Session": False,
-    "LazyWorkerActor": True,
-    processes.ENGINE: True,
-    "ServeReplica:interpose:engine-llama": True,
+    "the ingress": "ServeReplica:interpose:ingress",
+    "a session actor": "ray::Session",
+    "a worker": "LazyWorkerActor",
+    "the engine core": processes.ENGINE,
+    "the engine replica": "ServeReplica:interpose:engine-llama",
 }
+DEPLOYED = "Serve deploys anew"
+TAKES_ENGINE = ("a worker", "the engine core", "the engine replica", DEPLOYED)
 
 
 @dataclass
@@ -117,36 +128,137 @@ class Watch:
         return [one for one in self._seen.values() if one.samples and one.seconds >= LIFE_SECONDS]
 
 
-def soak(minutes: float, every: float, traces: int, seed: int) -> tuple[Report, Counter[str], Watch, list[float]]:
-    """Run it; returns what traces came to, what was killed how often, the processes, and the seconds of each recovery."""
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(
-            served(tensor_parallel_size=2, warm=CLIENTS, engine={**ENGINE, "enforce_eager": True})
+class Victim:
+    """A client in a process of its own, which is killed, and another one in its place.
+
+    Args:
+        address: of the service.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._process = self._start()
+
+    def kill(self) -> bool:
+        """Kill it in the middle of what it does; returns whether it was still there."""
+        there = self._process.poll() is None
+        self.close()
+        self._process = self._start()
+        return there
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "benchmarks.stress", "--address", self._address]
+        return subprocess.Popen(
+            [*command, "--seconds", "86400", "--traces", "2"],
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        [service] = [child for child in psutil.Process().children() if "interpose.cli" in " ".join(child.cmdline())]
+
+
+class Faults(threading.Thread):
+    """Causes one after the other.
+
+    Args:
+        causes: by name; each returns whether there was something to lose.
+        client: of the service.
+        every: seconds from one to the next.
+        spare_at: when those that take the engine end, by `time.monotonic`.
+        seed: of the order.
+
+    Attributes:
+        caused: how often each.
+        recoveries: seconds until the engine ran again, each time.
+    """
+
+    def __init__(
+        self,
+        causes: dict[str, Callable[[random.Random], bool]],
+        client: interpose.Client,
+        every: float,
+        spare_at: float,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._causes = causes
+        self._client = client
+        self._every = every
+        self._spare_at = spare_at
+        self._rng = random.Random(seed)
+        self._ended = threading.Event()
+        self.caused: Counter[str] = Counter()
+        self.recoveries: list[float] = []
+
+    def run(self) -> None:
+        lost_at = 0.0
+        following = time.monotonic() + self._every
+        while not self._ended.wait(0.5):
+            runs = _runs(self._client)
+            if lost_at and runs and time.monotonic() - lost_at > 10:  # by then everybody has noticed
+                self.recoveries.append(time.monotonic() - lost_at)
+                lost_at = 0.0
+            if time.monotonic() < following:
+                continue
+            following = time.monotonic() + self._every
+            spared = not runs or lost_at or time.monotonic() > self._spare_at
+            name = self._rng.choice([name for name in self._causes if not (spared and name in TAKES_ENGINE)])
+            begun = time.monotonic()
+            if self._causes[name](self._rng):
+                self.caused[name] += 1
+                if name in TAKES_ENGINE:
+                    lost_at = begun
+
+    def end(self) -> None:
+        """Cause no more, and wait for the one that is being caused."""
+        self._ended.set()
+        self.join()
+
+
+def soak(minutes: float, every: float, spare: float, traces: int, seed: int) -> tuple[Report, Faults, Watch]:
+    """Run it; returns what traces came to, the faults, and the processes."""
+    with contextlib.ExitStack() as stack:
+        service = Service(2, CLIENTS, {**ENGINE, "enforce_eager": True}, sessions=SESSIONS)
+        stack.callback(service.close)
+        address = service.address()
         observer = stack.enter_context(interpose.connect(address, progress=False))
         before = observer.status()
         connected = stack.enter_context(contextlib.ExitStack())
-        clients = [connected.enter_context(interpose.connect(address, progress=False)) for _ in range(CLIENTS)]
+        relay = Relay(address)
+        stack.callback(relay.close)
+        ways = [relay.address if number % 2 else address for number in range(CLIENTS)]
+        clients = [connected.enter_context(interpose.connect(way, progress=False)) for way in ways]
         models = [client.model() for client in clients]
         known = [(case, outcome_of(models[0], case)) for case in cases(seed, CASES)]
         crowd = Crowd(models, known, lost=LOST)
-        watch = Watch(service)
+        watch = Watch(service.process)
+        victim = Victim(address)
+        connected.callback(victim.close)
+        causes: dict[str, Callable[[random.Random], bool]] = {
+            name: partial(watch.kill, title) for name, title in VICTIMS.items()
+        }
+        causes |= {
+            "a client is killed": lambda _: victim.kill(),
+            "connections break": lambda _: relay.cut(),
+            DEPLOYED: lambda _: _deploy(service),
+        }
+        faults = Faults(causes, clients[0], every, time.monotonic() + minutes * 60 * (1 - spare), seed)
         ended = threading.Event()
-        killed: Counter[str] = Counter()
-        recoveries: list[float] = []
-        killer = threading.Thread(target=_kill, args=(watch, clients[0], every, seed, ended, killed, recoveries))
         sampler = threading.Thread(target=_sample, args=(watch, ended))
-        for thread in (killer, sampler):
+        for thread in (faults, sampler):
             thread.start()
         try:
             report = crowd.run(minutes * 60, traces)
         finally:
+            faults.end()
             ended.set()
-            killer.join()
             sampler.join()
         report.wrong.extend(_afterwards(observer, before, connected))
-    return report, killed, watch, recoveries
+    return report, faults, watch
 
 
 def _sample(watch: Watch, ended: threading.Event) -> None:
@@ -154,33 +266,13 @@ def _sample(watch: Watch, ended: threading.Event) -> None:
         watch.sample()
 
 
-def _kill(
-    watch: Watch,
-    client: interpose.Client,
-    every: float,
-    seed: int,
-    ended: threading.Event,
-    killed: Counter[str],
-    recoveries: list[float],
-) -> None:
-    rng = random.Random(seed)
-    lost_at = 0.0
-    following = time.monotonic() + every
-    while not ended.wait(0.5):
-        runs = _runs(client)
-        if lost_at and runs and time.monotonic() - lost_at > 10:  # by then everybody has noticed
-            recoveries.append(time.monotonic() - lost_at)
-            lost_at = 0.0
-        if time.monotonic() < following:
-            continue
-        following = time.monotonic() + every
-        name = rng.choice(
-            [name for name, takes_engine in VICTIMS.items() if not takes_engine or (runs and not lost_at)]
-        )
-        if watch.kill(name, rng):
-            killed[name] += 1
-            if VICTIMS[name]:
-                lost_at = time.monotonic()
+def _deploy(service: Service) -> bool:
+    """Have Serve replace every replica; returns whether it was told."""
+    command = [sys.executable, "-m", "benchmarks.redeploy", str(service.config)]
+    environment = processes.joining(service.process.children(recursive=True))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], timeout=60).returncode == 0
+    return False
 
 
 def _runs(client: interpose.Client) -> bool:
@@ -205,14 +297,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="how long (default: 20)")
     parser.add_argument("--every", type=float, default=30.0, help="seconds from fault to fault (default: 30)")
+    parser.add_argument(
+        "--spare",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="of the time, at its end, in which the engine is left alone (default: 0.5)",
+    )
     parser.add_argument("--traces", type=int, default=TRACES, help=f"how many run at a time (default: {TRACES})")
     parser.add_argument("--seed", type=int, default=0, help="of the cases and the faults (default: 0)")
     args = parser.parse_args()
-    report, killed, watch, recoveries = soak(args.minutes, args.every, args.traces, args.seed)
+    report, faults, watch = soak(args.minutes, args.every, args.spare, args.traces, args.seed)
     for kind, count in sorted(report.endings.items()):
         print(f"  {kind:40} {count}")
-    for name, count in sorted(killed.items()):
-        print(f"  killed {name:33} {count}")
+    for name, count in sorted(faults.caused.items()):
+        print(f"  fault: {name:33} {count}")
+    recoveries = faults.recoveries
     if recoveries:
         print(
             f"  the engine was back after, s{'':13} median {statistics.median(recoveries):.0f}, at most {max(recoveries):.0f}"

@@ -1,15 +1,17 @@
 """What both of vLLM's model runners do with blocks: which steps have any, and how blocks' ends leave with the output.
 
-A step without a live mediator passes through the overrides here and in the runner's own module with one test of an
-attribute and is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as stock. A step
-with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
+A step without a live mediator is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as
+stock. A step with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
+
+While there are no mediators the runner is the stock one, but for a test where a step begins: what steps with blocks need is in
+a class that it has only as long as there are any, as it is with the scheduler (`executor.scheduler`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -44,15 +46,21 @@ class EndedAsyncOutput(AsyncModelRunnerOutput):
 
 
 class InterleavingRunner(_Base):
-    """Mixed in, through the module of its version, before a model runner.
+    """Mixed in before a model runner, which becomes another when a block comes.
 
     Attributes:
+        interleaving: what it becomes.
+        plain: what it is again when there are none.
+        interleaves: whether it has.
         interleaver: set by the worker when the model has loaded.
         kernels: of the steps that run uncompiled; set with it.
         tracing: whether the step that is running has a live mediator.
         sampled: the type of the token ids that are sampled.
     """
 
+    interleaving: ClassVar[type]
+    plain: ClassVar[type]
+    interleaves: ClassVar[bool] = False
     interleaver: Interleaver | None = None
     kernels: EagerKernels
     tracing: bool = False
@@ -60,6 +68,12 @@ class InterleavingRunner(_Base):
     sampled: torch.dtype = torch.int32
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self.interleaves or scheduler_output.scheduled_new_reqs:
+            return self._execute(scheduler_output, *args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _execute(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """Run a step that may have a live mediator."""
         interleaver = self.interleaver
         if interleaver is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
@@ -97,6 +111,8 @@ class InterleavingRunner(_Base):
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
         self.tracing = False
+        # Here, and not where they come and go: what runs there may go on in methods of the other class.
+        self.__class__ = self.interleaving if interleaver.mediators or interleaver.ended else self.plain
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
@@ -126,6 +142,12 @@ class InterleavingRunner(_Base):
             traced.append(request.req_id)
         if traced:
             interleaver.admitted(traced)
+
+
+class TracingRunner(InterleavingRunner):
+    """The same while there are blocks; mixed in, through the module of its version, before the other."""
+
+    interleaves = True
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)

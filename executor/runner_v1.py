@@ -10,15 +10,15 @@ from vllm.forward_context import get_forward_context
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.interleaver import Interleaver
-from executor.runner import InterleavingRunner, batch_of
+from executor.runner import InterleavingRunner, TracingRunner, batch_of
 from executor.work import Batch
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-class InterleavingRunnerV1(InterleavingRunner):
-    """Mixed in before a V1 model runner."""
+class TracingRunnerV1(TracingRunner):
+    """Mixed in before a V1 model runner while there are blocks."""
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -71,5 +71,12 @@ class InterleavingRunnerV1(InterleavingRunner):
         return output
 
 
-class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):
+class GPURunnerV1(InterleavingRunner, GPUModelRunner):
     """The V1 runner on GPUs."""
+
+
+class TracingGPURunnerV1(TracingRunnerV1, GPURunnerV1):
+    """The V1 runner on GPUs while there are blocks."""
+
+
+GPURunnerV1.plain, GPURunnerV1.interleaving = GPURunnerV1, TracingGPURunnerV1

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from executor.interleaver import Interleaver
-from executor.runner import InterleavingRunner, batch_of
+from executor.runner import InterleavingRunner, TracingRunner, batch_of
 from executor.work import Batch
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     """The V2 runner."""
 
     sampled = torch.int64
+
+
+class TracingGPURunnerV2(TracingRunner, GPURunnerV2):
+    """The V2 runner while there are blocks."""
+
     cudagraph_manager: Any
     model: Any
     sampler: Any
@@ -118,3 +123,6 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
         return output, sampled, rejected
+
+
+GPURunnerV2.plain, GPURunnerV2.interleaving = GPURunnerV2, TracingGPURunnerV2

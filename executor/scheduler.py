@@ -13,8 +13,8 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 - where steps are scheduled before the one ahead of them has ended (async scheduling), a traced request sits out until its
   token is known, while the others go on.
 
-While there are no traced requests it is the stock scheduler, but for a test where a request arrives and one where a step ends:
-what traced requests need is in a class that the scheduler has only as long as there are any, since a method that does no more
+While there are no traced requests it is the stock scheduler, but for a test where a request arrives: what traced requests need
+is in a class that the scheduler has only as long as there are any, since a method that does no more
 than call vLLM's costs as much as many of them do, for each request in every step.
 """
 
@@ -140,16 +140,6 @@ class InterposeScheduler(Scheduler):
             entry.group = self._groups.setdefault(placement.trace, Group(placement.together))
             entry.group.members.append(entry)
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        if isinstance(model_runner_output, EndedModelRunnerOutput):
-            for request_id, how in model_runner_output.ended.items():
-                request = self.requests.get(request_id)
-                if how == READ_ONLY:
-                    self._traced.pop(request_id, None)
-                elif request is not None:
-                    request.max_tokens = request.num_output_tokens + 1
-        return super().update_from_output(scheduler_output, model_runner_output)
-
     @cached_property
     def _tokenizer(self) -> TokenizerLike:
         return cached_tokenizer_from_config(self.vllm_config.model_config)
@@ -189,6 +179,16 @@ class _Tracing(InterposeScheduler):
     running: list[Request]
     plain: ClassVar[type[InterposeScheduler]]
     _closed = Closed.NOBODY
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        if isinstance(model_runner_output, EndedModelRunnerOutput):
+            for request_id, how in model_runner_output.ended.items():
+                request = self.requests.get(request_id)
+                if how == READ_ONLY:
+                    self._traced.pop(request_id, None)
+                elif request is not None:
+                    request.max_tokens = request.num_output_tokens + 1
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         entry = self._traced.pop(request.request_id, None)

@@ -64,13 +64,7 @@ def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
 
 
 class InterposeWorker(_Base):
-    """Mixed in before a vLLM worker.
-
-    Attributes:
-        interpose_pipelined: whether other pipeline stages run each step too.
-    """
-
-    interpose_pipelined = False
+    """Mixed in before a vLLM worker."""
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as stock, then take the module tree and the order in which a forward runs it."""
@@ -105,17 +99,13 @@ class InterposeWorker(_Base):
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
         )
         runner.interleaver = Interleaver(host)
-        self.interpose_pipelined = pipelined
+        if pipelined:  # the others' steps are the stock worker's, without a method that only says so
+            self.execute_model = self._execute_staged
         return warmed_up
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """Run a step as stock; one with a live mediator together with the other pipeline stages (`executor.stages`)."""
-        if not self.interpose_pipelined:
-            return super().execute_model(scheduler_output)
-        return self._execute_staged(scheduler_output)
 
     @torch.inference_mode()
     def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:
+        """Run a step; one with a live mediator together with the other pipeline stages (`executor.stages`)."""
         if not self.model_runner.begins_traced(scheduler_output):
             return super().execute_model(scheduler_output)
         interleaver = self.model_runner.interleaver

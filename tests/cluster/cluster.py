@@ -160,10 +160,10 @@ class Cluster:
             for node in nodes:
                 node.kill()
 
-    def deploy(self, config: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+    def deploy(self, config: str, folder: Path) -> subprocess.Popen[bytes]:
         """Have Serve's own command deploy a configuration, from the head; it stays until it is told to end."""
         file = folder / "serve.yaml"
-        file.write_text(yaml.safe_dump(config))
+        file.write_text(config)
         command = [sys.executable, "-m", "ray.serve.scripts", "run", "--address", self.address, str(file)]
         with (folder / "serve.log").open("w") as output:
             environment = clean_environment() | self.joining

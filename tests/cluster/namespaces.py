@@ -6,7 +6,8 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -34,6 +35,7 @@ class Network:
         self._prefix = prefix
         self._bridge = f"{prefix}br"
         self._inits: dict[str, tuple[subprocess.Popen[str], psutil.Process]] = {}
+        self._made: list[Path] = []  # folders that hosts have something at, and this machine nothing
         self.addresses = {name: f"10.99.0.{number}" for number, name in enumerate(hosts, 1)}
 
     def make(self) -> None:
@@ -67,14 +69,22 @@ class Network:
             subprocess.run(["ip", "netns", "del", self._space(name)], capture_output=True)
             subprocess.run(["ip", "link", "del", self._port(name)], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+        while self._made:
+            with contextlib.suppress(OSError):
+                self._made.pop().rmdir()
 
-    def start(self, name: str, own: Sequence[str] = ()) -> None:
+    def start(self, name: str, own: Sequence[str] = (), volumes: Mapping[Path, Path] | None = None) -> None:
         """Switch a host on.
 
         Args:
             own: folders that are its own, and empty, as its shared memory is.
+            volumes: folders of this machine, by where the host has them, to read.
         """
-        mounts = " && ".join(f"mount -t tmpfs tmpfs {shlex.quote(folder)}" for folder in ("/dev/shm", *own))
+        lines = [f"mount -t tmpfs tmpfs {shlex.quote(folder)}" for folder in ("/dev/shm", *own)]
+        for there, here in (volumes or {}).items():
+            self._make_folder(there)
+            lines.append(f"mount --bind --options ro {shlex.quote(str(here))} {shlex.quote(str(there))}")
+        mounts = " && ".join(lines)
         command = ["nsenter", f"--net=/run/netns/{self._space(name)}"]
         command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command += ["sh", "-c", f'{mounts} && exec "$@"', "sh", sys.executable, "-c", _INIT]
@@ -121,6 +131,13 @@ class Network:
             except psutil.NoSuchProcess:
                 continue
         return found
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder for a volume, as a place is needed to mount it at; `remove` removes what was made."""
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=0o755)
+            self._made.append(one)
 
     def _space(self, name: str) -> str:
         return f"{self._prefix}-{name}"

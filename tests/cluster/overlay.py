@@ -19,12 +19,17 @@ RAYSERVICE = ROOT / "k8s" / "base" / "rayservice.yaml"
 SMOKE_JOB = ROOT / "k8s" / "smoke" / "job.yaml"
 
 
-def overlay(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`serveConfigV2` of `k8s/overlays/cpu-dev` with the path of a model, and the settings of that model in it."""
-    config = yaml.safe_load(yaml.safe_load(OVERLAY.read_text())["spec"]["serveConfigV2"])
+def serve_config() -> str:
+    """`serveConfigV2` of `k8s/overlays/cpu-dev`, to the letter."""
+    text: str = yaml.safe_load(OVERLAY.read_text())["spec"]["serveConfigV2"]
+    return text
+
+
+def overlay() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What that says, and the settings of the model in it."""
+    config = yaml.safe_load(serve_config())
     (application,) = config["applications"]
     (settings,) = application["args"]["models"]
-    settings["model"] = str(checkpoint)
     return config, settings
 
 

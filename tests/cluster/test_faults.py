@@ -6,7 +6,6 @@ Its engines run eagerly, which makes them start sooner; its object store and the
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import tempfile
 import threading
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 import interpose
+from benchmarks.relay import Relay
 from interpose.errors import InterposeError, QuotaExceeded, Unavailable
 from serve_app.shared_memory import SHARED_MEMORY
 from tests.cluster.matrix import FAULTS, WORKER, Seen, There, leaks, report, shown
@@ -27,15 +27,6 @@ STORE_BYTES = 100 << 20
 DISK_BYTES = 160 << 20
 VALUE_BYTES = 40 << 20
 STEPS = 100
-
-_DEPLOY = """
-import sys, ray
-from ray import serve
-from serve_app.app import build
-ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
-target = serve.RunTarget(build({"config_file": sys.argv[1]}), name="interpose")
-serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-"""
 
 # What a part that is lost could leave behind.
 _LITTER = """
@@ -202,44 +193,6 @@ def kill(
     report(Seen(fault, shown(running.error), saw, back, gone, leaks(service, before)))
 
 
-class Relay:
-    """A way to the service that can be cut."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.split(":")
-        self._server = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._server)
-                self._open += [near, far]
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-
-    def cut(self) -> None:
-        """Break every connection that there is; new ones are taken."""
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._open.clear()
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
-
-
 def runs(service: RunningService) -> int:
     """How many traces the service has begun."""
     return sum(tenant.traces_done for tenant in service.status().tenants)
@@ -355,7 +308,7 @@ def test_an_application_that_is_deployed_anew(
     done = runs(faulty)
     running = InFlight(faulty.address, pause=0.12)
     begun = time.monotonic()
-    faulty.joined(_DEPLOY, str(faulty.config))
+    faulty.joined("import sys; from benchmarks.redeploy import main; main(sys.argv[1])", str(faulty.config))
     running.ended(begun, 200)
     assert running.error is None and running.tokens == alone and running.counted == STEPS
     assert runs(faulty) == done + 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
 import interpose
 from interpose.errors import DeadlineExceeded, Unauthenticated, Unavailable
@@ -89,14 +90,18 @@ def test_who_has_not_the_clusters_token_does_not_get_in(cluster: Cluster, other:
 def test_the_application_of_the_kubernetes_overlay_deployed_by_serve(
     cluster: Cluster, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    """`serveConfigV2` of `k8s/overlays/cpu-dev` as it is, but for the path of the model, its placement, and the ports, which here
-    all three nodes share: an ingress replica on each, and a tensor-parallel rank on each of two."""
-    config, settings = overlay(checkpoints["llama"])
+    """`serveConfigV2` of `k8s/overlays/cpu-dev`, but for the path of the model, its placement, and the ports, which here
+    all three nodes share: an ingress replica on each, and a tensor-parallel rank on each of two.
+
+    `test_partition` has it to the letter.
+    """
+    config, settings = overlay()
+    settings["model"] = str(checkpoints["llama"])
     settings["placement"] = "STRICT_SPREAD"
     config["grpc_options"]["port"] = free_port()
     config["http_options"]["port"] = free_port()
     address = f"127.0.0.1:{config['grpc_options']['port']}"
-    serve = cluster.deploy(config, tmp_path)
+    serve = cluster.deploy(yaml.safe_dump(config), tmp_path)
     try:
         deadline = time.monotonic() + START_SECONDS
         while True:

@@ -29,7 +29,7 @@ from benchmarks.processes import ENGINE, title
 from tests.cluster.cluster import COMPOSE, KEY, ROOT, Cluster
 from tests.cluster.matrix import FAULTS, Seen, report
 from tests.cluster.namespaces import Network
-from tests.cluster.overlay import overlay
+from tests.cluster.overlay import overlay, serve_config
 from tests.e2e.service import START_SECONDS, clean_environment, wait_for
 
 NODES = ("head", "worker-1", "worker-2")
@@ -51,12 +51,17 @@ serve.shutdown()
 
 
 class SpreadCluster(Cluster):
-    """The cluster of docker-compose.yml, with its environment, each node on a host of its own."""
+    """The cluster of docker-compose.yml, with its environment, each node on a host of its own.
+
+    Args:
+        volumes: folders of this machine, by where the nodes have them.
+    """
 
     ONE_MACHINE: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, folder: Path, network: Network) -> None:
+    def __init__(self, folder: Path, network: Network, volumes: dict[Path, Path]) -> None:
         self._network = network
+        self._volumes = volumes
         super().__init__(folder)
         compose = yaml.safe_load(COMPOSE.read_text())["x-environment"]
         self.environment |= {name: value for name, value in compose.items() if name.startswith("RAY_health_check")}
@@ -71,7 +76,7 @@ class SpreadCluster(Cluster):
 
     def start_node(self, name: str) -> None:
         # Ray's nodes keep what is theirs in a folder that has the same name on all of them.
-        self._network.start(name, [] if name == "head" else [str(self.folder)])
+        self._network.start(name, [] if name == "head" else [str(self.folder)], self._volumes)
         super().start_node(name)
 
     def restart_node(self, name: str) -> None:
@@ -144,16 +149,16 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def spread(network: Network, checkpoints: dict[str, Path]) -> Iterator[tuple[SpreadCluster, Client, float]]:
-    """The cluster with `serveConfigV2` of `k8s/overlays/cpu-dev`, as it is but for the path of the model, a client that has found
-    everything right, and the seconds that the engine took to start."""
+    """The cluster with `serveConfigV2` of `k8s/overlays/cpu-dev` to the letter, a client that has found everything right, and the
+    seconds that the engine took to start. The nodes have the model where the pods have it."""
     # Paths of sockets below it must stay under 108 characters.
     with tempfile.TemporaryDirectory(prefix="interpose-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        cluster = SpreadCluster(Path(folder), network)
+        config, settings = overlay()
+        cluster = SpreadCluster(Path(folder), network, {Path(settings["model"]): checkpoints["llama"]})
         try:
             cluster.start()
-            config, settings = overlay(checkpoints["llama"])
             begun = time.time()
-            cluster.deploy(config, Path(folder))
+            cluster.deploy(serve_config(), Path(folder))
             address = f"{cluster.host('head')}:{config['grpc_options']['port']}"
             client = Client(network, address, settings["name"], checkpoints["llama"])
             try:

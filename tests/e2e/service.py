@@ -15,7 +15,7 @@ import grpc
 import psutil
 import yaml
 
-from benchmarks.processes import title
+from benchmarks.processes import joining, title
 from interpose.errors import ServiceFailure, from_rpc_error
 from interpose.v1 import service_pb2, service_pb2_grpc
 from interpose.v1 import trace_pb2 as pb
@@ -178,12 +178,7 @@ class RunningService:
 
     def joining(self, script: str, *arguments: str) -> Joining:
         """A process of its own on the service's cluster that runs a script."""
-        gcs = next(iter(self.processes("gcs_server")))
-        environment = {**os.environ, **gcs.environ()}
-        environment.pop("RAY_ADDRESS", None)
-        folder = next(part for part in gcs.cmdline() if part.startswith("--log_dir=")).split("=", 1)[1]
-        environment["RAY_TMPDIR"] = str(Path(folder).parents[1])
-        return Joining([sys.executable, "-c", script, *arguments], environment)
+        return Joining([sys.executable, "-c", script, *arguments], joining(self.processes()))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it as an operator does; returns its exit status. Fails if it left a process or shared memory."""

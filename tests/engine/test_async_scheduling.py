@@ -191,11 +191,10 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
     plain = list(engine.plain(PROMPT, max_tokens=6, ignore_eos=True).token_ids)
     steps.ahead.clear()
     ended: list[dict[str, str]] = []
-    update = engine.scheduler.update_from_output
 
     def watched(scheduled: Any, output: Any) -> Any:
         ended.append(getattr(output, "ended", {}))
-        return update(scheduled, output)
+        return type(engine.scheduler).update_from_output(engine.scheduler, scheduled, output)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.scheduler, "update_from_output", watched)

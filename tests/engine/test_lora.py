@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +17,11 @@ from interpose.cli.demo_model import write_demo_model
 from interpose.v1.model_pb2 import ModelDescription
 from tests.engine.harness import Block, LocalEngine, close
 from tests.fidelity.adapters import ADAPTERS
-from tests.fidelity.lora import Adapted
+from tests.fidelity.lora import Adapted, over_two_ranks
 from tests.fidelity.measure import PROMPTS, Cells
 from tests.oracle import Edit, Oracle, difference
 
 TOLERANCE = 1e-4
-SECONDS = 900
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +66,7 @@ def test_every_location_is_that_of_the_merged_weights(adapted: Adapted) -> None:
 
 
 def test_every_location_over_two_ranks(adapted: Adapted, tmp_path: Path) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    common = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",  # the ranks wait for each other without sleep, each thread of them for its like
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.fidelity.lora", str(tmp_path / "found.json"), str(tmp_path), "llama"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.DEVNULL,
-            stderr=(tmp_path / f"rank-{rank}.txt").open("w"),
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank, process in enumerate(ranks):
-            assert process.wait(SECONDS) == 0, (tmp_path / f"rank-{rank}.txt").read_text()[-4000:]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    check(json.loads((tmp_path / "found.json").read_text())["llama"], adapted, 2)
+    check(over_two_ranks(tmp_path), adapted, 2)
 
 
 def test_blocks_see_the_tree_as_without_adapters(adapted: Adapted, without: ModelDescription) -> None:

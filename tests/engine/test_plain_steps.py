@@ -20,31 +20,13 @@ from tests.engine.harness import Block
 
 PROMPT = [5, 400, 17, 99, 256]
 _HOME = str(Path(executor.__file__).parent)
-# The runner's overrides, each of which tests one attribute and calls vLLM's own.
-PASS_THROUGH = {
-    "execute_model",
-    "_begin",
-    "_determine_batch_execution_and_padding",
-    "_model_forward",
-    "_sample",
-    "sample_tokens",
-    "_admit",
-    "from_args",
-    "update_from_output",
-    "_update_request_with_output",
-    "schedule",
-    "add_request",
-    "_free_request",
-    "_reserve_prefill_lookahead",
-    "_handle_blocked_waiting_request",
-    "prepare_inputs",
-    "sample",
-}
+# What looks whether a step, or a request that is new in it, has a block; the runner on CPUs has an override for generators.
+PASS_THROUGH = {"execute_model", "_execute", "_begin", "_admit", "from_args", "add_request", "sample_tokens"}
 # What a plain step may cost, whatever its size, and for each request in it; and a request, once. Calls of ours, lines that run
 # in them, and builtins that they call.
-OF_A_STEP = (9, 27, 1)
+OF_A_STEP = (2, 5, 0)
 OF_EACH_REQUEST_IN_IT = (0, 0, 0)
-OF_A_REQUEST = (6, 25, 0)
+OF_A_REQUEST = (6, 30, 0)
 
 
 @dataclass
@@ -93,6 +75,7 @@ def plain(bench: Bench, tokens: int, requests: int = 1) -> Ours:
 
 def test_plain_steps_call_nothing_of_ours_but_the_tests(bench: Bench) -> None:
     bench.engine.run(Block(PROMPT, "x = model.logits.output"))
+    bench.engine.plain(PROMPT)  # whose first step finds that there is no block any more
     assert plain(bench, tokens=5).calls.keys() <= PASS_THROUGH
     model = bench.engine.worker.model_runner.get_model()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -16,8 +16,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from executor.runner_v1 import InterleavingRunnerV1
 from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.result import Result
@@ -202,7 +202,7 @@ def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
 
     monkeypatch.setattr(scheduler, "schedule", watched_schedule)
     monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
-    if not isinstance(runner, InterleavingRunnerV1):
+    if not isinstance(runner, GPUModelRunner):
         del counts["swaps"]  # the second runner lays the batch out anew in every step
         return counts
     swap = runner.input_batch.swap_states

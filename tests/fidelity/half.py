@@ -170,7 +170,7 @@ class HalfMeasurement(Measurement):
                     continue
                 compared = row.setdefault(name, Compared())
                 assert isinstance(compared, Compared), f"{place.source} is given, and refused: {compared}"
-                compared.add(*_values(place, exact, rounded, step, saved["values"][i, step]))
+                compared.add(*triple(place, exact, rounded, step, saved["values"][i, step]))
 
     def _changes_of_all(self) -> _Found:
         """Return how far off the logits are after each change."""
@@ -203,7 +203,7 @@ def _chooses_otherwise(place: Place, exact: Truth, step: int, experts: torch.Ten
     return not torch.equal(mine, theirs)
 
 
-def _values(place: Place, exact: Truth, rounded: Truth, step: int, value: Any) -> tuple[Any, Any, Any]:
+def triple(place: Place, exact: Truth, rounded: Truth, step: int, value: Any) -> tuple[Any, Any, Any]:
     """Return what is compared: a value as the engine has it, as transformers has it in bfloat16, and as it is."""
     expected, theirs = place.expected(exact, step), place.expected(rounded, step)
     if place.row.endswith(EXPERTS):

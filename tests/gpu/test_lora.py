@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from executor.options import check_config
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block
+from tests.fidelity.half import ratio, too_far
 from tests.fidelity.lora import Adapted
 from tests.fidelity.measure import PROMPTS
 from tests.gpu.test_bfloat16 import apart
@@ -27,6 +28,15 @@ def test_each_request_has_its_own_adapter(runner: str, tmp_path: Path) -> None:
         errors = [apart(ran.saved["logits"], truth.raw.logits[0]) for truth in adapted.truth]
         assert errors[i] <= LARGEST
         assert all(TIMES * errors[i] < error for other, error in enumerate(errors) if other != i)
+    adapted.engine.close()
+
+
+def test_every_location_is_as_near_as_in_transformers(runner: str, tmp_path: Path) -> None:
+    """Of the model without an adapter, and of the merged weights of each, all of them in one batch."""
+    adapted = Adapted(tmp_path, "llama", 1, "bfloat16")
+    halves = adapted.halves()
+    assert too_far(halves) == []
+    print(f"llama with adapters in bfloat16: at most {ratio(halves):.2f} times as far off as transformers")
     adapted.engine.close()
 
 
