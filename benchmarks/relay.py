@@ -50,5 +50,7 @@ class Relay:
 
     def close(self) -> None:
         """Take no connection any more, and break those that there are."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
         self._listener.close()
         self.cut()

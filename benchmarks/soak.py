@@ -39,6 +39,7 @@ from interpose.v1.service_pb2 import StatusReply
 TRACES = 24
 SAMPLE_SECONDS = 5.0
 RECOVERY_SECONDS = 300.0
+DEPLOY_SECONDS = 300.0  # until Serve was told, by a process that imports it on a busy machine
 # A client that is killed cannot close its session, which then ends by itself.
 SESSIONS = {"idle_seconds": 30.0}
 # A process may have grown by so much between the third quarter of its life and the last, of those that lived for five minutes:
@@ -207,11 +208,12 @@ class Faults(threading.Thread):
             following = time.monotonic() + self._every
             spared = not runs or lost_at or time.monotonic() > self._spare_at
             name = self._rng.choice([name for name in self._causes if not (spared and name in TAKES_ENGINE)])
-            begun = time.monotonic()
-            if self._causes[name](self._rng):
+            there = self._causes[name](self._rng)
+            print(f"  {time.strftime('%H:%M:%S')} {name}{'' if there else ': there was nothing to lose'}", flush=True)
+            if there:
                 self.caused[name] += 1
                 if name in TAKES_ENGINE:
-                    lost_at = begun
+                    lost_at = time.monotonic()
 
     def end(self) -> None:
         """Cause no more, and wait for the one that is being caused."""
@@ -270,9 +272,10 @@ def _deploy(service: Service) -> bool:
     """Have Serve replace every replica; returns whether it was told."""
     command = [sys.executable, "-m", "benchmarks.redeploy", str(service.config)]
     environment = processes.joining(service.process.children(recursive=True))
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], timeout=60).returncode == 0
-    return False
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, timeout=DEPLOY_SECONDS
+    )
+    return done.returncode == 0
 
 
 def _runs(client: interpose.Client) -> bool:

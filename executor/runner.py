@@ -93,6 +93,7 @@ class InterleavingRunner(_Base):
 
     def begins_traced(self, scheduler_output: SchedulerOutput) -> bool:
         """Say whether a step has a live mediator, before `execute_model` runs it; its new requests are admitted."""
+        self._begun = False
         interleaver = self.interleaver
         if interleaver is None or not scheduler_output.total_num_scheduled_tokens:
             return False

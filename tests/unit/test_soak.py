@@ -1,0 +1,75 @@
+"""The soak's own parts: a way that can be cut, the order of the faults, and whose cluster a process would join."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import processes
+from benchmarks.relay import Relay
+from benchmarks.soak import DEPLOYED, TAKES_ENGINE, VICTIMS, Faults
+from interpose.v1.service_pb2 import ModelStatus, StatusReply
+
+
+def test_a_relay_passes_on_both_ways_until_it_is_cut_and_then_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def echo() -> None:
+            for _ in range(2):
+                taken, _ = server.accept()
+                with taken:
+                    while data := taken.recv(1 << 16):
+                        taken.sendall(data[::-1])
+
+        echoing = threading.Thread(target=echo, daemon=True)
+        echoing.start()
+        relay = Relay(f"127.0.0.1:{server.getsockname()[1]}")
+        host, port = relay.address.split(":")
+        assert not relay.cut(), "there is no connection yet"
+        for _ in range(2):
+            with socket.create_connection((host, int(port)), timeout=10) as near:
+                near.sendall(b"abc")
+                assert near.recv(1 << 16) == b"cba"
+                assert relay.cut()
+                assert near.recv(1 << 16) == b"", "the other end is to be gone"
+        echoing.join(10)
+        assert not echoing.is_alive(), "the server's end is to be gone too"
+        relay.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=10)
+
+
+def faults_of(state: str, spare_in: float, seconds: float = 4.0) -> Faults:
+    """Run faults that do nothing against a service in a state."""
+    client: Any = SimpleNamespace(status=lambda: StatusReply(models=[ModelStatus(name="llama", state=state)]))
+    names = (*VICTIMS, DEPLOYED, "a client is killed")
+    causes = {name: (lambda _, name=name: name != "the ingress") for name in names}
+    faults = Faults(causes, client, 0.0, time.monotonic() + spare_in, 0)
+    faults.start()
+    time.sleep(seconds)
+    faults.end()
+    return faults
+
+
+def test_faults_that_take_the_engine_wait_until_it_runs() -> None:
+    """After one it is away, as far as they know, for ten seconds at least."""
+    faults = faults_of("RUNNING", 60.0)
+    assert sum(faults.caused[name] for name in TAKES_ENGINE) == 1
+    assert sum(faults.caused.values()) > 1 and "the ingress" not in faults.caused, "there was none to lose"
+
+
+@pytest.mark.parametrize(("state", "spare_in"), [("LOADING", 60.0), ("RUNNING", -1.0)])
+def test_an_engine_that_is_away_or_spared_is_left_alone(state: str, spare_in: float) -> None:
+    faults = faults_of(state, spare_in)
+    assert faults.caused and not set(faults.caused) & set(TAKES_ENGINE)
+
+
+def test_no_head_is_found_where_there_is_none() -> None:
+    with pytest.raises(LookupError, match="no Ray head"):
+        processes.joining([psutil.Process()])
