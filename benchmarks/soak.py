@@ -104,7 +104,8 @@ class Watch:
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline() or [process.name()]
                 engine = processes.ENGINE in processes.title(process)
-                found[process] = processes.ENGINE if engine else command[0].rpartition("/")[2][:60]
+                name = command[0].rpartition("/")[2].partition(".")[0]  # without the method that an actor runs
+                found[process] = processes.ENGINE if engine else name[:60]
         return found
 
     def sample(self) -> None:
@@ -113,6 +114,7 @@ class Watch:
             with contextlib.suppress(psutil.Error):
                 key = process.pid, process.create_time()
                 memory = self._seen.setdefault(key, Memory(name))
+                memory.name = name  # what Ray has kept idle gets its name later
                 memory.samples.append((time.monotonic(), process.memory_info().rss))
 
     def kill(self, name: str, rng: random.Random) -> bool:
