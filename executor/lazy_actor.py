@@ -2,8 +2,8 @@
 
 vLLM's own actor class lives in a module that imports torch and all of vLLM, and its constructor takes vLLM's config, so
 both are imported while Ray is still setting the actor up; next to Ray's gRPC that import has crashed actors, and it hides
-the longest part of a start. This class imports the standard library only. Its configuration arrives as bytes and is opened
-in `initialize`, when the actor is up and can say how far it has come.
+the longest part of a start. This class imports the standard library only. All ranks import vLLM side by side in `prepare`, when
+they are up and can say how far they have come; their configuration arrives as bytes and is opened in `initialize`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class LazyWorkerActor:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._created = time.monotonic()
+        self._startup: Any = None
         self._worker: Any = None
 
     def place(self, device_key: str) -> tuple[str, list[str]]:
@@ -34,40 +35,47 @@ class LazyWorkerActor:
         ids = context.get_accelerator_ids()[device_key] if device_key else []
         return context.get_node_id(), [str(one) for one in ids]
 
-    def initialize(
-        self, kwargs: bytes, environment: dict[str, str], ticket: Any, startup: Any, **placement: Any
-    ) -> float:
-        """Import vLLM, build the worker and load the model.
+    def prepare(self, environment: dict[str, str], ticket: Any, startup: Any) -> None:
+        """Import vLLM.
 
         Args:
-            kwargs: the pickled arguments of vLLM's RayWorkerProc.
             environment: variables to set where this node has none of its own.
             ticket: the engine's `lifeline.Ticket`.
             startup: a `startup.Startup`, to tell how far it has come.
-            placement: further arguments of RayWorkerProc.initialize_worker.
-
-        Returns:
-            Seconds since the actor was constructed.
         """
         for name, value in environment.items():
             os.environ.setdefault(name, value)
         import ray
 
-        from executor.environment import hide_credentials, hide_keys
+        from executor.environment import hide_keys
         from executor.interface import use_interface_of
         from executor.lifeline import hold
 
         hide_keys()
         hold(ticket, self.rank)
         use_interface_of(ray.util.get_node_ip_address())
+        self._startup = startup
         startup.tell("importing vLLM")
+        import executor.ray_worker  # noqa: F401
+
+    def initialize(self, kwargs: bytes, **placement: Any) -> float:
+        """Build the worker and load the model.
+
+        Args:
+            kwargs: the pickled arguments of vLLM's RayWorkerProc.
+            placement: further arguments of RayWorkerProc.initialize_worker.
+
+        Returns:
+            Seconds since the actor was constructed.
+        """
+        from executor.environment import hide_credentials
         from executor.ray_worker import LazyWorkerProc
 
-        startup.tell("loading the model")
+        self._startup.tell("loading the model")
         self._worker = LazyWorkerProc(**pickle.loads(kwargs))
         self._worker.initialize_worker(**placement)
         hide_credentials()
-        return float(startup.ready(self._created))
+        return float(self._startup.ready(self._created))
 
     def create_dist_init_method(self, world_size: int) -> str:
         """Bind the address at which the workers find each other; rank 0's task."""

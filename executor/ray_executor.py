@@ -62,6 +62,13 @@ class LazyRayExecutor(RayExecutorV2):
             [handle.actor.place.remote(device_key) for handle in self.ray_worker_handles], "starting the worker actors"
         )
         logger.info("%d worker actors are up after %.1f s", len(placed), time.monotonic() - began)
+        # All at the same time: whatever needs vLLM in one of them alone would have the others wait for its import.
+        environment = forwarded()
+        prepared = [
+            handle.actor.prepare.remote(environment, self._lifeline.ticket, Startup.of_worker(handle.rank))
+            for handle in self.ray_worker_handles
+        ]
+        wait_ready(prepared, "importing vLLM in the workers")
         self._initialize_workers(placed, here)
         logger.info("workers are initialized after %.1f s", time.monotonic() - began)
         self._connect_queues()
@@ -106,7 +113,6 @@ class LazyRayExecutor(RayExecutorV2):
         for rank, (node, ids) in enumerate(placed):
             ranks_on[node].append(rank)
             devices_on[node].extend(current_platform.device_control_id_to_physical_device_id(one) for one in ids)
-        environment = forwarded()
         queue = self.rpc_broadcast_mq.export_handle()
         method = ray.get(self.ray_worker_handles[0].actor.create_dist_init_method.remote(self.world_size))
         started = []
@@ -125,9 +131,6 @@ class LazyRayExecutor(RayExecutorV2):
             started.append(
                 handle.actor.initialize.remote(
                     cloudpickle.dumps(kwargs),
-                    environment,
-                    self._lifeline.ticket,
-                    Startup.of_worker(rank),
                     local_rank=handle.local_rank,
                     env_vars={},
                     distributed_init_method=meeting,

@@ -247,6 +247,9 @@ def test_each_worker_says_how_far_it_is_and_when_it_was_up(service: RunningServi
         assert any(worker == rank and not took for worker, _, took in told), told
         seconds = [int(took) for worker, _, took in told if worker == rank and took]
         assert seconds and min(seconds) > 0 and max(seconds) <= int(whole[1]), told
+    assert "worker 0: importing vLLM, worker 1: importing vLLM" in service.output, (
+        "one after the other takes twice as long"
+    )
 
 
 def test_the_status_command(service: RunningService, session: str) -> None:
