@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -76,6 +77,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            # Sets and dictionaries lie alike in all of them: two processes of one engine differ for as long as they live.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
         )
 
     def ask(self, **request: Any) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from executor.options import trace_options
@@ -57,6 +59,15 @@ class Ran:
     logs: str = ""
     accounting: pb.Accounting | None = None
     output: pb.Event | None = None  # what the engine generated, as it travels; None for an invoke without a prompt
+
+
+def watch(patch: pytest.MonkeyPatch, part: Any, name: str, method: Callable[..., Any]) -> None:
+    """Give one object another method, until `patch` is undone.
+
+    Then it has again what its class has, whichever that is by then: schedulers and runners change theirs, and `setattr` of
+    pytest before 9.2 would leave them the method of the class that they had.
+    """
+    patch.setitem(vars(part), name, method)
 
 
 def check_failed(ran: Ran, code: int, message: str, line: int | None) -> None:

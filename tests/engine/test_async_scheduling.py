@@ -20,7 +20,7 @@ from executor.scheduler import InterposeAsyncScheduler
 from executor.work import READ_ONLY
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.value_pb2 import Barrier, Value
-from tests.engine.harness import EVERY_STEP, Block, LocalEngine
+from tests.engine.harness import EVERY_STEP, Block, LocalEngine, watch
 from tests.oracle import Edit, Oracle, difference
 
 PROMPT = [5, 400, 17, 99, 256]
@@ -76,7 +76,7 @@ class Steps:
             self.ahead.append(pending & set(output.num_scheduled_tokens))
             return output
 
-        patch.setattr(scheduler, "schedule", watched)
+        watch(patch, scheduler, "schedule", watched)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_output_is_the_asynchronous_one(engine: LocalEngine, monkeypatch: py
         assert isinstance(output, AsyncModelRunnerOutput)
         return output
 
-    monkeypatch.setattr(worker, "sample_tokens", watched)
+    watch(monkeypatch, worker, "sample_tokens", watched)
     engine.run(Block(PROMPT, "x = model.logits.output", {"max_tokens": 4, "ignore_eos": True}))
     assert kinds in ({runner, "EndedAsyncOutput"} for runner in ("AsyncGPUModelRunnerOutput", "AsyncOutput"))
 
@@ -197,7 +197,7 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
         return type(engine.scheduler).update_from_output(engine.scheduler, scheduled, output)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.scheduler, "update_from_output", watched)
+        watch(patch, engine.scheduler, "update_from_output", watched)
         [ran] = engine.run(Block(PROMPT, "x = model.logits.output.save()", {"max_tokens": 6, "ignore_eos": True}))
     assert ran.token_ids == plain
     assert [list(one.values()) for one in ended if one] == [[READ_ONLY]]

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 
 import executor
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
+from tests.engine.harness import Block, watch
 
 PROMPT = [5, 400, 17, 99, 256]
 _HOME = str(Path(executor.__file__).parent)
@@ -103,13 +103,13 @@ def test_steps_after_a_block_has_ended_are_plain(bench: Bench, monkeypatch: pyte
     traced: list[bool] = []
     execute = runner.execute_model
 
-    def watch(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         output = execute(scheduled, *args, **kwargs)
         if scheduled.num_scheduled_tokens:
             traced.append(runner.tracing)
         return output
 
-    monkeypatch.setattr(runner, "execute_model", watch)
+    watch(monkeypatch, runner, "execute_model", watched)
     bench.engine.run(
         Block(PROMPT, "x = model.logits.output\nr = tracer.result.save()", {"max_tokens": 5, "ignore_eos": True})
     )

@@ -21,7 +21,7 @@ from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import ModelSettings
-from tests.engine.harness import Block, LocalEngine, Ran
+from tests.engine.harness import Block, LocalEngine, Ran, watch
 from tests.oracle import Edit, Oracle, difference
 
 STEP = 64  # tokens of a step
@@ -82,8 +82,8 @@ class Watched:
             self.evicted.append(request.request_id)
             return preempt(request, *args, **kwargs)
 
-        monkeypatch.setattr(scheduler, "schedule", watched_schedule)
-        monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
+        watch(monkeypatch, scheduler, "schedule", watched_schedule)
+        watch(monkeypatch, scheduler, "_preempt_request", watched_preempt)
 
     def first_steps(self) -> dict[str, int]:
         """The number of the step in which each request first ran."""

@@ -22,7 +22,7 @@ from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
-from tests.engine.harness import Block, LocalEngine, Ran
+from tests.engine.harness import Block, LocalEngine, Ran, watch
 
 REQUESTS = 160
 AT_ONCE = 14
@@ -183,7 +183,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     engine.close()
 
 
-def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def counting(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Count what the test is about, so that it cannot pass without."""
     counts = dict.fromkeys(("evicted", "chunks", "swaps", "cached"), 0)
     scheduler, runner = engine.scheduler, engine.worker.model_runner
@@ -200,8 +200,8 @@ def watch(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
         counts["evicted"] += 1
         return preempt(*args, **kwargs)
 
-    monkeypatch.setattr(scheduler, "schedule", watched_schedule)
-    monkeypatch.setattr(scheduler, "_preempt_request", watched_preempt)
+    watch(monkeypatch, scheduler, "schedule", watched_schedule)
+    watch(monkeypatch, scheduler, "_preempt_request", watched_preempt)
     if not isinstance(runner, GPUModelRunner):
         del counts["swaps"]  # the second runner lays the batch out anew in every step
         return counts
@@ -231,7 +231,7 @@ def test_a_crowd(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, seed: int
     assert {kind for kind, ran in kinds.items() if ran.failure} == {"raise", "never reached", "out of order"}
     assert kinds["stop"].state == "stopped"
 
-    counts = watch(engine, monkeypatch)
+    counts = counting(engine, monkeypatch)
     left, quiet, ended, cancelled = REQUESTS, 0, 0, 0
     while left or crowd.running:
         while left and len(crowd.running) < AT_ONCE and rng.random() < 0.7:

@@ -10,7 +10,7 @@ import torch
 from vllm.model_executor.custom_op import CustomOp
 
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
+from tests.engine.harness import Block, watch
 from tests.engine.test_fidelity import (  # noqa: F401, they run here with graphs, under both runners
     PROMPTS,
     test_a_value_from_another_invoke_patches_this_one,
@@ -38,6 +38,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_the_runner_is_the_one_asked_for(stock: object, bench: Bench, runner: str) -> None:
+    bench.engine.plain(PROMPTS[0])  # whose first step finds that there is no block any more
     assert type(bench.engine.worker.model_runner).__name__ == f"GPURunnerV{2 if runner == '1' else 1}"
 
 
@@ -45,6 +46,7 @@ def test_plain_steps_replay_graphs_and_call_nothing_of_ours(
     stock: dict[tuple[int, ...], list[int]], bench: Bench, replays: list[int]
 ) -> None:
     bench.engine.run(Block(PROMPTS[0], "x = model.logits.output"))
+    bench.engine.plain(PROMPTS[0])  # whose first step finds that there is no block any more
     replays.clear()
     called = ours_in(lambda: bench.engine.plain(PROMPTS[0], max_tokens=TOKENS, ignore_eos=True)).calls.keys()
     assert called <= PASS_THROUGH
@@ -78,7 +80,7 @@ def test_only_the_steps_with_a_live_block_run_eager(
             seen.append((decode, runner.tracing, bool(replays)))
         return output
 
-    monkeypatch.setattr(runner, "execute_model", watched)
+    watch(monkeypatch, runner, "execute_model", watched)
     source = "h = []\nfor s in tracer.iter[:4]:\n    h.append(model.logits.output.save())"
     rans = bench.engine.run_traces(
         [[Block(PROMPTS[0], source, {"max_tokens": 9, "ignore_eos": True})]], plain=(PROMPTS[1],), plain_tokens=TOKENS
