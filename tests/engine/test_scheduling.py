@@ -26,6 +26,8 @@ from tests.oracle import Edit, Oracle, difference
 
 STEP = 64  # tokens of a step
 BLOCKS = 12  # of 32 tokens each; one of them is vLLM's own
+# Of a configuration with several ranks that nothing is started with: unless it says how, vLLM wants a GPU for each of them.
+RANKS: dict[str, Any] = {"distributed_executor_backend": "mp"}
 EDIT = "model.model.layers[1].mlp.output[:] = 0\n"
 READ = "hidden = model.model.layers[2].mlp.output.save()\n"
 EVERY = "logits = []\nfor step in tracer.iter[:]:\n    logits.append(model.logits.output.save())\n"
@@ -304,14 +306,16 @@ def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, opti
 
 def test_expert_parallelism_is_refused_at_start(tmp_path: Path) -> None:
     model = write_demo_model(tmp_path / "olmoe", "olmoe")
-    config = EngineArgs(model=str(model), tensor_parallel_size=2, enable_expert_parallel=True).create_engine_config()
+    config = EngineArgs(
+        model=str(model), enable_expert_parallel=True, **RANKS, tensor_parallel_size=2
+    ).create_engine_config()
     with pytest.raises(ValueError, match="enable_expert_parallel is not supported .* spread over ranks"):
         check_config(config)
 
 
 def test_adapters_over_pipeline_stages_are_refused_at_start(checkpoint: Path) -> None:
     def config(**options: Any) -> Any:
-        return EngineArgs(model=str(checkpoint), pipeline_parallel_size=2, **options).create_engine_config()
+        return EngineArgs(model=str(checkpoint), **RANKS, pipeline_parallel_size=2, **options).create_engine_config()
 
     with pytest.raises(ValueError, match="lora_modules .* use tensor_parallel_size"):
         check_config(config(enable_lora=True))
@@ -320,8 +324,10 @@ def test_adapters_over_pipeline_stages_are_refused_at_start(checkpoint: Path) ->
 
 def test_pipeline_stages_are_refused_with_adapters_only(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    check_config(EngineArgs(model=str(checkpoint), pipeline_parallel_size=2).create_engine_config())
-    config = EngineArgs(model=str(checkpoint), pipeline_parallel_size=2, enable_lora=True).create_engine_config()
+    check_config(EngineArgs(model=str(checkpoint), **RANKS, pipeline_parallel_size=2).create_engine_config())
+    config = EngineArgs(
+        model=str(checkpoint), **RANKS, pipeline_parallel_size=2, enable_lora=True
+    ).create_engine_config()
     with pytest.raises(ValueError, match="lora_modules .* pipeline_parallel_size > 1"):
         check_config(config)
 
