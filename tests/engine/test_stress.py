@@ -251,4 +251,4 @@ def test_a_crowd(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, seed: int
     assert all(counts.values()), counts
     assert engine.interleaver.idle
     assert not engine.scheduler._traced
-    assert engine.scheduler._unused_blocks == engine.scheduler._all_blocks, "blocks of the cache were not given back"
+    assert engine.scheduler.kv_cache_manager.usage == 0, "blocks of the cache were not given back"

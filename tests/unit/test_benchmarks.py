@@ -234,7 +234,7 @@ def test_every_case_has_a_block_that_compiles() -> None:
     )
 
 
-def test_a_case_shares_its_time_among_engines_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_share_their_time_among_engines_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each set of engines gets as long as the others, their starts included, and what a group leaves is the next one's."""
     now = 0.0
     monkeypatch.setattr(graph_steps.time, "monotonic", lambda: now)
@@ -246,7 +246,7 @@ def test_a_case_shares_its_time_among_engines_and_groups(monkeypatch: pytest.Mon
 
     shares: list[float] = []
 
-    class Timed(graph_steps._Case):
+    class Timed(graph_steps._Bench):
         def _start(self) -> Any:
             nonlocal now
             now += 50.0
@@ -258,30 +258,34 @@ def test_a_case_shares_its_time_among_engines_and_groups(monkeypatch: pytest.Mon
             now += 25.0
 
     group = graph_steps.Group(1, 4, ("stock",), {})
-    Timed((group, group), "", {}, 8).measure(engines=2, rounds=0, seconds=400.0)
+    Timed({"one": (group,), "other": (group,)}, "", {}, 8).measure(engines=2, rounds=0, seconds=400.0)
     # (400 - 50 - 50) / 2 for the first set, halved; then what is left of it; then the same from 250 s that are left.
     assert shares == [75.0, 125.0, 125.0, 225.0]
 
 
 def test_a_row_says_what_was_measured_beside_it() -> None:
-    """The stock engines are in both groups of a case, and each ratio is to the one of the same rounds."""
+    """The stock engines are the same in all groups, and each ratio is to the one of the same rounds."""
     seconds = {"stock": 1.0, "control": 2.0, "stock eager": 3.0, "interpose": 4.0}
     asked: list[str] = []
     children: Any = {name: Scripted(name, asked, [took] * 20) for name, took in seconds.items()}
-    case = graph_steps._Case(graph_steps.CASES["batch"], "", {}, tokens=8)
-    for number in range(2):
-        case._group(number, children, rounds=2, seconds=60.0)
-    rows = case.figures()
+    measured = {case: graph_steps.CASES[case] for case in ("batch", "plain")}
+    bench = graph_steps._Bench(measured, "", {}, tokens=8)
+    for number in range(3):
+        bench._group(number, children, rounds=2, seconds=60.0)
+    rows = bench.figures()
     assert {name: row.get("ratio") for name, row in rows.items()} == {
-        "batch 32, stock beside plain": None,
-        "batch 32, control beside plain": 2.0,
-        "batch 32, plain": 4.0,
-        "batch 32, stock beside 31 plain beside 1 captured": None,
-        "batch 32, control beside 31 plain beside 1 captured": 2.0,
-        "batch 32, stock eager beside 31 plain beside 1 captured": 3.0,
-        "batch 32, 31 plain beside 1 captured": 4.0,
+        "batch: batch 32, stock beside 31 plain beside 1 captured": None,
+        "batch: batch 32, control beside 31 plain beside 1 captured": 2.0,
+        "batch: batch 32, stock eager beside 31 plain beside 1 captured": 3.0,
+        "batch: batch 32, 31 plain beside 1 captured": 4.0,
+        "plain: batch 1, stock beside plain": None,
+        "plain: batch 1, control beside plain": 2.0,
+        "plain: batch 1, plain": 4.0,
+        "plain: batch 32, stock beside plain": None,
+        "plain: batch 32, control beside plain": 2.0,
+        "plain: batch 32, plain": 4.0,
     }
-    assert rows["batch 32, plain"]["ms/step"] == rows["batch 32, plain"]["fastest"] == 500.0
+    assert rows["plain: batch 32, plain"]["ms/step"] == rows["plain: batch 32, plain"]["fastest"] == 500.0
     assert all(row["rounds"] == 2 for row in rows.values())
 
 
