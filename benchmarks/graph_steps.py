@@ -105,7 +105,7 @@ def run(
     engines: int | None = None,
     seconds: float | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return ms/step of each case, prompt included, and its ratio to stock vLLM as it is deployed.
+    """Return ms/step of each case, of "plain" the typical one, and its ratio to stock vLLM as it is deployed.
 
     Args:
         cases: of `CASES`; all without it.
