@@ -218,27 +218,37 @@ class Crowd:
         self._running: dict[int, tuple[Any, Any, float]] = {}  # by thread: model, tracer, since when
         self._cancelled: set[str] = set()
         self._until = 0.0
+        self._latest = 0.0
 
     def run(self, seconds: float, traces: int) -> Report:
-        """Keep `traces` of them running for so many seconds, then let them end."""
+        """Keep `traces` of them running for so many seconds, and until one was cancelled, then let them end.
+
+        On a machine that is too slow for both, that is `STUCK_SECONDS` later at the latest.
+        """
         self._until = time.monotonic() + seconds
+        self._latest = self._until + STUCK_SECONDS
         workers = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(traces)]
         canceller = threading.Thread(target=self._cancel_some, daemon=True)
         for thread in (*workers, canceller):
             thread.start()
         for thread in workers:
-            thread.join(max(0.0, self._until - time.monotonic()) + STUCK_SECONDS)
+            thread.join(max(0.0, self._latest - time.monotonic()) + STUCK_SECONDS)
         canceller.join()
         stuck = sum(thread.is_alive() for thread in workers)
         if stuck:
             self.report.wrong.append(f"{stuck} traces have not ended {STUCK_SECONDS:g} s after the last began")
         return self.report
 
+    def _goes_on(self) -> bool:
+        """Whether another trace begins."""
+        now = time.monotonic()
+        return now < self._until or (not self.report.endings["cancelled"] and now < self._latest)
+
     def _work(self, number: int) -> None:
         rng = random.Random(number)
         model = self._models[number % len(self._models)]
         mine = self._known[number % len(self._known)]  # so that every case has its turn
-        while time.monotonic() < self._until:
+        while self._goes_on():
             case, alone = mine
             mine = rng.choice(self._known)
             tracers: list[Any] = []
@@ -270,7 +280,7 @@ class Crowd:
 
     def _cancel_some(self) -> None:
         rng = random.Random("cancel")
-        while time.monotonic() < self._until:
+        while self._goes_on():
             time.sleep(CANCEL_EVERY)
             with self._lock:
                 running = [(model, tracer) for model, tracer, _ in self._running.values() if tracer.id]
@@ -328,6 +338,8 @@ def stress(
                 connected.enter_context(interpose.connect(address, progress=False)).model(name) for _ in range(clients)
             ]
             known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
+            for model in models:
+                model.session.open()  # or a cancellation would wait for it, with the crowd before it
             report = Crowd(models, known).run(seconds, traces)
             report.wrong.extend(left_behind(observer, before, connected))
     return report
