@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.archive import Archive, KeptTrace
 from actors.edit_store import EditStore
@@ -40,6 +42,7 @@ from actors.protocol import (
 from actors.replicas import ReplicaBoard
 from actors.saved import Saved
 from actors.session import Session
+from actors.spilled import make_room, put
 from actors.variables import Copy
 from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
@@ -155,11 +158,18 @@ class Directory:
         """Own one saved value, uint8 of shape [bytes], and let the session of the trace know: it is nobody else's to lose."""
         # The copy into the object store takes long enough for others to notice.
         try:
-            saved = Saved(await asyncio.to_thread(ray.put, data), data.nbytes)
+            saved = Saved(await asyncio.to_thread(put, data), data.nbytes)
         except FULL:
             await session.no_room.remote(key)
         else:
             await session.adopt.remote(key, blob_id, saved)
+
+    async def make_room(self, node: str) -> int:
+        """Remove what failed writes left on a node's disk, for a worker there that has no room; return the bytes freed."""
+        if node == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(make_room)
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return int(await ray.remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
 
     async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
         """Keep what a trace came to; see `Archive.keep`."""
@@ -430,6 +440,10 @@ class Directory:
             if time.monotonic() - self._heard > SILENCE_SECONDS:
                 logger.warning("no ingress and no engine for %g s: ending all sessions", SILENCE_SECONDS)
                 await self.shutdown()
+            try:
+                await asyncio.to_thread(make_room)
+            except (OSError, psutil.Error):
+                logger.warning("what failed writes left on the disk could not be removed", exc_info=True)
             for lease in list(self._leases.values()):
                 stats = await self._stats(lease)
                 if stats is not None and stats.idle_seconds > self._settings.idle_seconds:

@@ -24,6 +24,7 @@ from actors.engine_stream import EngineCalls
 from actors.failures import not_found
 from actors.protocol import Order, SessionStats, Target, Terms
 from actors.saved import Saved
+from actors.spilled import put
 from actors.trace_run import TraceRun
 from actors.upload import Upload
 from actors.variables import Copy, SharedVariables
@@ -395,7 +396,7 @@ class Session:
     async def _store(self, upload: Upload) -> None:
         try:
             data = await asyncio.to_thread(upload.finish)
-            self._uploaded[upload.digest] = (await asyncio.to_thread(ray.put, data), upload.size)
+            self._uploaded[upload.digest] = (await asyncio.to_thread(put, data), upload.size)
         finally:
             self._uploads.pop(upload.digest, None)
 

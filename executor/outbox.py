@@ -147,13 +147,24 @@ class RayOutbox:
                 ray.get(self._actor(DIRECTORY).adopt.remote(actor, trace_id, blob_id, array), timeout=300)
                 return
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
-                self._actor(session).no_room.remote(trace_id)
-                raise
+                if not (again and self._makes_room()):
+                    self._actor(session).no_room.remote(trace_id)
+                    raise
             except ray.exceptions.RayActorError:
                 # The directory is gone, and another one in its place has the name.
                 self._actors.pop(DIRECTORY, None)
                 if not again:
                     raise
+
+    def _makes_room(self) -> bool:
+        """Whether there is more room on this node's disk than a moment ago."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        try:
+            return bool(ray.get(self._actor(DIRECTORY).make_room.remote(node), timeout=60))
+        except ray.exceptions.RayError:
+            return False
 
 
 class LocalOutbox:
