@@ -49,6 +49,36 @@ ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_l
 serve.shutdown()
 """
 
+# What the directory frees on each node, where something was left that is 1 MiB and not whole, and whether it is still there.
+_MAKE_ROOM = """
+import json
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(address="auto", namespace="interpose", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+
+def left():
+    from actors.spilled import _of_this_node
+    return _of_this_node()._folder / ("f" * 32 + "-multi-1")
+
+@ray.remote(num_cpus=0)
+def litter():
+    left().parent.mkdir(parents=True, exist_ok=True)
+    left().write_bytes(b"\\xff" * (1 << 20))
+
+@ray.remote(num_cpus=0)
+def there():
+    return left().exists()
+
+directory, found = ray.get_actor("interpose-directory"), []
+for node in ray.nodes():
+    here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    ray.get(litter.options(scheduling_strategy=here).remote())
+    freed = ray.get(directory.make_room.remote(node["NodeID"]))
+    still = ray.get(there.options(scheduling_strategy=here).remote())
+    found.append(["node:__internal_head__" in node["Resources"], freed, still])
+print(json.dumps(sorted(found)))
+"""
+
 
 class SpreadCluster(Cluster):
     """The cluster of docker-compose.yml, with its environment, each node on a host of its own.
@@ -255,6 +285,15 @@ def test_the_numbers_are_those_of_one_node(network: Network, spread: tuple[Sprea
     wait_for(lambda: whole(spread[0]), 60)
     assert nodes_with(network, "ray::Directory") == ["head"]
     assert set(nodes_with(network, "ray::Session")) == {"head"}
+
+
+def test_what_failed_writes_leave_is_removed_on_every_node(spread: tuple[SpreadCluster, Client, float]) -> None:
+    made = spread[0].joined(_MAKE_ROOM)
+    assert made.returncode == 0, made.stderr
+    *workers, [on_the_head, freed, there] = json.loads(made.stdout.splitlines()[-1])
+    assert workers == [[False, 1 << 20, False]] * 2
+    # There the directory looks by itself too.
+    assert on_the_head and not there and freed in (0, 1 << 20)
 
 
 def test_a_node_that_is_cut_off(network: Network, spread: tuple[SpreadCluster, Client, float]) -> None:
