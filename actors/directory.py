@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import functools
 import logging
 import secrets
 import time
@@ -169,7 +170,7 @@ class Directory:
         if node == ray.get_runtime_context().get_node_id():
             return await asyncio.to_thread(make_room)
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return int(await ray.remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
+        return int(await _remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
 
     async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
         """Keep what a trace came to; see `Archive.keep`."""
@@ -393,7 +394,7 @@ class Directory:
         try:
             here = ray.get_runtime_context().current_actor
             actor = (
-                ray.remote(Session)
+                _remote(Session)
                 .options(
                     name=name,
                     namespace=NAMESPACE,
@@ -455,6 +456,15 @@ class Directory:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+@functools.cache
+def _remote(code: Any) -> Any:
+    """`ray.remote`, once for each: what it returns has another name every time.
+
+    Ray's control service keeps each of them for good, and so does every process that hears of an actor, after asking for it.
+    """
+    return ray.remote(code)
 
 
 def serve_id() -> str:

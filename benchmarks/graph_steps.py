@@ -2,16 +2,20 @@
 
 On a GPU the model has the sizes of a 1B llama, random weights in bfloat16, and stock vLLM is measured with its graphs and
 without; elsewhere it is a small one and both are eager. The ratio is to the stock engine as it is deployed, the control a
-second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with. As in
-`benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, so there are several of each.
+second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with.
 
-All cases of a run are measured on the same engines. Each gets about `--seconds`, the engines' starts included: what does not fit
+As in `benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, by more than plain requests'
+ratio to stock: `--engines` starts several of each kind, and what counts of a round is the median of theirs.
+
+All cases of a run are measured on the same engines. Each gets about `--seconds`, the engines' start included: what does not fit
 into them are rounds, of which the table says how many there were. They can be run one by one as well (`--case`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +26,7 @@ from typing import Any
 from benchmarks.models import Model
 from benchmarks.rounds import Child, Measured, alternate
 
-ENGINES = 2  # of each kind, one after the other
+MEMORY = 0.9  # of a GPU, that all engines together may ask for
 SECONDS = 300.0  # of a case, with its part of the engines' starts
 PROMPT_TOKENS = 64
 NAMES = {"stock": "stock", "control": "stock", "stock eager": "stock", "interpose": "interpose"}
@@ -111,23 +115,22 @@ def run(
         cases: of `CASES`; all without it.
         model, dtype: see `Model.chosen`.
         rounds: with each of the engines, at most; by default each group's own, and two on the CPU.
-        engines: of each kind, one after the other; by default two, and one on the CPU.
+        engines: of each kind, one by default.
         seconds: for each case.
     """
     measured_model = Model.chosen(model, dtype)
     tokens = 128 if measured_model.gpu else 8
-    usual = (ENGINES, 0) if measured_model.gpu else (1, 2)
     with tempfile.TemporaryDirectory() as folder:
         options = measured_model.write(Path(folder))
         options |= {"async_scheduling": None, "skip_tokenizer_init": True, "disable_log_stats": True}
         groups = {case: CASES[case] for case in CASES if case in (cases or CASES)}
         bench = _Bench(groups, folder, options, tokens)
-        bench.measure(engines or usual[0], rounds or usual[1], (seconds or SECONDS) * len(groups))
+        bench.measure(engines or 1, rounds or (0 if measured_model.gpu else 2), (seconds or SECONDS) * len(groups))
         return bench.figures()
 
 
 class _Bench:
-    """Engines of every kind, several times one after the other, and what was measured with all of them.
+    """Engines of every kind, and what was measured with them.
 
     Args:
         cases: the groups of each, by its name.
@@ -144,39 +147,37 @@ class _Bench:
         self._measured: dict[tuple[int, str], Measured] = {}
 
     def measure(self, engines: int, rounds: int, seconds: float) -> None:
-        """Measure the groups with each set of engines in turn.
+        """Measure the groups, one after the other.
 
         Args:
-            engines: how many sets.
+            engines: of each kind. A round's time is the median of what they took in it.
             rounds: of each group, at most; 0: as many as it says.
-            seconds: in all. The next set starts as fast as this one did, and gets as long.
+            seconds: in all, the engines' start included.
         """
-        ends = time.monotonic() + seconds
-        for left in range(engines, 0, -1):
-            began = time.monotonic()
-            children = self._start()
-            try:
-                starting = time.monotonic() - began
-                print(f"  engines {engines - left + 1} of {engines} run after {starting:.0f} s", flush=True)
-                until = time.monotonic() + (ends - time.monotonic() - (left - 1) * starting) / left
-                for number, (_, group) in enumerate(self._groups):
-                    share = max(0.0, until - time.monotonic()) / (len(self._groups) - number)
-                    self._group(number, children, rounds or group.rounds, share)
-            finally:
-                for child in children.values():
-                    child.stop()
-                for child in children.values():
-                    child.close()
+        began = time.monotonic()
+        children = self._start(engines)
+        try:
+            print(f"  {engines} of each engine run after {time.monotonic() - began:.0f} s", flush=True)
+            for number, (_, group) in enumerate(self._groups):
+                share = max(0.0, began + seconds - time.monotonic()) / (len(self._groups) - number)
+                self._group(number, children, rounds or group.rounds, share)
+        finally:
+            for child in children.values():
+                child.stop()
+            for child in children.values():
+                child.close()
 
-    def _start(self) -> dict[str, Child]:
-        """Start an engine of each kind, all at the same time; return them when they answer."""
+    def _start(self, engines: int) -> dict[tuple[str, int], Child]:
+        """Start so many engines of each kind, all at the same time; return them when they answer."""
         children = {}
         wanted = {name for _, group in self._groups for name in (*group.stock, "interpose")}
-        for name, kind in NAMES.items():
-            if name not in wanted:
-                continue
-            options = self._options | ({"enforce_eager": True} if name == "stock eager" else {})
-            children[name] = Child("benchmarks.engine_child", kind, self._folder, json.dumps(options))
+        names = [name for name in NAMES if name in wanted]
+        memory = min(self._options["gpu_memory_utilization"], MEMORY / (engines * len(names)))
+        for number, name in itertools.product(range(engines), names):
+            options = {**self._options, "gpu_memory_utilization": memory}
+            options |= {"enforce_eager": True} if name == "stock eager" else {}
+            child = Child("benchmarks.engine_child", NAMES[name], self._folder, json.dumps(options))
+            children[name, number] = child
         try:
             for child in children.values():
                 child.ask(batch=1, prompt_tokens=PROMPT_TOKENS, tokens=1)
@@ -186,7 +187,7 @@ class _Bench:
             raise
         return children
 
-    def _group(self, number: int, children: dict[str, Child], rounds: int, seconds: float) -> None:
+    def _group(self, number: int, children: dict[tuple[str, int], Child], rounds: int, seconds: float) -> None:
         case, group = self._groups[number]
         request: dict[str, Any] = {
             "batch": group.batch,
@@ -194,17 +195,22 @@ class _Bench:
             "tokens": self._tokens,
             "typical": group.typical,
         }
-        asked = [(name, children[name], request) for name in group.stock]
-        asked += [
-            (name, children["interpose"], {**request, "work": work, "traced": traced, "plain_only": group.plain_only})
-            for name, (traced, work) in group.blocks.items()
+        asked = {name: (name, request) for name in group.stock}
+        for name, (traced, work) in group.blocks.items():
+            asked[name] = "interpose", {**request, "work": work, "traced": traced, "plain_only": group.plain_only}
+        engines = sorted({engine for _, engine in children})
+        every = [
+            (f"{name}, {engine}", children[kind, engine], given)
+            for engine in engines
+            for name, (kind, given) in asked.items()
         ]
-        for one in alternate(asked, rounds, group.warm_up, seconds):
-            self._measured.setdefault((number, one.name), Measured(one.name, [])).seconds.extend(one.seconds)
-            took = one.median / self._tokens * 1e3
-            print(
-                f"  {case}: batch {group.batch}, {one.name}: {took:.4g} ms/step, {len(one.seconds)} rounds", flush=True
-            )
+        took = {one.name: one.seconds for one in alternate(every, rounds, group.warm_up, seconds)}
+        for name in asked:
+            each_round = zip(*(took[f"{name}, {engine}"] for engine in engines), strict=True)
+            one = Measured(name, [statistics.median(seconds) for seconds in each_round])
+            self._measured[number, name] = one
+            step = one.median / self._tokens * 1e3
+            print(f"  {case}: batch {group.batch}, {name}: {step:.4g} ms/step, {len(one.seconds)} rounds", flush=True)
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return the table's rows.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import statistics
 import subprocess
@@ -124,6 +125,15 @@ class Watch:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rng.choice(found).kill()
         return bool(found)
+
+    def series(self) -> list[dict[str, object]]:
+        """The memory of each in the order in which they came, MiB by seconds since the first was seen."""
+        lives = [one for one in self._seen.values() if one.samples]
+        first = min((one.samples[0][0] for one in lives), default=0.0)
+        return [
+            {"name": one.name, "MiB": [(round(at - first), round(size / _MIB, 1)) for at, size in one.samples]}
+            for one in lives
+        ]
 
     @property
     def lived(self) -> list[Memory]:
@@ -311,8 +321,13 @@ def main() -> int:
     )
     parser.add_argument("--traces", type=int, default=TRACES, help=f"how many run at a time (default: {TRACES})")
     parser.add_argument("--seed", type=int, default=0, help="of the cases and the faults (default: 0)")
+    parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="where to write what each process had, as JSON: MiB by seconds"
+    )
     args = parser.parse_args()
     report, faults, watch = soak(args.minutes, args.every, args.spare, args.traces, args.seed)
+    if args.memory is not None:
+        args.memory.write_text(json.dumps(watch.series(), indent=1) + "\n")
     for kind, count in sorted(report.endings.items()):
         print(f"  {kind:40} {count}")
     for name, count in sorted(faults.caused.items()):

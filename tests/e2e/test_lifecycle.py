@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import interpose
+from benchmarks.processes import title
 from interpose.errors import ServiceFailure, Unauthenticated, Unavailable
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
@@ -132,6 +133,36 @@ def test_kept_sessions_do_not_give_way(second: RunningService) -> None:
             assert another.id
         for session in kept:
             session.close()
+
+
+_CLASSES = """
+import ray
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+print(len(ray.get_runtime_context().worker.gcs_client.internal_kv_keys(b"ActorClass", b"fun")))
+"""
+
+
+def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
+    """Ray's control service would keep it for good, and so would each process that hears of the session."""
+
+    def actors() -> set[int]:
+        return {process.pid for process in second.processes() if "ray::Session" in title(process)}
+
+    def open_three() -> None:
+        clients = [interpose.connect(second.address, api_key="red-key-1", progress=False) for _ in range(3)]
+        for client in clients:
+            client.own_session.open()
+        seen.append(actors())
+        for client in clients:
+            client.close()
+
+    seen: list[set[int]] = []
+    open_three()
+    classes = int(second.joined(_CLASSES).splitlines()[-1])
+    for _ in range(3):
+        open_three()
+    assert len(seen[-1] - seen[0]) >= 2, "they were to be new ones"
+    assert int(second.joined(_CLASSES).splitlines()[-1]) == classes > 0
 
 
 def test_one_worker_computes_what_transformers_does(second: RunningService, checkpoints: dict[str, Path]) -> None:

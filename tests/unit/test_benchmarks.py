@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
+import json
 import multiprocessing
 import re
 import shlex
@@ -234,8 +236,8 @@ def test_every_case_has_a_block_that_compiles() -> None:
     )
 
 
-def test_cases_share_their_time_among_engines_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each set of engines gets as long as the others, their starts included, and what a group leaves is the next one's."""
+def test_cases_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engines' start counts, and what a group leaves is the next one's."""
     now = 0.0
     monkeypatch.setattr(graph_steps.time, "monotonic", lambda: now)
 
@@ -247,10 +249,10 @@ def test_cases_share_their_time_among_engines_and_groups(monkeypatch: pytest.Mon
     shares: list[float] = []
 
     class Timed(graph_steps._Bench):
-        def _start(self) -> Any:
+        def _start(self, engines: int) -> Any:
             nonlocal now
             now += 50.0
-            return {"stock": Engine()}
+            return {("stock", 0): Engine()}
 
         def _group(self, number: int, children: Any, rounds: int, seconds: float) -> None:
             nonlocal now
@@ -258,16 +260,44 @@ def test_cases_share_their_time_among_engines_and_groups(monkeypatch: pytest.Mon
             now += 25.0
 
     group = graph_steps.Group(1, 4, ("stock",), {})
-    Timed({"one": (group,), "other": (group,)}, "", {}, 8).measure(engines=2, rounds=0, seconds=400.0)
-    # (400 - 50 - 50) / 2 for the first set, halved; then what is left of it; then the same from 250 s that are left.
-    assert shares == [75.0, 125.0, 125.0, 225.0]
+    Timed({"one": (group,), "other": (group,)}, "", {}, 8).measure(engines=2, rounds=0, seconds=250.0)
+    assert shares == [100.0, 175.0]  # (250 - 50) / 2, and what is left of it
+
+
+def test_engines_of_a_kind_share_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them start at the same time, as many of each kind as were asked for, and only kinds that are measured."""
+    started: list[tuple[str, dict[str, Any]]] = []
+
+    class Started:
+        def __init__(self, module: str, kind: str, checkpoint: str, options: str) -> None:
+            started.append((kind, json.loads(options)))
+
+        def ask(self, **request: Any) -> float:
+            assert len(started) == 9
+            return 0.0
+
+    monkeypatch.setattr(graph_steps, "Child", Started)
+    cases = {"plain": graph_steps.CASES["plain"]}
+    children = graph_steps._Bench(cases, "", {"gpu_memory_utilization": 0.15}, tokens=8)._start(3)
+    assert children.keys() == set(itertools.product(("stock", "control", "interpose"), range(3)))
+    assert Counter(kind for kind, _ in started) == {"stock": 6, "interpose": 3}
+    assert all(options == {"gpu_memory_utilization": 0.1} for _, options in started)
+
+
+def test_of_several_engines_the_median_counts_in_each_round() -> None:
+    seconds = {"stock": [[1.0, 2.0], [2.0, 8.0], [9.0, 4.0]], "interpose": [[3.0, 4.0], [2.0, 9.0], [4.0, 2.0]]}
+    children: Any = {(kind, i): Scripted(kind, [], one) for kind, each in seconds.items() for i, one in enumerate(each)}
+    bench = graph_steps._Bench({"plain": (graph_steps.Group(1, 2, ("stock",), {"plain": (0, "")}, False),)}, "", {}, 8)
+    bench._group(0, children, rounds=2, seconds=60.0)
+    assert [one.seconds for one in bench._measured.values()] == [[2.0, 4.0], [3.0, 4.0]]
+    assert bench.figures()["plain: batch 1, plain"]["ratio"] == 1.25
 
 
 def test_a_row_says_what_was_measured_beside_it() -> None:
     """The stock engines are the same in all groups, and each ratio is to the one of the same rounds."""
     seconds = {"stock": 1.0, "control": 2.0, "stock eager": 3.0, "interpose": 4.0}
     asked: list[str] = []
-    children: Any = {name: Scripted(name, asked, [took] * 20) for name, took in seconds.items()}
+    children: Any = {(name, 0): Scripted(name, asked, [took] * 20) for name, took in seconds.items()}
     measured = {case: graph_steps.CASES[case] for case in ("batch", "plain")}
     bench = graph_steps._Bench(measured, "", {}, tokens=8)
     for number in range(3):

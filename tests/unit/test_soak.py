@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks import processes
 from benchmarks.relay import Relay
-from benchmarks.soak import DEPLOYED, TAKES_ENGINE, VICTIMS, Faults
+from benchmarks.soak import DEPLOYED, TAKES_ENGINE, VICTIMS, Faults, Watch
 from interpose.v1.service_pb2 import ModelStatus, StatusReply
 
 
@@ -43,6 +44,17 @@ def test_a_relay_passes_on_both_ways_until_it_is_cut_and_then_again() -> None:
         relay.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_the_memory_of_each_process_is_noted() -> None:
+    own = psutil.Process()
+    watch = Watch(own)
+    assert watch.series() == [], "nothing was looked at yet"
+    for _ in range(2):
+        watch.sample()
+    noted, *_ = json.loads(json.dumps(watch.series()))  # what it started comes after it
+    assert [seconds for seconds, _ in noted["MiB"]] == [0, 0]
+    assert noted["MiB"][1][1] == pytest.approx(own.memory_info().rss / 2**20, rel=0.1)
 
 
 def faults_of(state: str, spare_in: float, seconds: float = 4.0) -> Faults:
