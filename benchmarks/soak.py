@@ -67,7 +67,10 @@ TAKES_ENGINE = ("a worker", "the engine core", "the engine replica", DEPLOYED)
 
 @dataclass
 class Memory:
-    """The resident memory of one process over its life, bytes by seconds."""
+    """The private memory of one process over its life, bytes by seconds.
+
+    Not what it shares: how much of the object store a process has mapped by and by says nothing of what it keeps.
+    """
 
     name: str
     samples: list[tuple[float, int]] = field(default_factory=list)
@@ -116,7 +119,8 @@ class Watch:
                 key = process.pid, process.create_time()
                 memory = self._seen.setdefault(key, Memory(name))
                 memory.name = name  # what Ray has kept idle gets its name later
-                memory.samples.append((time.monotonic(), process.memory_info().rss))
+                info = process.memory_info()
+                memory.samples.append((time.monotonic(), info.rss - info.shared))
 
     def kill(self, name: str, rng: random.Random) -> bool:
         """Kill one of those with a part of a name; returns whether there was one."""
@@ -127,7 +131,7 @@ class Watch:
         return bool(found)
 
     def series(self) -> list[dict[str, object]]:
-        """The memory of each in the order in which they came, MiB by seconds since the first was seen."""
+        """The private memory of each in the order in which they came, MiB by seconds since the first was seen."""
         lives = [one for one in self._seen.values() if one.samples]
         first = min((one.samples[0][0] for one in lives), default=0.0)
         return [
@@ -321,9 +325,7 @@ def main() -> int:
     )
     parser.add_argument("--traces", type=int, default=TRACES, help=f"how many run at a time (default: {TRACES})")
     parser.add_argument("--seed", type=int, default=0, help="of the cases and the faults (default: 0)")
-    parser.add_argument(
-        "--memory", type=Path, metavar="FILE", help="where to write what each process had, as JSON: MiB by seconds"
-    )
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="where to write what each process had, as JSON")
     args = parser.parse_args()
     report, faults, watch = soak(args.minutes, args.every, args.spare, args.traces, args.seed)
     if args.memory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import socket
 import threading
 import time
@@ -54,7 +55,17 @@ def test_the_memory_of_each_process_is_noted() -> None:
         watch.sample()
     noted, *_ = json.loads(json.dumps(watch.series()))  # what it started comes after it
     assert [seconds for seconds, _ in noted["MiB"]] == [0, 0]
-    assert noted["MiB"][1][1] == pytest.approx(own.memory_info().rss / 2**20, rel=0.1)
+    size = noted["MiB"][1][1]
+    info = own.memory_info()
+    assert size == pytest.approx((info.rss - info.shared) / 2**20, rel=0.1)
+    with mmap.mmap(-1, 64 << 20) as shared, mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE) as private:
+        shared.write(b"x" * len(shared))
+        watch.sample()
+        private.write(b"x" * len(private))
+        watch.sample()
+    sizes = [mib for _, mib in watch.series()[0]["MiB"]]  # type: ignore[attr-defined]
+    assert sizes[2] == pytest.approx(size, abs=16), "what is shared does not count"
+    assert sizes[3] == pytest.approx(size + 64, abs=16)
 
 
 def faults_of(state: str, spare_in: float, seconds: float = 4.0) -> Faults:
