@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
-import functools
 import logging
 import secrets
 import time
@@ -21,14 +20,13 @@ import numpy as np
 import psutil
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.archive import Archive, KeptTrace
 from actors.edit_store import EditStore
 from actors.failures import FULL
-from actors.naming import DIRECTORY, NAMESPACE, SESSION_PREFIX
-from actors.placement import on_the_head
+from actors.naming import NAMESPACE, SESSION_PREFIX
+from actors.placement import on_the_head, remote
 from actors.protocol import (
     Announced,
     DirectoryStatus,
@@ -54,7 +52,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
-_ANSWER_SECONDS = 60.0
 REFILL_SECONDS = 0.25
 # When there is no room, a session that was idle this long gives way: clients that are killed do not close theirs.
 FORGOTTEN_SECONDS = 60.0
@@ -170,7 +167,7 @@ class Directory:
         if node == ray.get_runtime_context().get_node_id():
             return await asyncio.to_thread(make_room)
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return int(await _remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
+        return int(await remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
 
     async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
         """Keep what a trace came to; see `Archive.keep`."""
@@ -394,7 +391,7 @@ class Directory:
         try:
             here = ray.get_runtime_context().current_actor
             actor = (
-                _remote(Session)
+                remote(Session)
                 .options(
                     name=name,
                     namespace=NAMESPACE,
@@ -456,61 +453,3 @@ class Directory:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-@functools.cache
-def _remote(code: Any) -> Any:
-    """`ray.remote`, once for each: what it returns has another name every time.
-
-    Ray's control service keeps each of them for good, and so does every process that hears of an actor, after asking for it.
-    """
-    return ray.remote(code)
-
-
-def serve_id() -> str:
-    """What tells the Serve that runs from one that ran before it on the same cluster."""
-    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    return str(controller._actor_id.hex())
-
-
-def own_directory(sessions: Any) -> ActorHandle:
-    """Return the directory of the Serve that runs, for a replica that starts; make it if there is none.
-
-    One that was made under another Serve, which has been shut down, is ended, and its sessions with it: they would look for
-    engines where that one had them, and wait for ever.
-
-    Args:
-        sessions: the `SessionSettings` of a new one.
-    """
-    now = serve_id()
-    while True:
-        found = directory(sessions)
-        try:
-            if ray.get(found.made_under.remote(), timeout=_ANSWER_SECONDS) == now:
-                return found
-            ray.kill(found)
-        except RayActorError:
-            pass  # its name is free in a moment
-        time.sleep(0.1)
-
-
-def directory(sessions: Any) -> ActorHandle:
-    """Return the cluster's directory; make it if there is none.
-
-    Args:
-        sessions: the `SessionSettings` of a new one.
-    """
-    return (
-        ray.remote(Directory)
-        .options(
-            name=DIRECTORY,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=1000,
-            max_restarts=0,
-            scheduling_strategy=on_the_head(),
-        )
-        .remote(sessions, serve_id())
-    )

@@ -1,10 +1,11 @@
-"""Where the service's own actors live: on the cluster's head, which it cannot do without anyway.
+"""How and where the service's own actors are made: on the cluster's head, which it cannot do without anyway.
 
 A node of workers that is lost then takes no session with it, nor the results that the directory owns.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ray
@@ -23,3 +24,12 @@ def on_the_head() -> Any:
         if node["Alive"] and _HEAD in node["Resources"]:
             return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     return "DEFAULT"
+
+
+@functools.cache
+def remote(code: Any) -> Any:
+    """`ray.remote`, once for each: what it returns has another name every time.
+
+    Ray's control service keeps each of them for good, and so does every process that hears of an actor, after asking for it.
+    """
+    return ray.remote(code)

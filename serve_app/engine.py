@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from actors.directory import directory, own_directory
 from actors.failures import unavailable
+from actors.find_directory import directory, own_directory
 from actors.protocol import ReplicaReport, Target
 from executor.startup import REPLICA_VARIABLE
 from interpose.errors import ServiceFailure

@@ -16,8 +16,9 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.handle import DeploymentHandle
 
-from actors.directory import HEARTBEAT_SECONDS, directory, own_directory
+from actors.directory import HEARTBEAT_SECONDS
 from actors.failures import describe, not_found, unavailable
+from actors.find_directory import directory, own_directory
 from actors.protocol import Announced, DirectoryStatus, Lease, ModelState
 from actors.saved import Saved
 from interpose.errors import ServiceFailure, failure

@@ -145,6 +145,12 @@ print(json.dumps([pickle.loads(kept.internal_kv_get(key, b"fun"))["class_name"] 
 """
 
 
+def _connected(code: str) -> str:
+    """`_CLASSES` with something before it is asked what there is."""
+    connect, ask = _CLASSES.split("kept = ")
+    return f"{connect}{code}kept = {ask}"
+
+
 def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
     """Ray's control service would keep it for good, and so would each process that hears of the session."""
 
@@ -165,6 +171,13 @@ def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
     assert len(seen[-1] - seen[0]) >= 2, "they were to be new ones"
     classes = json.loads(second.joined(_CLASSES).splitlines()[-1])
     assert classes.count("Session") == 1, classes
+
+
+def test_who_looks_for_the_directory_again_leaves_no_class_with_ray(second: RunningService) -> None:
+    """A replica looks ten times a second while an old one ends."""
+    look = "from actors.find_directory import directory\nfor _ in range(5): directory(None)\n"
+    before, after = (json.loads(second.joined(code).splitlines()[-1]) for code in (_CLASSES, _connected(look)))
+    assert after.count("Directory") <= before.count("Directory") + 1, after
 
 
 def test_one_worker_computes_what_transformers_does(second: RunningService, checkpoints: dict[str, Path]) -> None:

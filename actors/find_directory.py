@@ -1,0 +1,65 @@
+"""How the replicas of the ingress and of engines find the cluster's directory, which the first of them makes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from actors.directory import Directory
+from actors.naming import DIRECTORY, NAMESPACE
+from actors.placement import on_the_head, remote
+
+_ANSWER_SECONDS = 60.0
+
+
+def serve_id() -> str:
+    """What tells the Serve that runs from one that ran before it on the same cluster."""
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    return str(controller._actor_id.hex())
+
+
+def own_directory(sessions: Any) -> ActorHandle:
+    """Return the directory of the Serve that runs, for a replica that starts; make it if there is none.
+
+    One that was made under another Serve, which has been shut down, is ended, and its sessions with it: they would look for
+    engines where that one had them, and wait for ever.
+
+    Args:
+        sessions: the `SessionSettings` of a new one.
+    """
+    now = serve_id()
+    while True:
+        found = directory(sessions)
+        try:
+            if ray.get(found.made_under.remote(), timeout=_ANSWER_SECONDS) == now:
+                return found
+            ray.kill(found)
+        except RayActorError:
+            pass  # its name is free in a moment
+        time.sleep(0.1)
+
+
+def directory(sessions: Any) -> ActorHandle:
+    """Return the cluster's directory; make it if there is none.
+
+    Args:
+        sessions: the `SessionSettings` of a new one.
+    """
+    return (
+        remote(Directory)
+        .options(
+            name=DIRECTORY,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=1000,
+            max_restarts=0,
+            scheduling_strategy=on_the_head(),
+        )
+        .remote(sessions, serve_id())
+    )
