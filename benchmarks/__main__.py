@@ -49,7 +49,12 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", choices=DTYPES, help=f"default: float32, bfloat16 where there is a GPU {_takers('dtype')}"
     )
     some.add_argument("--rounds", type=_count, metavar="N", help=f"that count {_takers('rounds')}")
-    some.add_argument("--engines", type=_count, metavar="N", help=f"of each kind (default: 1) {_takers('engines')}")
+    some.add_argument(
+        "--engines",
+        type=_count,
+        metavar="N",
+        help=f"of each kind for plain requests (default: 1; graph_steps: 3 on a GPU) {_takers('engines')}",
+    )
     some.add_argument(
         "--seconds", type=float, help=f"in which a case ends, whatever rounds are left {_takers('seconds')}"
     )

@@ -5,7 +5,8 @@ without; elsewhere it is a small one and both are eager. The ratio is to the sto
 second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with.
 
 As in `benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, by more than plain requests'
-ratio to stock: `--engines` starts several of each kind, and what counts of a round is the median of theirs.
+ratio to stock: plain requests are measured with several (`--engines`) of each kind, and what counts of a round is the median of
+theirs. What blocks cost is measured with one of each.
 
 All cases of a run are measured on the same engines. Each gets about `--seconds`, the engines' start included: what does not fit
 into them are rounds, of which the table says how many there were. They can be run one by one as well (`--case`).
@@ -28,6 +29,7 @@ from benchmarks.rounds import Child, Measured, alternate
 
 MEMORY = 0.9  # of a GPU, that all engines together may ask for
 SECONDS = 300.0  # of a case, with its part of the engines' starts
+ENGINES = 3  # of each kind, on a GPU
 PROMPT_TOKENS = 64
 NAMES = {"stock": "stock", "control": "stock", "stock eager": "stock", "interpose": "interpose"}
 
@@ -44,6 +46,7 @@ class Group:
         warm_up: whether a round comes before those that count.
         plain_only: whether the time is that of the requests without a block, which go on while the others wait.
         typical: whether the time is that of the steps in the middle, see `benchmarks.engine_child`.
+        several: whether all engines of a kind are measured, not one.
     """
 
     batch: int
@@ -53,6 +56,12 @@ class Group:
     warm_up: bool = True
     plain_only: bool = False
     typical: bool = False
+    several: bool = False
+
+    @property
+    def kinds(self) -> set[str]:
+        """Of the engines that are measured."""
+        return {*self.stock, "interpose"}
 
 
 STOCK = ("stock", "control")
@@ -94,8 +103,8 @@ CASES = {
         ),
     ),
     "plain": (
-        Group(1, 400, STOCK, {"plain": (0, "")}, typical=True),
-        Group(32, 400, STOCK, {"plain": (0, "")}, typical=True),
+        Group(1, 400, STOCK, {"plain": (0, "")}, typical=True, several=True),
+        Group(32, 400, STOCK, {"plain": (0, "")}, typical=True, several=True),
     ),
 }
 
@@ -115,7 +124,7 @@ def run(
         cases: of `CASES`; all without it.
         model, dtype: see `Model.chosen`.
         rounds: with each of the engines, at most; by default each group's own, and two on the CPU.
-        engines: of each kind, one by default.
+        engines: of each kind that plain requests are measured with; by default three on a GPU, and one on a CPU.
         seconds: for each case.
     """
     measured_model = Model.chosen(model, dtype)
@@ -125,7 +134,11 @@ def run(
         options |= {"async_scheduling": None, "skip_tokenizer_init": True, "disable_log_stats": True}
         groups = {case: CASES[case] for case in CASES if case in (cases or CASES)}
         bench = _Bench(groups, folder, options, tokens)
-        bench.measure(engines or 1, rounds or (0 if measured_model.gpu else 2), (seconds or SECONDS) * len(groups))
+        bench.measure(
+            engines or (ENGINES if measured_model.gpu else 1),
+            rounds or (0 if measured_model.gpu else 2),
+            (seconds or SECONDS) * len(groups),
+        )
         return bench.figures()
 
 
@@ -150,14 +163,14 @@ class _Bench:
         """Measure the groups, one after the other.
 
         Args:
-            engines: of each kind. A round's time is the median of what they took in it.
+            engines: of each kind that is to have several. A round's time is the median of what they took in it.
             rounds: of each group, at most; 0: as many as it says.
             seconds: in all, the engines' start included.
         """
         began = time.monotonic()
         children = self._start(engines)
         try:
-            print(f"  {engines} of each engine run after {time.monotonic() - began:.0f} s", flush=True)
+            print(f"  {len(children)} engines run after {time.monotonic() - began:.0f} s", flush=True)
             for number, (_, group) in enumerate(self._groups):
                 share = max(0.0, began + seconds - time.monotonic()) / (len(self._groups) - number)
                 self._group(number, children, rounds or group.rounds, share)
@@ -168,12 +181,18 @@ class _Bench:
                 child.close()
 
     def _start(self, engines: int) -> dict[tuple[str, int], Child]:
-        """Start so many engines of each kind, all at the same time; return them when they answer."""
+        """Start so many engines of each kind that is to have several; return them when they answer.
+
+        All start at the same time, which takes no longer than the machine needs to compile as many models.
+        """
         children = {}
-        wanted = {name for _, group in self._groups for name in (*group.stock, "interpose")}
-        names = [name for name in NAMES if name in wanted]
-        memory = min(self._options["gpu_memory_utilization"], MEMORY / (engines * len(names)))
-        for number, name in itertools.product(range(engines), names):
+        wanted = {
+            (name, number)
+            for _, group in self._groups
+            for name, number in itertools.product(group.kinds, range(engines if group.several else 1))
+        }
+        memory = min(self._options["gpu_memory_utilization"], MEMORY / len(wanted))
+        for name, number in sorted(wanted):
             options = {**self._options, "gpu_memory_utilization": memory}
             options |= {"enforce_eager": True} if name == "stock eager" else {}
             child = Child("benchmarks.engine_child", NAMES[name], self._folder, json.dumps(options))
@@ -198,7 +217,7 @@ class _Bench:
         asked = {name: (name, request) for name in group.stock}
         for name, (traced, work) in group.blocks.items():
             asked[name] = "interpose", {**request, "work": work, "traced": traced, "plain_only": group.plain_only}
-        engines = sorted({engine for _, engine in children})
+        engines = sorted({engine for kind, engine in children if kind in group.kinds}) if group.several else [0]
         every = [
             (f"{name}, {engine}", children[kind, engine], given)
             for engine in engines

@@ -265,7 +265,7 @@ def test_cases_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_of_a_kind_share_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them start at the same time, as many of each kind as were asked for, and only kinds that are measured."""
+    """All of them start at the same time; those that plain requests are not measured with are one of a kind."""
     started: list[tuple[str, dict[str, Any]]] = []
 
     class Started:
@@ -273,24 +273,41 @@ def test_engines_of_a_kind_share_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             started.append((kind, json.loads(options)))
 
         def ask(self, **request: Any) -> float:
-            assert len(started) == 9
+            assert len(started) == 10
             return 0.0
 
     monkeypatch.setattr(graph_steps, "Child", Started)
+    children = graph_steps._Bench(graph_steps.CASES, "", {"gpu_memory_utilization": 0.15}, tokens=8)._start(3)
+    several = set(itertools.product(("stock", "control", "interpose"), range(3)))
+    assert children.keys() == several | {("stock eager", 0)}
+    assert Counter(kind for kind, _ in started) == {"stock": 7, "interpose": 3}
+    assert all(options["gpu_memory_utilization"] == pytest.approx(0.09) for _, options in started)
+    assert sum(options.get("enforce_eager", False) for _, options in started) == 1
+
+    started.clear()
+    monkeypatch.setattr(Started, "ask", lambda self, **request: 0.0)
     cases = {"plain": graph_steps.CASES["plain"]}
-    children = graph_steps._Bench(cases, "", {"gpu_memory_utilization": 0.15}, tokens=8)._start(3)
-    assert children.keys() == set(itertools.product(("stock", "control", "interpose"), range(3)))
-    assert Counter(kind for kind, _ in started) == {"stock": 6, "interpose": 3}
-    assert all(options == {"gpu_memory_utilization": 0.1} for _, options in started)
+    assert graph_steps._Bench(cases, "", {"gpu_memory_utilization": 0.15}, tokens=8)._start(3).keys() == several
 
 
 def test_of_several_engines_the_median_counts_in_each_round() -> None:
     seconds = {"stock": [[1.0, 2.0], [2.0, 8.0], [9.0, 4.0]], "interpose": [[3.0, 4.0], [2.0, 9.0], [4.0, 2.0]]}
     children: Any = {(kind, i): Scripted(kind, [], one) for kind, each in seconds.items() for i, one in enumerate(each)}
-    bench = graph_steps._Bench({"plain": (graph_steps.Group(1, 2, ("stock",), {"plain": (0, "")}, False),)}, "", {}, 8)
+    group = graph_steps.Group(1, 2, ("stock",), {"plain": (0, "")}, False, several=True)
+    bench = graph_steps._Bench({"plain": (group,)}, "", {}, 8)
     bench._group(0, children, rounds=2, seconds=60.0)
     assert [one.seconds for one in bench._measured.values()] == [[2.0, 4.0], [3.0, 4.0]]
     assert bench.figures()["plain: batch 1, plain"]["ratio"] == 1.25
+
+
+def test_with_blocks_one_engine_of_a_kind_is_asked() -> None:
+    asked: list[str] = []
+    children: Any = {("stock", i): Scripted(f"stock {i}", asked, [1.0, 1.0]) for i in range(2)}
+    children |= {("interpose", i): Scripted(f"interpose {i}", asked, [2.0, 2.0]) for i in range(2)}
+    group = graph_steps.Group(1, 2, ("stock",), {"a block": (1, "capture one layer, prompt")}, False)
+    bench = graph_steps._Bench({"one-request": (group,)}, "", {}, 8)
+    bench._group(0, children, rounds=2, seconds=60.0)
+    assert set(asked) == {"stock 0", "interpose 0"}
 
 
 def test_a_row_says_what_was_measured_beside_it() -> None:
