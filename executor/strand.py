@@ -19,6 +19,11 @@ from interpose.v1 import trace_pb2 as pb
 if TYPE_CHECKING:
     from executor.running_block import RunningBlock
 
+# Torch looks up once, when a default device is first used, which functions make tensors. Transformers puts another torch.linspace
+# in the place of torch's while it makes a model: were that the first use, blocks' own linspace would stay on the CPU.
+with torch.device("cpu"):
+    torch.empty(0)
+
 
 class _Greenlet(greenlet):
     """A greenlet that knows its block."""

@@ -157,6 +157,23 @@ def test_a_recorded_measurement_says_where_it_differs_from_the_page() -> None:
         assert len(summary(now, written)["otherwise"]) == 2
 
 
+def test_a_recorded_measurement_has_its_changes() -> None:
+    """Those that fail are named, unless none was measured, which the page says of such a run."""
+    now = measured()["llama"]
+    now["changed: embed.output"] = dict.fromkeys(PHASES, 5e-6)
+    written = written_on(render(said({"llama": now}), "- everything"), 1)["llama"]
+    assert summary(now, written)["changes"] == 4
+    failed = {**now, "changed: embed.output": dict.fromkeys(PHASES, "no")}
+    assert summary(failed, written)["otherwise"] == [
+        f"changed: embed.output in {phase}: no" for phase in sorted(PHASES)
+    ]
+    none = {**failed, "changed: blocks[i].resid_pre": dict.fromkeys(PHASES, "no")}
+    assert (summary(none, written)["changes"], summary(none, written)["otherwise"]) == (0, [])
+
+
 def test_the_page_has_what_was_recorded_on_gpus() -> None:
     assert section() in page().read_text()
+    assert "Locations alone" in section() or all(
+        found["changes"] for run in json.loads(RECORDED.read_text()).values() for found in run["columns"].values()
+    )
     assert all(f"| {run} |" in section() for run in json.loads(RECORDED.read_text()))

@@ -30,6 +30,7 @@ from tests.fidelity import changes
 from tests.fidelity.changes import changeable, changed_path, ramp
 from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import (
+    CHANGED,
     PHASES,
     PROMPTS,
     SCHEDULINGS,
@@ -182,7 +183,7 @@ class HalfMeasurement(Measurement):
         if not self._reports:
             return found
         for place, ran in zip(places, rans, strict=False):
-            row = f"changed: {place.row}"
+            row = CHANGED + place.row
             if ran.failure is not None:
                 found[row] = dict.fromkeys(PHASES, place.generally(ran.failure.message))
                 continue

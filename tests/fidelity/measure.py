@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from executor.options import check_config, prepare_environment
+from executor.strand import Strand  # noqa: F401 - before transformers makes a model, see there
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.harness import Block, Limits, LocalEngine, Ran
 from tests.fidelity.changes import Changed, changed, truth_of
@@ -66,6 +67,7 @@ SCHEDULINGS = [Scheduling(chunked, cached) for chunked in (False, True) for cach
 # row → condition → error or refusal
 Cells = dict[str, dict[str, float | str]]
 START = "start"  # the only row of an engine that does not start: why, under ""
+CHANGED = "changed: "  # begins the row of a change
 
 
 def conditions(schedulings: Sequence[Scheduling] = SCHEDULINGS) -> list[str]:
@@ -176,7 +178,7 @@ class Measurement:
             schedulings: those to measure under.
         """
         changes = changed(self.engine, self.places, self._changes, PHASES)
-        cells: Cells = {f"changed: {row}": phases for row, phases in changes.items()}
+        cells: Cells = {CHANGED + row: phases for row, phases in changes.items()}
         for condition, prompt, ran in self._ran(schedulings):
             if self._truth is not None:
                 assert ran.token_ids == self._truth[prompt].raw.tokens

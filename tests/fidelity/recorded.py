@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.fidelity.half import TIMES, Halves, ratio
 from tests.fidelity.layouts import Layout
-from tests.fidelity.measure import PHASES, Cells
+from tests.fidelity.measure import CHANGED, PHASES, Cells
 
 RECORDED = Path(__file__).with_suffix(".json")
 GIVEN = "given"
@@ -25,7 +25,10 @@ HEAD = """\
 Measured by the same programs under the same conditions; recorded, and not measured again by the suite: {where}.
 
 A cell has the largest error of any location and of any change, prefill and decode, then how many locations were given and how
-many refused, each phase counted. [gpu.md](gpu.md) says what else has run on GPUs."""
+many refused, each phase counted.{without} [gpu.md](gpu.md) says what else has run on GPUs."""
+WITHOUT = """\
+ Locations alone, as the measuring block's own tensor was on the CPU, which has been mended since:
+{runs}."""
 HALF = """\
 In bfloat16 (`tests/fidelity/half.py`), the distance ‖a - b‖ / ‖b‖ from the float32 truth, and in brackets that of transformers'
 own bfloat16 forward on the same GPU, each where it is largest. No location and no change is more than {times:g} times as far off
@@ -44,7 +47,9 @@ def section() -> str:
         for row in found["otherwise"]
     ]
     where = "; ".join(dict.fromkeys(f"{run['where']}, {run['date']}" for run in runs.values()))
-    parts = [HEAD.format(where=where), _table(exact)]
+    unchanged = [name for name, run in runs.items() if not any(found["changes"] for found in run["columns"].values())]
+    without = WITHOUT.format(runs="; ".join(unchanged)) if unchanged else ""
+    parts = [HEAD.format(where=where, without=without), _table(exact)]
     if half:
         parts += [HALF.format(times=TIMES, most=max(run["most"] for run in half.values())), _table(half)]
     return "\n\n".join([*parts, "\n".join(["Otherwise than above:", *otherwise]) if otherwise else ALIKE])
@@ -67,6 +72,8 @@ def _table(runs: dict[str, Any]) -> str:
 def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[str, Any]:
     """Return what is recorded of one architecture.
 
+    If no change was measured, as in runs of which the page says so, there is nothing to compare of them.
+
     Args:
         cells: what was measured, in float32 or in bfloat16.
         written: what the page says of each of its rows in each phase: `GIVEN`, or the refusal.
@@ -82,14 +89,20 @@ def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[
                 theirs.append(value[1])
     verdicts = {}
     for row, found in cells.items():
-        for phase in PHASES if ": " not in row or row.startswith("raw: ") else ():
+        for phase in PHASES:
             said = {
                 value if isinstance(value, str) else GIVEN for name, value in found.items() if name.startswith(phase)
             }
             verdicts[row, phase] = " or ".join(sorted(said))
+    changes = {at: said for at, said in verdicts.items() if at[0].startswith(CHANGED)}
+    if GIVEN not in changes.values():
+        verdicts = {at: said for at, said in verdicts.items() if at not in changes}
+        written = {at: said for at, said in written.items() if at not in changes}
+    locations = [said for at, said in verdicts.items() if at not in changes]
     return {
-        "given": sum(said == GIVEN for said in verdicts.values()),
-        "refused": sum(said != GIVEN for said in verdicts.values()),
+        "given": sum(said == GIVEN for said in locations),
+        "refused": sum(said != GIVEN for said in locations),
+        "changes": sum(said == GIVEN for said in changes.values()),
         "largest": max(errors.values()),
         "at": ", ".join(max(errors, key=lambda one: errors[one])),
         **({"theirs": max(theirs)} if theirs else {}),
@@ -109,8 +122,8 @@ def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
         name: {
             (row, phase): GIVEN if is_error(said) else said
             for row, phases in column.rows.items()
-            for phase, said in phases.items()
-            if phase
+            for when, said in phases.items()
+            for phase in ([when] if when else PHASES)  # of a change it says one thing of both
         }
         for name, column in parse(page)[Layout(ranks, 1)].items()
     }

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tests.fidelity import recorded
 from tests.fidelity.layouts import Layout, named
-from tests.fidelity.measure import PHASES, SCHEDULINGS, START, Cells, Scheduling, conditions
+from tests.fidelity.measure import CHANGED, PHASES, SCHEDULINGS, START, Cells, Scheduling, conditions
 
 LARGEST = 1e-4  # of an error that is called supported
-CHANGED = "changed: "  # begins the row of a change
 RAW = "raw: "  # begins the row of a module
 # What lies between these lines is written by hand and stays.
 KEPT = ("<!-- kept: written by hand -->", "<!-- end of kept -->")
