@@ -12,6 +12,8 @@ TESTS    ?=
 WORKERS  ?= 2
 # Which layouts to measure for docs/fidelity.md, all unless it says, e.g. LAYOUTS="'TP 4' 'TP 2 × PP 2'"
 LAYOUTS  ?=
+# Which measurements of GPUs, all unless it says, e.g. RUNS="'V2, one rank'"
+RUNS     ?=
 # A folder with KubeRay's CRD files, for k8s-validate.
 CRDS     ?=
 
@@ -22,7 +24,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-unit fidelity bench lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +33,7 @@ help:
 	@echo 'make test-cluster  several replicas, models and nodes, and what is lost of them: as root, with iproute2'
 	@echo 'make test-unit  the tests that need no engine: seconds'
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
+	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make format     ruff, changing files'
@@ -76,6 +79,9 @@ test-unit: $(STAMP)
 
 fidelity: $(STAMP)
 	$(BIN)/python -m tests.fidelity $(LAYOUTS)
+
+fidelity-gpu: $(STAMP)
+	$(BIN)/python -m tests.fidelity.on_gpus $(RUNS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -1,14 +1,12 @@
 """What was measured on GPUs, where the suite seldom runs: recorded as JSON in this folder, shown on the page of fidelity.
 
-`python -m tests.fidelity.recorded 'NVIDIA H200, vLLM 0.32.0, …' 'V2, one rank' 1 RESULT…` records what `tests.fidelity.measure`
-or `tests.fidelity.half` wrote there: how far off each architecture was, and which locations were given or refused otherwise
-than the page says.
+`tests.fidelity.on_gpus` measures there and records it: how far off each architecture was, and which locations and changes were
+given or refused otherwise than the page says.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -129,17 +127,20 @@ def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
     }
 
 
-def main() -> None:
-    """Record a measurement; see the module's docstring."""
+def record(where: str, name: str, ranks: int, columns: dict[str, Any]) -> dict[str, Any]:
+    """Record what a run measured, and return it.
+
+    Args:
+        where: the GPU and the versions.
+        name: of the run.
+        ranks: tensor-parallel ones.
+        columns: what was measured of each.
+    """
     from tests.fidelity.table import page
 
-    where, name, ranks, *results = sys.argv[1:]
-    columns: dict[str, Any] = {}
-    for result in results:
-        columns |= json.loads(Path(result).read_text())
-    written = written_on(page().read_text(), int(ranks))
+    written = written_on(page().read_text(), ranks)
     runs = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    runs[name] = {
+    run = runs[name] = {
         "where": where,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "columns": {column: summary(columns[column], written[column]) for column in sorted(columns)},
@@ -150,9 +151,16 @@ def main() -> None:
         if any(isinstance(one, list) for one in found["embed.output"].values())
     ]
     if most:
-        runs[name]["most"] = max(most)
+        run["most"] = max(most)
     RECORDED.write_text(json.dumps(runs, indent=1) + "\n")
+    return run
 
 
-if __name__ == "__main__":
-    main()
+def write_page() -> None:
+    """Have the page say what is recorded."""
+    from tests.fidelity.table import KEPT, page
+
+    written = page().read_text()
+    title = HEAD.partition("\n")[0]
+    before, after = written[: written.index(title)], written[written.index(KEPT[0]) :]
+    page().write_text(f"{before}{section()}\n\n{after}")
