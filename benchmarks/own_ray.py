@@ -6,13 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serve_app.cluster import OwnHead
 
 
 @contextlib.contextmanager
-def own_ray(cpus: int) -> Iterator[None]:
+def own_ray(cpus: int) -> Iterator[OwnHead]:
     """Start a head with at least so many CPUs for the time of the `with` block; processes started in it join it.
 
-    Not to be used where Ray has been imported before: it reads its environment then.
+    Not to be used where Ray has been imported before: it reads its environment then. What workers had in shared memory is removed
+    when the head looks after them again, or stops, if it has looked after them while they lived.
     """
     from serve_app.environment import own_head_environment
 
@@ -28,6 +33,6 @@ def own_ray(cpus: int) -> Iterator[None]:
     head.start()
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     try:
-        yield
+        yield head
     finally:
         head.stop()

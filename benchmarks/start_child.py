@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.own_ray import own_ray
@@ -25,8 +26,8 @@ def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     # vLLM's executor leaves it to gloo to find an interface by this machine's name.
     use_interface_of("127.0.0.1")
-    with own_ray(int(ranks)):
-        answer_forever(Starts(checkpoint, int(ranks), json.loads(given)).answer)
+    with own_ray(int(ranks)) as head:
+        answer_forever(Starts(checkpoint, int(ranks), json.loads(given), head.look_after).answer)
 
 
 class Starts:
@@ -36,15 +37,17 @@ class Starts:
         checkpoint: the model's folder.
         ranks: the tensor-parallel size.
         given: further options of vLLM's engine.
+        look_after: called while workers run, see `own_ray`.
     """
 
-    def __init__(self, checkpoint: str, ranks: int, given: dict[str, Any]) -> None:
+    def __init__(self, checkpoint: str, ranks: int, given: dict[str, Any], look_after: Callable[[], None]) -> None:
         import ray
         from vllm.platforms import current_platform
 
         from executor.options import prepare_environment
 
         prepare_environment(ranks)
+        self._look_after = look_after
         self._options = {"model": checkpoint, "tensor_parallel_size": ranks, **given}
         device = current_platform.ray_device_key or "CPU"
         self._group = ray.util.placement_group([{device: 1.0}] * ranks, strategy="PACK")
@@ -72,6 +75,7 @@ class Starts:
         started = timed(config)
         ready = time.perf_counter()
         taken = {"actors": started.constructed() - began, "workers": ready - began}
+        self._look_after()
         ends = [handle.run_ref for handle in started.ray_worker_handles]
         started.shutdown()
         _, alive = ray.wait(ends, num_returns=len(ends), timeout=GONE_SECONDS)
