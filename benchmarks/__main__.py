@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     some.add_argument(
         "--dtype", choices=DTYPES, help=f"default: float32, bfloat16 where there is a GPU {_takers('dtype')}"
     )
-    some.add_argument("--rounds", type=_count, metavar="N", help=f"that count {_takers('rounds')}")
+    some.add_argument("--rounds", type=_rounds, metavar="N", help=f"that count, two at least {_takers('rounds')}")
     some.add_argument(
         "--engines",
         type=_count,
@@ -82,6 +82,12 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a count")
     return count
+
+
+def _rounds(text: str) -> int:
+    if _count(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not a count of rounds that has quartiles: two at least")
+    return int(text)
 
 
 def chosen(argv: list[str] | None = None) -> tuple[argparse.Namespace, dict[str, Any]]:

@@ -129,6 +129,7 @@ def test_options_reach_the_benchmarks_that_take_them() -> None:
         "tensor_parallel --case batch",
         "nothing",
         "start_up --rounds 0",
+        "start_up --rounds 1",
         "start_up --model 2b",
     ],
 )
@@ -205,10 +206,15 @@ def test_plain_steps_are_held_against_those_without_our_code() -> None:
 
 
 def test_an_engine_is_found_without_its_title() -> None:
-    spawned = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    context = multiprocessing.get_context("spawn")
+    running = context.Barrier(2)
+    spawned = context.Process(target=running.wait)
     spawned.start()
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
+        # Before that it may still have the command line of the process that forked it.
+        while not running.n_waiting and spawned.is_alive():
+            time.sleep(0.01)
         assert processes.ENGINE in processes.title(psutil.Process(spawned.pid))
         assert processes.ENGINE not in processes.title(psutil.Process(other.pid))
     finally:
