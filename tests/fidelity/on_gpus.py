@@ -28,6 +28,7 @@ import torch
 from tests.conftest import ENVIRONMENT
 
 SECONDS = 1500
+ATTENTION = "attention in the backend that vLLM chooses (in Triton's with full float32 products)"  # TRITON_F32_DEFAULT
 CORES = 2  # that a process of a measurement keeps busy: the engine's kernels are short, and its Python is one thread
 
 
@@ -198,7 +199,7 @@ def main() -> int:
     from tests.fidelity import recorded
     from tests.fidelity.measure import COLUMNS
 
-    where = f"{torch.cuda.get_device_name()}, vLLM {vllm.__version__}, torch {torch.__version__}"
+    where = f"{torch.cuda.get_device_name()}, vLLM {vllm.__version__}, torch {torch.__version__}, {ATTENTION}"
     with tempfile.TemporaryDirectory() as folder:
         measured = measure_all(runs, list(COLUMNS), Path(folder), gpus)
     said = []
