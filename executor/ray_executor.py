@@ -29,6 +29,7 @@ from executor.cluster import connect, placement_group_for, wait_ready, worker_bu
 from executor.environment import forwarded
 from executor.lazy_actor import LazyWorkerActor
 from executor.lifeline import Lifeline, exit_with_parent
+from executor.shared_memory import forget_names
 from executor.startup import Startup
 
 logger = init_logger(__name__)
@@ -153,6 +154,7 @@ class LazyRayExecutor(RayExecutorV2):
         self.rpc_broadcast_mq.wait_until_ready()
         for response_queue in self.response_mqs:
             response_queue.wait_until_ready()
+        forget_names([self.rpc_broadcast_mq])
 
     def start_worker_monitor(self, inline: bool = False) -> None:
         """Watch the workers from a thread of its own: by their lifelines, and by Ray, which knows of actors that ended."""

@@ -9,9 +9,18 @@ from torch.distributed import TCPStore
 from vllm.utils.network_utils import get_distributed_init_method
 from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 
+from executor.shared_memory import forget_names, forget_names_of_groups
+
 
 class LazyWorkerProc(RayWorkerProc):
     """vLLM's Ray worker process, built inside an actor that is already up."""
+
+    def run(self) -> None:
+        """Serve the engine until it shuts down."""
+        # The executor calls it when all ranks are initialized and it has opened their answers.
+        forget_names_of_groups()
+        forget_names([self.worker_response_mq])
+        super().run()
 
 
 def bind_store(world_size: int) -> tuple[TCPStore, str]:

@@ -1,18 +1,19 @@
 """Files in shared memory that a service's processes use, so that those of killed processes can be removed.
 
 vLLM's processes exchange messages through shared memory. Whoever made a segment removes it on an orderly end; Ray ends
-workers by killing them.
+workers by killing them. Those of an engine that runs have no name any more (`executor.shared_memory`); those of one that is
+killed while it starts do.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
-SHARED_MEMORY = Path("/dev/shm")
+from executor.shared_memory import mapped_by
 
 
 class SharedFiles:
@@ -36,19 +37,6 @@ class SharedFiles:
         for file in self._users:
             _remove(file)
         self._users.clear()
-
-
-def mapped_by(processes: Iterable[int]) -> set[Path]:
-    """Return the files in shared memory that processes, given by id, have mapped and that still have a name."""
-    found: set[Path] = set()
-    for process in processes:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-                # address permissions offset device inode path
-                path = line.split(maxsplit=5)[5:]
-                if path and path[0].startswith(f"{SHARED_MEMORY}/") and not path[0].endswith(" (deleted)"):
-                    found.add(Path(path[0]))
-    return found
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -19,8 +19,8 @@ import pytest
 import interpose
 from actors.spilled import is_whole
 from benchmarks.relay import Relay
+from executor.shared_memory import SHARED_MEMORY
 from interpose.errors import InterposeError, QuotaExceeded, Unavailable
-from serve_app.shared_memory import SHARED_MEMORY
 from tests.cluster.matrix import FAULTS, WORKER, Seen, There, leaks, report, shown
 from tests.e2e.service import RunningService, wait_for
 
@@ -212,7 +212,7 @@ def alone(faulty: RunningService) -> list[int]:
 def test_what_is_left_is_counted(faulty: RunningService) -> None:
     """A placement group and a value of somebody who is no tenant, and a file that nobody uses."""
     before = There.of(faulty)
-    assert before.shared, "the workers' queues"
+    assert not before.shared, "the workers' queues have no names"
     with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix="interpose-test-") as unused:
         littered = There(before.parts, before.shared | {Path(unused.name)})
         with faulty.joining(_LITTER) as littering:

@@ -13,6 +13,7 @@ import pytest
 
 import interpose
 from benchmarks.processes import title
+from executor.shared_memory import SHARED_MEMORY, mapped_by
 from interpose.errors import ServiceFailure, Unauthenticated, Unavailable
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
@@ -33,6 +34,14 @@ from tests.e2e.test_fidelity import (
 from tests.oracle import Oracle, difference
 
 pytestmark = pytest.mark.timeout(500)
+
+
+def test_what_a_running_engine_shares_has_no_name(service: RunningService) -> None:
+    """Or it would stay when a worker is killed, wherever nobody looks after it."""
+    for worker in service.processes("LazyWorkerActor"):
+        used = {region.path for region in worker.memory_maps() if region.path.startswith(f"{SHARED_MEMORY}/")}
+        assert any("psm_" in path for path in used) and any("cpushm" in path for path in used), used
+    assert not mapped_by(process.pid for process in service.processes())
 
 
 def test_tenants(second: RunningService) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serve_app.shared_memory import SHARED_MEMORY, SharedFiles
+from executor.shared_memory import SHARED_MEMORY
+from serve_app.shared_memory import SharedFiles
 
 _MAP = """
 import mmap, sys

@@ -1,0 +1,56 @@
+"""Shared memory of an engine's processes: once all that use a segment have mapped it, its name goes.
+
+vLLM's processes exchange messages and, on CPUs, tensors through files in shared memory, which whoever made them removes on an
+orderly end. A worker that is killed would leave its own behind, up to 240 MiB each, until its node or container ends. A file
+without a name lasts as long as a process has it mapped, and no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+SHARED_MEMORY = Path("/dev/shm")
+_TENSORS = "-cpushm_"  # in the names of those that ranks on CPUs exchange tensors through
+
+
+def forget_names(queues: Iterable[MessageQueue | None]) -> None:
+    """Remove the names of the segments that this process made for queues; all of their readers have opened them.
+
+    Readers are not asked: they are vLLM's own, which open a queue when they are told of it, or never.
+    """
+    for queue in queues:
+        ring = queue.buffer if queue is not None else None
+        if ring is not None and ring.is_creator:
+            ring.shared_memory.unlink()
+            ring.is_creator = False  # or it would be removed once more with the ring
+
+
+def forget_names_of_groups() -> None:
+    """Remove the names of all segments that the process groups of this worker use; each rank of them has its groups."""
+    from vllm.distributed import parallel_state
+
+    groups = [group() for group in parallel_state._groups.values()]
+    forget_names(group.mq_broadcaster for group in groups if group is not None)
+    for file in mapped_by([os.getpid()]):
+        if _TENSORS in file.name:
+            file.unlink(missing_ok=True)  # the others, which have it mapped as well, do the same
+
+
+def mapped_by(processes: Iterable[int]) -> set[Path]:
+    """Return the files in shared memory that processes, given by id, have mapped and that still have a name."""
+    found: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+                # address permissions offset device inode path
+                path = line.split(maxsplit=5)[5:]
+                if path and path[0].startswith(f"{SHARED_MEMORY}/") and not path[0].endswith(" (deleted)"):
+                    found.add(Path(path[0]))
+    return found
