@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def own_ray(cpus: int) -> Iterator[OwnHead]:
     """Start a head with at least so many CPUs for the time of the `with` block; processes started in it join it.
 
-    Not to be used where Ray has been imported before: it reads its environment then. What workers had in shared memory is removed
-    when the head looks after them again, or stops, if it has looked after them while they lived.
+    Not to be used where Ray has been imported before: it reads its environment then. What workers of vLLM's own executor had
+    in shared memory is removed when the head looks after them again, or stops, if it has looked after them while they lived.
     """
     from serve_app.environment import own_head_environment
 

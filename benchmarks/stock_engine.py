@@ -26,12 +26,11 @@ def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # without it `collective_rpc` returns no tensors
     # A forked engine process would believe that it is connected to Ray, as this one is.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    with own_ray(int(ranks)) as head:
+    with own_ray(int(ranks)):
         llm = _engine(checkpoint, int(ranks), json.loads(given))
         try:
             answer_forever(Requests(llm).answer)
         finally:
-            head.look_after()
             llm.shutdown()
 
 

@@ -21,10 +21,7 @@ _TENSORS = "-cpushm_"  # in the names of those that ranks on CPUs exchange tenso
 
 
 def forget_names(queues: Iterable[MessageQueue | None]) -> None:
-    """Remove the names of the segments that this process made for queues; all of their readers have opened them.
-
-    Readers are not asked: they are vLLM's own, which open a queue when they are told of it, or never.
-    """
+    """Remove the names of the segments that this process made for queues, all of whose readers must have opened them."""
     for queue in queues:
         ring = queue.buffer if queue is not None else None
         if ring is not None and ring.is_creator:
@@ -33,9 +30,10 @@ def forget_names(queues: Iterable[MessageQueue | None]) -> None:
 
 
 def forget_names_of_groups() -> None:
-    """Remove the names of all segments that the process groups of this worker use; each rank of them has its groups."""
+    """Remove the names of all segments that the process groups of this worker use; all ranks must have their groups."""
     from vllm.distributed import parallel_state
 
+    # vLLM's registry of all of them: which there are depends on the layout.
     groups = [group() for group in parallel_state._groups.values()]
     forget_names(group.mq_broadcaster for group in groups if group is not None)
     for file in mapped_by([os.getpid()]):
