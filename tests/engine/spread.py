@@ -8,11 +8,16 @@ from typing import Any
 
 from executor.options import prepare_environment
 from executor.outbox import LocalOutbox
+from executor.shared_memory import forget_names_of_groups
 from interpose.v1.model_pb2 import ModelDescription
 from tests.engine.harness import Limits, LocalEngine
 
 _ALL = 1 << 30  # no saved value of a test is larger, so all come inside the answers of the workers
 _OF_RANKS = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_WORKER_MULTIPROC_METHOD")
+
+
+def _forget_names(_worker: Any) -> None:
+    forget_names_of_groups()
 
 
 class _Workers:
@@ -77,6 +82,8 @@ class SpreadEngine(LocalEngine):
             **options,
         )
         self._workers = _Workers(self.llm)
+        # vLLM's own executor may end a rank before it removes what it exchanges tensors through.
+        self.llm.collective_rpc(_forget_names)
 
     def close(self) -> None:
         super().close()
