@@ -12,8 +12,8 @@ import pytest
 
 import interpose
 from interpose.v1.value_pb2 import RangeValue, Value
-from tests.engine.shipping.test_classes import Pair, altered
-from tests.engine.shipping.worker import Shipped
+from tests.engine.shipping.test_classes import Pair
+from tests.engine.shipping.worker import Shipped, altered
 
 ENDLESS = Value(range=RangeValue(start=0, stop=1 << 62, step=1))
 

@@ -102,3 +102,13 @@ class Shipped(capture.CapturedContext):
 def envoy() -> Envoy:
     """Return the model of a test."""
     return Envoy(TREE, TREE)
+
+
+def altered(alter: Any, step_seconds: float = 5.0) -> Shipped:
+    """A tracer whose trace's classes are changed on the way."""
+
+    def change(trace: Any) -> None:
+        for value in trace.scope.values:
+            alter(value)
+
+    return Shipped(change, step_seconds)
