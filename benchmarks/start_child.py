@@ -71,13 +71,17 @@ class Starts:
         deployed, timed = STARTS[executor]
         config = AsyncEngineArgs(**self._options, distributed_executor_backend=deployed).create_engine_config()
         config.parallel_config.placement_group = self._group
-        began = time.perf_counter()
-        started = timed(config)
-        ready = time.perf_counter()
-        taken = {"actors": started.constructed() - began, "workers": ready - began}
-        self._look_after()
-        ends = [handle.run_ref for handle in started.ray_worker_handles]
-        started.shutdown()
+        started = timed.__new__(timed)  # here also if its start is interrupted
+        try:
+            began = time.perf_counter()
+            started.__init__(config)
+            ready = time.perf_counter()
+            taken = {"actors": started.constructed() - began, "workers": ready - began}
+            ends = [handle.run_ref for handle in started.ray_worker_handles]
+        finally:
+            # Not left to vLLM, which does it when this process ends: there is no Ray then, and it waits for one.
+            self._look_after()
+            started.shutdown()
         _, alive = ray.wait(ends, num_returns=len(ends), timeout=GONE_SECONDS)
         if alive:
             raise RuntimeError(f"{len(alive)} workers were still there {GONE_SECONDS:g} s after their executor")

@@ -24,17 +24,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="package")
 def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """The service that most tests share; where there are GPUs, with as many of its models as they have room for."""
-    room = torch.cuda.device_count() // 2 if torch.cuda.is_available() else len(checkpoints)
+    """The service that most tests share; where there are GPUs, with as many of its models and workers as they have room for."""
+    gpus = torch.cuda.device_count()
+    ranks = 1 if gpus == 1 else 2
+    room = gpus // ranks or len(checkpoints)
     # Small models leave most of a GPU to others. What a CPU gives, the executor says.
-    memory: dict[str, float] = (
-        {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30} if torch.cuda.is_available() else {}
-    )
+    memory: dict[str, float] = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30} if gpus else {}
     models = [
         {
             "name": name,
             "model": str(path),
-            "tensor_parallel_size": 2,
+            "tensor_parallel_size": ranks,
             # One as it is by default, compiled; the other starts sooner.
             "engine": {"dtype": "float32", "enforce_eager": name == "gpt2", **memory},
             "limits": {"step_seconds": 6.0, "block_memory_bytes": 1 << 30},
