@@ -17,8 +17,7 @@ def own_ray(cpus: int) -> Iterator[OwnHead]:
     """Start a head with at least so many CPUs for the time of the `with` block; processes started in it join it.
 
     Not to be used where Ray has been imported before: it reads its environment then. What workers of vLLM's own executor had
-    in shared memory is removed when the head looks after them again, or stops, if it has looked after them while they lived;
-    and what this process has there, when the block ends: an executor that is interrupted while it starts leaves it.
+    in shared memory is removed when the head looks after them again, or stops, if it has looked after them while they lived.
     """
     from serve_app.environment import own_head_environment
 
@@ -26,11 +25,9 @@ def own_ray(cpus: int) -> Iterator[OwnHead]:
     # Workers import from this folder, wherever the head was started.
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    import psutil
     import ray
 
     from serve_app.cluster import OwnHead
-    from serve_app.shared_memory import SharedFiles
 
     head = OwnHead(cpus)
     head.start()
@@ -38,7 +35,4 @@ def own_ray(cpus: int) -> Iterator[OwnHead]:
     try:
         yield head
     finally:
-        own = SharedFiles()
-        own.look_after({psutil.Process()})
         head.stop()
-        own.remove()
