@@ -15,7 +15,7 @@ from typing import Any
 from ray.serve import Application
 
 from serve_app import builder
-from serve_app.settings import ModelSettings, settings_from
+from serve_app.settings import model_settings_from, settings_from
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -25,4 +25,4 @@ def build(args: dict[str, Any]) -> Application:
 
 def build_model(args: dict[str, Any]) -> Application:
     """Build one model beside a service that runs on the same cluster; `args` are a `ModelSettings`."""
-    return builder.build_model(ModelSettings(**args))
+    return builder.build_model(model_settings_from(args))

@@ -15,8 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from executor import engine_names
+from serve_app.settings_errors import explain
+from serve_app.settings_file import SettingsFile
 
 PREFIX = "INTERPOSE_"
 
@@ -24,6 +29,14 @@ PREFIX = "INTERPOSE_"
 _CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"})
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+# The engine's arguments that the service sets.
+_OURS = frozenset(
+    {
+        *("model", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
+        *("worker_cls", "scheduler_cls", "additional_config"),
+    }
+)
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -126,10 +139,23 @@ class ModelSettings(_Part):
     @field_validator("engine")
     @classmethod
     def _not_ours(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        ours = {"model", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend", "worker_cls"}
-        taken = sorted(ours & engine.keys())
-        if taken:
-            raise ValueError(f"set by the service itself, not under `engine`: {', '.join(taken)}")
+        known = engine_names.arguments()
+        for name in engine:
+            if name in _OURS:
+                raise PydanticCustomError(
+                    "engine_argument", "the service sets it itself: leave it out here", {"name": name}
+                )
+            if known and name not in known:
+                hint = engine_names.near(str(name), known)
+                raise PydanticCustomError(
+                    "engine_argument", "the engine has no such argument{hint}", {"name": name, "hint": hint}
+                )
+        if engine.get("speculative_config") is not None:
+            raise PydanticCustomError(
+                "engine_argument",
+                "it is not supported with traces: a step's rows would hold guessed tokens",
+                {"name": "speculative_config"},
+            )
         return engine
 
     @model_validator(mode="after")
@@ -244,13 +270,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        given = getattr(init_settings, "init_kwargs", {}).get("config_file")
-        path = given or os.environ.get(f"{PREFIX}CONFIG_FILE")
-        if not path:
+        file = _file(getattr(init_settings, "init_kwargs", {}))
+        if file is None:
             return init_settings, env_settings
-        if not Path(path).is_file():
-            raise ValueError(f"there is no configuration file {path}")
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=file.values)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -294,6 +317,9 @@ def settings_from(arguments: dict[str, Any]) -> Settings:
 
     Args:
         arguments: any field of `Settings`; or, for a single model, `model` and any field of `ModelSettings`.
+
+    Raises:
+        ValueError: with a line for each setting that is wrong: where it was given, and near misses of an unknown name.
     """
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if "model" in arguments:
@@ -302,7 +328,30 @@ def settings_from(arguments: dict[str, Any]) -> Settings:
         if "models" in arguments:
             raise ValueError("give either `model` or `models`")
         arguments["models"] = [one]
-    return Settings(**arguments)
+    try:
+        return Settings(**arguments)
+    except ValidationError as error:
+        raise ValueError(explain(error, Settings, arguments, _file(arguments), PREFIX)) from None
+
+
+def model_settings_from(arguments: dict[str, Any]) -> ModelSettings:
+    """Return the settings of one model.
+
+    Args:
+        arguments: fields of `ModelSettings`.
+
+    Raises:
+        ValueError: with a line for each setting that is wrong.
+    """
+    try:
+        return ModelSettings(**arguments)
+    except ValidationError as error:
+        raise ValueError(explain(error, ModelSettings, arguments)) from None
+
+
+def _file(arguments: Mapping[str, Any]) -> SettingsFile | None:
+    path = arguments.get("config_file") or os.environ.get(f"{PREFIX}CONFIG_FILE")
+    return SettingsFile(Path(path)) if path else None
 
 
 def _refuse_unknown_variables(fields: Mapping[str, Any]) -> None:

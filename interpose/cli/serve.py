@@ -12,6 +12,13 @@ from typing import Any
 
 from interpose.cli.progress_line import ProgressLine
 
+# vLLM's flags that say which files an engine needs.
+_FILES = (
+    *("config-format", "download-dir", "hf-config-path", "load-format", "revision"),
+    *("tokenizer", "tokenizer-mode", "tokenizer-revision"),
+)
+_CODE = ("skip-tokenizer-init", "trust-remote-code")
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,13 +44,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, help="where clients connect (default: 9000)")
     parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
-    parser.set_defaults(run=run, takes_engine_arguments=True)
+    flags = frozenset(flag for action in parser._actions for flag in action.option_strings)
+    parser.set_defaults(run=run, takes_engine_arguments=True, own_flags=flags)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted; returns the exit status."""
     try:
+        from executor.checkpoint import check_model
+        from executor.engine_names import check_flags
         from executor.environment import hide_keys
         from serve_app.environment import own_head_environment, proxy_environment
         from serve_app.settings import settings_from
@@ -55,7 +65,13 @@ def run(args: argparse.Namespace) -> int:
         return 1
     address = os.environ.get("RAY_ADDRESS")
     try:
-        settings = settings_from(_arguments(args))
+        check_flags(args.engine_arguments, args.own_flags)
+        settings = settings_from(_arguments(args, _some_engine_arguments(args.engine_arguments)))
+        if not address:  # on a cluster a model is where its workers are, and its engine looks for it there
+            for model in settings.models:
+                check_model(model)
+        if args.engine_arguments:  # only now: it takes long
+            settings = settings_from(_arguments(args, _engine_arguments(args.engine_arguments)))
         if not address:
             # Before Ray is imported.
             os.environ.update(own_head_environment() | proxy_environment(settings))
@@ -68,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
             autoscaling(model)  # refuses what Serve would, before anything starts
         workers = sum(model.world_size * model.most_replicas for model in settings.models)
         cluster = JoinedCluster(address) if address else OwnHead(workers)
-    except ValueError as error:
-        print(f"interpose serve: {_plain(error)}", file=sys.stderr)
+    except (ValueError, ConnectionError) as error:
+        print(f"interpose serve: {error}", file=sys.stderr)
         return 2
     service = Service(settings, cluster)
     line = ProgressLine(sys.stderr)
@@ -104,8 +120,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _arguments(args: argparse.Namespace) -> dict[str, Any]:
-    engine = _engine_arguments(args.engine_arguments)
+def _arguments(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, Any]:
     of_model = {
         "name": args.name,
         "tensor_parallel_size": args.tensor_parallel_size,
@@ -126,8 +141,6 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
     """Parse vLLM's own flags with vLLM's own parser; only those that were given."""
-    if not arguments:
-        return {}
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -137,12 +150,12 @@ def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
     return vars(parser.parse_args(arguments))
 
 
-def _plain(error: ValueError) -> str:
-    errors = getattr(error, "errors", None)
-    if errors is None:
-        return str(error)
-    lines = []
-    for one in errors():
-        where = ".".join(str(part) for part in one["loc"])
-        lines.append(f"{where}: {one['msg']}" if where else str(one["msg"]).removeprefix("Value error, "))
-    return "\n".join(lines)
+def _some_engine_arguments(arguments: list[str]) -> dict[str, Any]:
+    """Return those of vLLM's arguments that say which files an engine needs, without importing vLLM."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in _FILES:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
+    for name in _CODE:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--hf-token", "--hf_token", nargs="?", const=True)
+    return vars(parser.parse_known_args(arguments)[0])

@@ -90,5 +90,5 @@ def test_a_model_may_have_no_engine_while_nobody_uses_it() -> None:
 def test_a_model_is_an_application_too() -> None:
     found = deployments(app.build_model({"model": "/models/tiny", "name": "more", "device": "cpu"}))
     assert set(found) == {"engine-more"}
-    with pytest.raises(ValueError, match="Extra inputs"):
+    with pytest.raises(ValueError, match="tenants: there is no such setting"):
         app.build_model({"model": "x", "tenants": []})

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from interpose.cli import main
+from tests.unit.server.checkpoints import write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("RAY_", "INTERPOSE_"))]:
+        monkeypatch.delenv(name)
 
 
 def test_a_ray_client_address_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,9 +53,55 @@ def test_other_commands_take_no_engine_arguments(capsys: pytest.CaptureFixture[s
 def test_what_serve_would_refuse_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    model = write_checkpoint(tmp_path / "tiny")
     file = tmp_path / "service.yaml"
-    file.write_text("models: [{model: /models/tiny, autoscaling_config: {max_replica: 2}}]")
+    file.write_text(f"models: [{{model: {model}, autoscaling_config: {{max_replica: 2}}}}]")
     assert main(["serve", "--config", str(file)]) == 2
     assert "autoscaling_config of tiny: Ray Serve has no max_replica" in capsys.readouterr().err
     assert main(["serve", "/models/tiny", "--replicas", "0"]) == 2
-    assert "models.0.replicas" in capsys.readouterr().err
+    assert "models[0].replicas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean --max-model-len"),
+        (["--max_modle_len=3"], "unknown flag --max_modle_len; did you mean --max-model-len"),
+        (["--tensor-paralel-size", "2"], "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size"),
+        (["--no-enforce-eagre"], "unknown flag --no-enforce-eagre"),
+        (["-z"], "unknown flag -z"),
+        (["--lora-modules", "calm=/nowhere"], "lora_modules: calm: there is no folder /nowhere"),
+        (["--tokenizer", "/nowhere", "--max-model-len", "3"], "there is no folder /nowhere"),
+        (["--config", "/nowhere"], "there is no configuration file /nowhere"),
+    ],
+)
+def test_arguments_are_looked_at_before_the_engine_is_imported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)  # importing it fails
+    assert main(["serve", str(write_checkpoint(tmp_path / "tiny")), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"interpose serve: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere/tiny", "--max-model-len", "64"], "there is no folder /nowhere/tiny"),
+        (["/nowhere/tiny", "--max-modle-len", "64"], "unknown flag --max-modle-len"),
+    ],
+)
+def test_a_start_that_cannot_succeed_imports_neither_ray_nor_the_engine(arguments: list[str], message: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
+    command = [sys.executable, "-X", "importtime", "-m", "interpose.cli", "serve", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    lines = ended.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert len(said) == 1 and said[0].startswith(f"interpose serve: {message}")
+    assert "executor.checkpoint" in imported
+    assert not imported & {"ray", "vllm", "torch"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from serve_app.settings import ANONYMOUS, Settings, settings_from
 
@@ -71,29 +71,80 @@ def test_a_file_that_is_not_there_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "key"),
+    ("line", "where", "near"),
     [
-        ("grcp: {port: 1}", "grcp"),
-        ("grpc: {prot: 9001}", "grpc.prot"),
-        ("models: [{model: x, tensor_paralel_size: 2}]", "models.0.tensor_paralel_size"),
-        ("models: [{model: x, limits: {max_invoke: 2}}]", "models.0.limits.max_invoke"),
+        ("grcp: {port: 1}", "2: grcp", "grpc"),
+        ("grpc: {prot: 9001}", "2: grpc.prot", "port"),
+        (
+            "models: [{model: x, tensor_paralel_size: 2}]",
+            "1: models[0].tensor_paralel_size",
+            "tensor_parallel_size or pipeline_parallel_size",
+        ),
+        ("models: [{model: x, limits: {max_inovkes: 2}}]", "1: models[0].limits.max_inovkes", "max_invokes"),
     ],
 )
-def test_unknown_keys_of_the_file_are_errors(tmp_path: Path, line: str, key: str) -> None:
+def test_unknown_keys_of_the_file_are_errors(tmp_path: Path, line: str, where: str, near: str) -> None:
     path = tmp_path / "service.yaml"
     path.write_text(line if line.startswith("models") else f"models: [{{model: x}}]\n{line}")
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ValueError) as caught:
         settings_from({"config_file": str(path)})
-    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [key]
+    assert str(caught.value) == f"{path}:{where}: there is no such setting; did you mean {near}?"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "models:\n- model: x\n  limits:\n    max_invokes: many\n",
+            "4: models[0].limits.max_invokes: Input should be a",
+        ),
+        ("models:\n- model: x\ngrpc:\n  port: 70000\n", "4: grpc.port: Input should be less than or equal to 65535"),
+        ("models:\n- model: x\n- tensor_parallel_size: 2\n", "3: models[1].model: Field required"),
+        (
+            "models:\n- model: x\n  engine:\n    dtype: half\n    max_modle_len: 3\n",
+            "5: models[0].engine.max_modle_len: ",
+        ),
+        ("models:\n- model: x\n  engine: {worker_cls: a}\n", "3: models[0].engine.worker_cls: the service sets it"),
+        ("models:\n- model: x\n  engine: {speculative_config: {}}\n", "3: models[0].engine.speculative_config: "),
+        ("models: [{model: x}\ngrpc: 3\n", "2:1: this is no YAML: "),
+        ("models:\n\t- model: x\n", "2:1: this is no YAML: found character"),
+        ("- model: x\n", "1: settings have the form `name: value`"),
+        ("grpc: {port: 1}\nmodels: []\ngrpc: {port: 2}\n", "3: grpc is there twice, in line 1 before"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}:{message}")):
+        settings_from({"config_file": str(path)})
+
+
+def test_an_unknown_argument_of_the_engine_comes_with_near_misses() -> None:
+    with pytest.raises(ValueError, match=r"engine\.max_modle_len: .*did you mean max_model_len\?"):
+        settings_from({"model": "x", "engine": {"max_modle_len": 3}})
+
+
+def test_an_error_is_told_from_where_it_was_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"^grpc\.port: .*; it is 'no'$"):
+        settings_from({"config_file": str(file), "grpc": {"port": "no"}})
+    monkeypatch.setenv("INTERPOSE_GRPC__PORT", "none")
+    with pytest.raises(ValueError, match=r"^INTERPOSE_GRPC__PORT: .*; it is 'none'$"):
+        settings_from({"config_file": str(file)})
+
+
+def test_keys_of_tenants_are_not_repeated() -> None:
+    with pytest.raises(ValueError) as caught:
+        settings_from({"model": "x", "tenants": [{"name": "red", "api_keys": "red-secret"}]})
+    assert "tenants[0].api_keys" in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_unknown_variables_are_errors_with_the_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERPOSE_GRCP__PORT", "1")
-    with pytest.raises(ValidationError, match=r"INTERPOSE_GRCP__PORT"):
+    with pytest.raises(ValueError, match=r"INTERPOSE_GRCP__PORT"):
         settings_from({"model": "x"})
     monkeypatch.delenv("INTERPOSE_GRCP__PORT")
     monkeypatch.setenv("INTERPOSE_SESSION", "1")
-    with pytest.raises(ValidationError, match=r"did you mean INTERPOSE_SESSIONS\?"):
+    with pytest.raises(ValueError, match=r"did you mean INTERPOSE_SESSIONS\?"):
         settings_from({"model": "x"})
 
 
@@ -179,5 +230,5 @@ def test_adapters_are_given_as_vllm_takes_them(modules: object) -> None:
     ],
 )
 def test_adapters_that_are_none(modules: object, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(ValueError, match=words):
         settings_from({"model": "m", "lora_modules": modules})
