@@ -201,8 +201,7 @@ def test_what_it_serves_are_settings_for_two_workers(profile: str, monkeypatch: 
 
     parser = _serve_parser(serve)
     arguments, rest = parser.parse_known_args(line[2:])
-    arguments.engine_arguments = []
-    settings = settings_from(serve._arguments(arguments))
+    settings = settings_from(serve._arguments(arguments, {}))
     assert settings.grpc.host == "0.0.0.0"  # published by Docker, on the loopback interface
     (model,) = settings.models
     assert model.world_size == 2 and model.model.startswith("/models/")
