@@ -28,7 +28,7 @@ class Service:
     Args:
         tensor_parallel_size: workers, each with its share of the machine's cores.
         warm: how many sessions the service keeps ready.
-        engine: further arguments of the engine, by vLLM's names; float32 unless they say otherwise.
+        engine: further arguments of the engine, by vLLM's names; float32 and compiled unless they say otherwise.
         checkpoint: the model's folder; a demo llama without it.
         sessions: further settings of sessions.
 
@@ -53,7 +53,7 @@ class Service:
             "name": "llama",
             "model": str(checkpoint),
             "tensor_parallel_size": tensor_parallel_size,
-            "engine": {"dtype": "float32", **(engine or {})},
+            "engine": {"dtype": "float32", "enforce_eager": False, **(engine or {})},
         }
         settings = {"models": [model], "sessions": {"warm": warm, **(sessions or {})}, "grpc": {"port": self._port}}
         self.config = config = folder / "service.yaml"

@@ -55,6 +55,7 @@ class LazyWorkerActor:
         hold(ticket, self.rank)
         use_interface_of(ray.util.get_node_ip_address())
         self._startup = startup
+        startup.remember()
         startup.tell("importing vLLM")
         import executor.ray_worker  # noqa: F401
 
@@ -75,7 +76,7 @@ class LazyWorkerActor:
         self._worker = LazyWorkerProc(**pickle.loads(kwargs))
         self._worker.initialize_worker(**placement)
         hide_credentials()
-        return float(self._startup.ready(self._created))
+        return float(self._startup.loaded(self._created))
 
     def create_dist_init_method(self, world_size: int) -> str:
         """Bind the address at which the workers find each other; rank 0's task."""

@@ -20,6 +20,12 @@ VLLM_VERSION = "0.32.0"
 # Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
 STEP_TOKENS = 8192
 
+# With any of these a user has said whether the engine compiles.
+_COMPILING = (
+    *("enforce_eager", "compilation_config", "optimization_level"),
+    *("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
+)
+
 _FIXED: dict[str, tuple[Any, str]] = {
     "speculative_config": (None, "a step's rows would hold guessed tokens"),
 }
@@ -171,6 +177,8 @@ def engine_options(model: Any) -> dict[str, Any]:
         and "VLLM_CPU_KVCACHE_SPACE" not in os.environ
     ):
         options.setdefault("kv_cache_memory_bytes", 1 << 30)
+    if current_platform.is_cpu() and all(options.get(name) is None for name in _COMPILING):
+        options["enforce_eager"] = True  # compiling takes minutes, and a step with a block runs uncompiled
     options.setdefault("max_num_batched_tokens", STEP_TOKENS)
     return {
         **options,

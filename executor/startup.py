@@ -41,8 +41,13 @@ class Startup:
             return
         directory.worker_stage.remote(self.replica, self.rank, stage)
 
-    def ready(self, begun: float) -> float:
-        """Say that the worker is up.
+    def remember(self) -> None:
+        """Have `of_worker` return this in the worker's process too."""
+        if self.replica:
+            os.environ[REPLICA_VARIABLE] = self.replica
+
+    def loaded(self, begun: float) -> float:
+        """Say that the worker is up and has loaded the model.
 
         Args:
             begun: when its actor was constructed, on the monotonic clock.
@@ -51,5 +56,5 @@ class Startup:
             Seconds since then.
         """
         seconds = time.monotonic() - begun
-        self.tell(f"ready after {seconds:.0f} s")
+        self.tell(f"model loaded after {seconds:.0f} s")
         return seconds

@@ -32,6 +32,7 @@ from executor.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.ranks import AllRanks, Alone
 from executor.scan import scan
 from executor.stages import OneStage, Pipeline
+from executor.startup import Startup
 from executor.tree import ModuleTree
 from executor.views.catalogue import add_views
 from executor.work import Work
@@ -66,9 +67,24 @@ def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
 class InterposeWorker(_Base):
     """Mixed in before a vLLM worker."""
 
+    def determine_available_memory(self) -> Any:
+        """Run the model once as stock, which compiles it, and say so: that can take minutes."""
+        self._tell("compiling the model" if self._compiles else "measuring memory")
+        return super().determine_available_memory()
+
+    @property
+    def _compiles(self) -> bool:
+        return bool(self.vllm_config.compilation_config.mode)  # NONE is 0
+
+    def _tell(self, stage: str) -> None:
+        Startup.of_worker(self.rank).tell(stage)
+
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as stock, then take the module tree and the order in which a forward runs it."""
+        graphs = self._compiles and self.device.type != "cpu"
+        self._tell("compiling the model and capturing CUDA graphs" if graphs else "warming up")
         warmed_up = super().compile_or_warm_up_model()
+        self._tell("reading the module tree")
         runner = self.model_runner
         settings = dict(self.vllm_config.additional_config["interpose"])
         tensor_parallel = self.parallel_config.tensor_parallel_size

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +20,10 @@ import ray
 from serve_app.shared_memory import SharedFiles
 
 _EXIT_SECONDS = 10.0
+_TRIES = 3  # to start Ray here
 _JOIN_SECONDS = 90.0
 _HEAD = "node:__internal_head__"  # what Ray's head has as a resource
+_REASON = 120  # characters of an error on the progress line
 _SAID = 2000  # characters of what a node that did not start said
 
 # `ray start`, which ends with the process that started it, however that ends (PR_SET_PDEATHSIG).
@@ -31,6 +33,9 @@ from ray.scripts import scripts
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 scripts.main()
 """
+
+
+Progress = Callable[[str], None]
 
 
 class Cluster(Protocol):
@@ -44,8 +49,12 @@ class Cluster(Protocol):
     own: bool
     elsewhere: str
 
-    def start(self) -> None:
-        """Connect; afterwards `ray` works in this process."""
+    def start(self, progress: Progress) -> None:
+        """Connect; afterwards `ray` works in this process.
+
+        Args:
+            progress: called with what is being done, if that is not only to start Ray.
+        """
 
     def look_after(self) -> None:
         """Do what has to be done now and then while the service runs."""
@@ -70,13 +79,24 @@ class OwnHead:
         self._processes: set[psutil.Process] = set()
         self._shared = SharedFiles()
 
-    def start(self) -> None:
-        try:
-            self._start()
-        except Exception:
-            # Ray gives its node 30 seconds to come up, which a busy machine may not keep to.
-            self.stop()
-            self._start()
+    def start(self, progress: Progress = lambda stage: None) -> None:
+        """Start Ray; again, when it does not come up: it gives its node 30 seconds, which a busy machine may not keep to.
+
+        Raises:
+            RuntimeError: no try succeeded; nothing is left of them.
+        """
+        for number in range(1, _TRIES + 1):
+            try:
+                self._start()
+                return
+            except (ValueError, TypeError):
+                raise  # it would be the same again
+            except Exception as error:
+                self.stop()
+                if number == _TRIES:
+                    raise RuntimeError(f"tried {_TRIES} times; the last time: {error}") from error
+                first = str(error).strip().partition("\n")[0][:_REASON]
+                progress(f"starting Ray again ({number + 1} of {_TRIES} tries; it did not come up: {first})")
 
     def _start(self) -> None:
         # Paths of sockets below it must stay under 108 characters.
@@ -138,7 +158,7 @@ class JoinedCluster:
         self.elsewhere = ""
         self._node: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, progress: Progress = lambda stage: None) -> None:
         if self._address != "auto" and not _has_node(self._address):
             self._start_node()
         with _own_signal_handlers():

@@ -75,7 +75,7 @@ class Service:
             check_port(listening.host, listening.port)
         progress("starting Ray")
         try:
-            self._cluster.start()
+            self._cluster.start(progress)
         except Exception as error:
             raise ServiceError(f"Ray does not start: {error}") from error
         if self._cluster.elsewhere and listening.host in _LOOPBACK:

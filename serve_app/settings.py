@@ -153,7 +153,7 @@ class ModelSettings(_Part):
         if engine.get("speculative_config") is not None:
             raise PydanticCustomError(
                 "engine_argument",
-                "it is not supported with traces: a step's rows would hold guessed tokens",
+                "speculative_config is not supported with traces: a step's rows would hold guessed tokens",
                 {"name": "speculative_config"},
             )
         return engine

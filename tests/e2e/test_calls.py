@@ -10,6 +10,7 @@ import uuid
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from interpose.errors import ServiceFailure
@@ -240,7 +241,7 @@ def test_the_command_says_what_it_does_while_it_starts(service: RunningService) 
 
 
 def test_each_worker_says_how_far_it_is_and_when_it_was_up(service: RunningService) -> None:
-    told = re.findall(r"worker (\d+): (importing vLLM|loading the model|ready after (\d+) s)", service.output)
+    told = re.findall(r"worker (\d+): (importing vLLM|loading the model|model loaded after (\d+) s)", service.output)
     whole = re.search(r"^interpose: serving .* \((\d+) s\)$", service.output, re.MULTILINE)
     assert whole is not None
     for rank in ("0", "1"):
@@ -250,6 +251,13 @@ def test_each_worker_says_how_far_it_is_and_when_it_was_up(service: RunningServi
     assert "worker 0: importing vLLM, worker 1: importing vLLM" in service.output, (
         "one after the other takes twice as long"
     )
+
+
+def test_an_engine_that_compiles_says_so(service: RunningService) -> None:
+    told = [line for line in service.output.splitlines() if "compiling the model" in line]
+    assert any(re.search(r"llama: [^,]*\(worker 0: compiling the model", line) for line in told), service.output
+    if not torch.cuda.is_available():  # the other model is eager
+        assert not any(re.search(r"gpt2: [^,]*\(worker 0: compiling the model", line) for line in told), told
 
 
 def test_the_status_command(service: RunningService, session: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -361,6 +362,25 @@ def test_what_a_block_could_not_follow_is_refused_at_start(
     with pytest.raises(ValueError, match=f"{option} .*{why}"):
         engine_options(ModelSettings(model=str(checkpoint), engine={option: value}))
     assert engine_options(ModelSettings(model=str(checkpoint)))["max_num_batched_tokens"] == STEP_TOKENS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs engines compile by default")
+@pytest.mark.parametrize(
+    ("given", "eager"),
+    [
+        ({}, True),
+        ({"enforce_eager": None}, True),
+        ({"enforce_eager": True}, True),
+        ({"enforce_eager": False}, False),
+        ({"compilation_config": {"mode": 3}}, None),
+        ({"optimization_level": 2}, None),
+    ],
+)
+def test_on_a_cpu_an_engine_compiles_when_it_is_asked_to(
+    checkpoint: Path, given: dict[str, object], eager: bool | None
+) -> None:
+    options = engine_options(ModelSettings(model=str(checkpoint), engine=given))
+    assert options.get("enforce_eager") is eager
 
 
 def test_a_cache_for_less_than_one_whole_request_is_refused_at_start(engine: LocalEngine) -> None:

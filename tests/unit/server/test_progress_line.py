@@ -30,13 +30,13 @@ def test_models_that_load_together_have_one_line_for_each_stage() -> None:
     for seconds, stage in (
         (1, "importing vLLM"),
         (2, "importing vLLM"),
-        (3, "ready after 3 s"),
-        (4, "ready after 3 s"),
+        (3, "model loaded after 3 s"),
+        (4, "model loaded after 3 s"),
     ):
         line(f"llama: loading (worker 0: {stage}) ({seconds} s), gpt2: importing ({seconds} s)")
     assert [one.split("s  ")[1] for one in out.getvalue().splitlines()] == [
         "llama: loading (worker 0: importing vLLM), gpt2: importing",
-        "llama: loading (worker 0: ready after 3 s), gpt2: importing",
+        "llama: loading (worker 0: model loaded after 3 s), gpt2: importing",
     ]
 
 
