@@ -143,7 +143,7 @@ class ModelSettings(_Part):
         for name in engine:
             if name in _OURS:
                 raise PydanticCustomError(
-                    "engine_argument", "the service sets it itself: leave it out here", {"name": name}
+                    "engine_argument", "{name} is set by the service itself: leave it out here", {"name": name}
                 )
             if known and name not in known:
                 hint = engine_names.near(str(name), known)
@@ -319,7 +319,7 @@ def settings_from(arguments: dict[str, Any]) -> Settings:
         arguments: any field of `Settings`; or, for a single model, `model` and any field of `ModelSettings`.
 
     Raises:
-        ValueError: with a line for each setting that is wrong: where it was given, and near misses of an unknown name.
+        SettingsError: with a line for each setting that is wrong: where it was given, and near misses of an unknown name.
     """
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if "model" in arguments:
@@ -331,7 +331,7 @@ def settings_from(arguments: dict[str, Any]) -> Settings:
     try:
         return Settings(**arguments)
     except ValidationError as error:
-        raise ValueError(explain(error, Settings, arguments, _file(arguments), PREFIX)) from None
+        raise explain(error, Settings, arguments, _file(arguments), PREFIX) from None
 
 
 def model_settings_from(arguments: dict[str, Any]) -> ModelSettings:
@@ -341,12 +341,12 @@ def model_settings_from(arguments: dict[str, Any]) -> ModelSettings:
         arguments: fields of `ModelSettings`.
 
     Raises:
-        ValueError: with a line for each setting that is wrong.
+        SettingsError: with a line for each setting that is wrong.
     """
     try:
         return ModelSettings(**arguments)
     except ValidationError as error:
-        raise ValueError(explain(error, ModelSettings, arguments)) from None
+        raise explain(error, ModelSettings, arguments) from None
 
 
 def _file(arguments: Mapping[str, Any]) -> SettingsFile | None:

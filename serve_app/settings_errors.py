@@ -16,14 +16,26 @@ _MOST_INPUT = 60  # characters of a wrong value that a message repeats
 _SECRET = ("api_key", "api_keys")
 
 
+class SettingsError(ValueError):
+    """Settings are wrong; the message has a line for each error.
+
+    Attributes:
+        problems: keys and indices of each wrong setting, and what is wrong with it.
+    """
+
+    def __init__(self, message: str, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
 def explain(
     error: ValidationError,
     model: type[BaseModel],
     given: Mapping[str, Any],
     file: SettingsFile | None = None,
     prefix: str = "",
-) -> str:
-    """Return a line for each error.
+) -> SettingsError:
+    """Return what a caller can act on.
 
     Args:
         error: what pydantic says.
@@ -32,14 +44,16 @@ def explain(
         file: the weakest source.
         prefix: of environment variables, the source in between; "" if they are none.
     """
-    lines = []
+    lines, problems = [], []
     for one in error.errors():
         place = one["loc"]
         name = one.get("ctx", {}).get("name")
         if name is not None:  # a validator of a whole mapping found it at one key
             place = (*place, name)
-        lines.append(_where(place, given, file, prefix) + _what(dict(one), place, model))
-    return "\n".join(lines)
+        what = _what(dict(one), place, model)
+        lines.append(_where(place, given, file, prefix) + what)
+        problems.append((place, what))
+    return SettingsError("\n".join(lines), problems)
 
 
 def _what(one: dict[str, Any], place: Sequence[str | int], model: type[BaseModel]) -> str:

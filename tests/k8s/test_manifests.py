@@ -143,7 +143,7 @@ APPLICATION = f"{SERVE}.applications[0]"
         (
             in_serve("tensor_parallel_size", "tensor_paralel_size"),
             f"{APPLICATION}.args.models[0].tensor_paralel",
-            "Extra",
+            "did you mean tensor_parallel_size",
         ),
         (in_serve("engine: {", "engine: {worker_cls: mine, "), f"{APPLICATION}.args.models[0].engine", "worker_cls"),
         (in_serve("name: ingress", "name: ingres"), f"{APPLICATION}.deployments[0].name", "engine-"),

@@ -14,7 +14,8 @@ from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.builder import autoscaling
-from serve_app.settings import PREFIX, ModelSettings, settings_from
+from serve_app.settings import PREFIX, ModelSettings, model_settings_from, settings_from
+from serve_app.settings_errors import SettingsError
 from tools.k8s.problems import Document, Problem, at
 
 IMPORT_PATH = "serve_app.app:build"
@@ -40,7 +41,7 @@ def models_of(application: Document) -> tuple[ModelSettings, ...]:
     """
     arguments = application.get("args") or {}
     if is_model(application):
-        return (ModelSettings(**arguments),)
+        return (model_settings_from(arguments),)
     with _no_variables():
         return settings_from(arguments).models
 
@@ -73,8 +74,8 @@ def _application_problems(service: Document, path: list[str | int], application:
         models = models_of(application)
         for model in models:
             autoscaling(model, alone=is_model(application))
-    except ValidationError as error:
-        return [*found, *(at(service, [*path, "args", *one["loc"]], one["msg"]) for one in error.errors())]
+    except SettingsError as error:
+        return [*found, *(at(service, [*path, "args", *place], what) for place, what in error.problems)]
     except ValueError as error:
         return [*found, at(service, [*path, "args"], str(error))]
     deployments = {model.deployment for model in models} | (set() if is_model(application) else {INGRESS})

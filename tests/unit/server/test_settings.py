@@ -104,7 +104,10 @@ def test_unknown_keys_of_the_file_are_errors(tmp_path: Path, line: str, where: s
             "models:\n- model: x\n  engine:\n    dtype: half\n    max_modle_len: 3\n",
             "5: models[0].engine.max_modle_len: ",
         ),
-        ("models:\n- model: x\n  engine: {worker_cls: a}\n", "3: models[0].engine.worker_cls: the service sets it"),
+        (
+            "models:\n- model: x\n  engine: {worker_cls: a}\n",
+            "3: models[0].engine.worker_cls: worker_cls is set by the service",
+        ),
         ("models:\n- model: x\n  engine: {speculative_config: {}}\n", "3: models[0].engine.speculative_config: "),
         ("models: [{model: x}\ngrpc: 3\n", "2:1: this is no YAML: "),
         ("models:\n\t- model: x\n", "2:1: this is no YAML: found character"),
