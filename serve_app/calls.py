@@ -17,13 +17,12 @@ from actors.failures import describe
 from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.admission import parse
+from serve_app.keys import KEYLESS_BYTES, key_of, why_refused
 from serve_app.settings import ANONYMOUS, Settings, Tenant
 
 # Trailing metadata beyond 8 KiB may be dropped on the way, and bytes in it grow by a third.
 _MAX_FAILURE_BYTES = 4096
 _MAX_DETAILS = 512
-# Of what anybody may send without a key.
-_KEYLESS_BYTES = 4096
 
 I = TypeVar("I", bound="Ingress")  # noqa: E741
 Q = TypeVar("Q", bound=Message)
@@ -91,7 +90,7 @@ def _received(
 ) -> tuple[Q, Tenant]:
     """Return a call's request and whose it is; nothing of a caller without a key is parsed where one is needed."""
     tenant = ANONYMOUS if keyless else authenticate(ingress.settings, context)
-    return parse(request_type, data, _KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
+    return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
 
 
 def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
@@ -100,15 +99,10 @@ def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
     Raises:
         ServiceFailure: UNAUTHENTICATED, the key is missing or not known.
     """
-    metadata = dict(context.invocation_metadata())
-    key = metadata.get("x-api-key")
-    if key is None and str(metadata.get("authorization", "")).startswith("Bearer "):
-        key = metadata["authorization"].removeprefix("Bearer ")
+    key = key_of(context.invocation_metadata())
     tenant = settings.tenant_with(key)
     if tenant is None:
-        what = "the API key is not known here" if key else "this service needs an API key"
-        message = f"{what}: pass api_key to interpose.connect, or set INTERPOSE_API_KEY"
-        raise ServiceFailure(failure(pb.ERROR_CODE_UNAUTHENTICATED, message))
+        raise ServiceFailure(failure(pb.ERROR_CODE_UNAUTHENTICATED, why_refused(key)))
     return tenant
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
+from serve_app.keys import HASHES_VARIABLE, hashed
 from serve_app.settings import Settings
 
 # Set for Serve's proxies; `serve_app.proxy` runs there.
@@ -21,9 +22,11 @@ _MIB = 1 << 20
 
 
 def proxy_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of Serve's proxies: where they listen, and how long a message may be at all."""
+    """Return the environment of Serve's proxies: where they listen, how long a message may be at all, and hashes of the keys."""
     longest = max(model.limits.max_message_bytes for model in settings.models)
+    keys = [key for tenant in settings.tenants for key in tenant.api_keys]
     return {
+        **({HASHES_VARIABLE: hashed(keys)} if keys else {}),
         HOST_VARIABLE: settings.grpc.host,
         CALLBACK_VARIABLE: CALLBACK,
         # The ingress refuses long messages with a reason; this keeps the proxy from holding absurd ones.

@@ -16,37 +16,43 @@ from grpc_health.v1 import health_pb2_grpc
 from interpose.v1 import service_pb2_grpc
 from serve_app import listening
 from serve_app.environment import HOST_VARIABLE
+from serve_app.gate import Gate
+from serve_app.keys import HASHES_VARIABLE, KnownKeys
 
 FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_health"]
 
 
-class _Unparsed:
-    """Registers a servicer's methods on a server without their request deserializers."""
+class _Gated:
+    """A server on which a generated function registers a servicer's methods, behind a `Gate`.
 
-    def __init__(self, server: Any) -> None:
+    Args:
+        server: Serve's.
+        keyless: whether the methods need no key.
+    """
+
+    def __init__(self, server: Any, *, keyless: bool) -> None:
         self._server = server
+        self._keyless = keyless
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Add handlers so that one is looked up when only the metadata of a call is there."""
+        hashes = os.environ.get(HASHES_VARIABLE, "")
+        keys = KnownKeys(hashes) if hashes else None
         for handler in handlers:
-            handler._method_handlers = _unparsed(handler._method_handlers)
-        self._server.add_generic_rpc_handlers(handlers)
+            self._server.add_generic_rpc_handlers((Gate(handler._method_handlers, keys, keyless=self._keyless),))
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._server.add_registered_method_handlers(service, _unparsed(handlers))
-
-
-def _unparsed(handlers: dict[str, Any]) -> dict[str, Any]:
-    return {name: handler._replace(request_deserializer=None) for name, handler in handlers.items()}
+        """Leave these out: they are the same, and a server would find them by the method's name alone."""
 
 
 def add_interpose(servicer: Any, server: Any) -> None:
     """Register the Interpose service."""
-    service_pb2_grpc.add_InterposeServicer_to_server(servicer, _Unparsed(server))
+    service_pb2_grpc.add_InterposeServicer_to_server(servicer, _Gated(server, keyless=False))
 
 
 def add_health(servicer: Any, server: Any) -> None:
     """Register grpc.health.v1.Health."""
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, _Unparsed(server))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, _Gated(server, keyless=True))
 
 
 def listen_on_host() -> list[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from serve_app.admission import refuse
 
 
-def windows(value: np.ndarray, offset: int, length: int, step: int) -> Iterator[tuple[int, bytes]]:
+def windows(value: np.ndarray, offset: int, length: int, step: int, at_most: int = 0) -> Iterator[tuple[int, bytes]]:
     """Iterate over a part of an array's bytes, in the order of its elements.
 
     Args:
@@ -17,6 +17,7 @@ def windows(value: np.ndarray, offset: int, length: int, step: int) -> Iterator[
         offset: where the part begins.
         length: of the part, 0 for all that is left.
         step: bytes in one chunk.
+        at_most: bytes of the part that are given, 0 for all.
 
     Yields:
         Each chunk with its offset.
@@ -27,6 +28,8 @@ def windows(value: np.ndarray, offset: int, length: int, step: int) -> Iterator[
     stop = offset + length if length else value.nbytes
     if stop > value.nbytes or offset > stop:
         raise refuse(f"bytes {offset} to {stop} of a value that has {value.nbytes}")
+    if at_most:
+        stop = min(stop, offset + at_most)
     size = value.itemsize
     flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
     for start in range(offset, stop, step):

@@ -227,18 +227,20 @@ class SessionDescription(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., traces: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., stored_bytes: _Optional[int] = ..., max_stored_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session_id", "blob_id", "offset", "length", "view")
+    __slots__ = ("session_id", "blob_id", "offset", "length", "view", "at_most")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BLOB_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    AT_MOST_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     blob_id: str
     offset: int
     length: int
     view: _value_pb2.TensorView
-    def __init__(self, session_id: _Optional[str] = ..., blob_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., view: _Optional[_Union[_value_pb2.TensorView, _Mapping]] = ...) -> None: ...
+    at_most: int
+    def __init__(self, session_id: _Optional[str] = ..., blob_id: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., view: _Optional[_Union[_value_pb2.TensorView, _Mapping]] = ..., at_most: _Optional[int] = ...) -> None: ...
 
 class FetchChunk(_message.Message):
     __slots__ = ("offset", "data")

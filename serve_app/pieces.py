@@ -1,0 +1,76 @@
+"""Fetch, piece by piece: as much of a value leaves the ingress as its client reads, and a little more.
+
+Between ingress and proxy Serve does not slow a sender down for a slow receiver: all that one call asks for would pile up there.
+The proxy does wait for the client, with every message. So it asks the ingress for one piece after the other, the next one when
+the client has taken the one before; the client sees one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from interpose.v1.service_pb2 import FetchChunk, FetchRequest
+
+# Of one call; with more calls at a time, pieces are smaller.
+PIECE_BYTES = 4 << 20
+SMALLEST_PIECE_BYTES = 1 << 20
+# Of all calls together, until pieces are as small as they get.
+ALL_BYTES = 256 << 20
+MAX_CALLS = 1024
+# To pick listed positions costs a copy of all that they pick, for each piece.
+PICKED_PIECE_BYTES = 16 << 20
+
+Stream = Callable[[bytes, Any], AsyncGenerator[bytes, None]]
+
+
+class Pieces:
+    """The calls of Fetch in one proxy."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def handler(self, fetch: Stream) -> Stream:
+        """Return a handler of Fetch that calls another one for each piece."""
+
+        async def call(data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+            self.calls += 1
+            try:
+                async with contextlib.aclosing(self._chunks(fetch, data, context)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                self.calls -= 1
+
+        return call
+
+    async def _chunks(self, fetch: Stream, data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            request = FetchRequest.FromString(data)
+        except DecodeError:
+            request = None  # the ingress says what is wrong with it
+        left = request.at_most if request is not None else 0
+        while True:
+            if request is not None:
+                piece = self._piece(request)
+                request.at_most = min(piece, left) if left else piece
+                data = request.SerializeToString()
+            sent = 0
+            async with contextlib.aclosing(fetch(data, context)) as chunks:
+                async for chunk in chunks:
+                    sent += len(FetchChunk.FromString(chunk).data)
+                    yield chunk
+            # With less than it was asked for, the value has ended or the call has failed.
+            if request is None or sent < request.at_most or sent in (request.length, left):
+                return
+            request.offset += sent
+            request.length -= sent if request.length else 0
+            left -= sent if left else 0
+
+    def _piece(self, request: FetchRequest) -> int:
+        if any(item.HasField("positions") for index in request.view.indices for item in index.items):
+            return PICKED_PIECE_BYTES
+        return max(SMALLEST_PIECE_BYTES, min(PIECE_BYTES, ALL_BYTES // self.calls))
