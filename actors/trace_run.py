@@ -18,7 +18,7 @@ from actors.recording import Recording
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
-from interpose.errors import ServiceFailure, failure
+from interpose.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
 
 # A worker hands over a blob about when its engine names it; a blob that is still missing after this is lost.
@@ -55,6 +55,8 @@ class TraceRun:
         blobs: its saved values by blob id.
         again: values of earlier traces that it saved as they were, by blob id.
         followers: who reads its events now; a trace that nobody follows is cancelled.
+        read: whether a client has read its events to their end.
+        fetched: the saved values, by blob id, that a client has been sent to their end.
         announced: of a job, something to wait for until whoever comes back for it finds it, whatever happens to the session's
             actor.
     """
@@ -83,6 +85,8 @@ class TraceRun:
         self._before = tuple(before)
         self._left: tuple[pb.Saves, list[Left]] | None = None  # what it leaves of the variables, once it has ended well
         self.followers: set[str] = set()
+        self.read = False
+        self.fetched: set[str] = set()
         self.saved_bytes = 0
         self.abandoned = False
         self.announced: Awaitable[None] | None = None
@@ -127,6 +131,11 @@ class TraceRun:
         if self.running or self.recording.failure is None:
             return False
         return self.abandoned or self.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
+
+    @property
+    def collected(self) -> bool:
+        """Whether it has ended and its client has all of it, as far as can be known here."""
+        return not self.running and self.read and {*self.blobs, *self.again} <= self.fetched
 
     @property
     def stored_bytes(self) -> int:
@@ -280,6 +289,7 @@ class TraceRun:
                     failed = True
                     event.failed.trace_id = self.id
                     # An engine that is gone has failed every invoke; the trace as a whole may be tried again.
+                    with_retry(event.failed)
                     if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
                         raise ServiceFailure(event.failed)
                 elif kind == "output":

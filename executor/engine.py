@@ -23,6 +23,7 @@ from executor.outputs import output_event, result_of
 from executor.preparation import prompt_of, sampling_of
 from executor.rpc import call_workers
 from executor.work import Work
+from interpose.errors import with_retry
 from interpose.result import Result
 from interpose.together import companions, start_after, wholes
 from interpose.v1 import model_pb2
@@ -369,7 +370,7 @@ class TraceEngine:
 
 def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
     failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
-    return pb.Event(failed=failure)
+    return pb.Event(failed=with_retry(failure))
 
 
 def _stopped(trace: pb.Trace, index: int, error: Exception) -> pb.Event:

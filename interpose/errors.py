@@ -37,6 +37,10 @@ STATUS_OF: dict[int, grpc.StatusCode] = {
 }
 
 
+# Where nothing better is known: an engine or a connection is back after some seconds, room after less.
+RETRY_SECONDS = {trace_pb2.ERROR_CODE_UNAVAILABLE: 5.0, trace_pb2.ERROR_CODE_QUOTA_EXCEEDED: 1.0}
+
+
 class InterposeError(Exception):
     """Base of every error of a trace.
 
@@ -47,7 +51,8 @@ class InterposeError(Exception):
         invoke: index of the invoke, or -1 for the whole trace.
         location: the location it is about, e.g. "model.layers.2.output", or "".
         suggestions: near misses.
-        retry_after: seconds after which another try makes sense; 0: unknown.
+        retry_after: seconds after which another try makes sense; more than 0 for every `Unavailable` and `QuotaExceeded`. Of a
+            limit on one trace alone the message says what to change before that.
         remote_traceback: the user's own lines, as Python prints a traceback; "" if none are known.
         frames: the same as facts.
     """
@@ -72,7 +77,7 @@ class InterposeError(Exception):
         self.invoke = invoke
         self.location = location
         self.suggestions = tuple(suggestions)
-        self.retry_after = retry_after
+        self.retry_after = retry_after or RETRY_SECONDS.get(self.code, 0.0)
         self.frames = tuple(frames)
         self._lines = format_frames(self.frames)
         super().__init__(f"{message}\n\n{self._lines}" if self._lines else message)
@@ -223,7 +228,14 @@ def _rebuild_service_failure(data: bytes) -> ServiceFailure:
 
 def failure(code: int, message: str, **fields: Any) -> Failure:
     """Return a Failure; without `invoke` among the fields it is about the whole trace."""
-    return Failure(code=code, message=message, **{"invoke": -1, **fields})  # type: ignore[arg-type]
+    return with_retry(Failure(code=code, message=message, **{"invoke": -1, **fields}))  # type: ignore[arg-type]
+
+
+def with_retry(fact: Failure) -> Failure:
+    """Return the same failure; one that another try may mend says when to try, if only roughly."""
+    if fact.retry_after <= 0 and fact.code in RETRY_SECONDS:
+        fact.retry_after = RETRY_SECONDS[fact.code]
+    return fact
 
 
 def from_failure(fact: Failure) -> InterposeError:

@@ -13,7 +13,7 @@ import pytest
 
 import interpose
 from interpose import errors
-from interpose.errors import CLASS_OF, STATUS_OF, ServiceFailure, failure, from_failure
+from interpose.errors import CLASS_OF, STATUS_OF, ConnectionLost, ServiceFailure, failure, from_failure
 from interpose.transport import parse_address
 from interpose.v1 import service_pb2, trace_pb2
 from interpose.version import PROTOCOL, VERSION
@@ -216,3 +216,11 @@ def test_tokenizer_files_stay_in_their_folder(service, model, name):
     service.tokenizer = [service_pb2.TokenizerChunk(name=name, size=1, data=b"x")]
     with pytest.raises(interpose.EngineError, match="file name"):
         _ = model.tokenizer
+
+
+@pytest.mark.parametrize("kind", [interpose.Unavailable, interpose.QuotaExceeded, ConnectionLost])
+def test_what_may_go_well_later_says_when(kind):
+    assert kind("why").retry_after > 0 and kind("why", retry_after=7.0).retry_after == 7.0
+    assert failure(kind.code, "why").retry_after > 0
+    assert interpose.InvalidArgument("why").retry_after == 0
+    assert from_failure(trace_pb2.Failure(code=kind.code, message="from an older server")).retry_after > 0
