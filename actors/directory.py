@@ -1,4 +1,4 @@
-"""The directory: keeps sessions warm, lends them, finds them by id, owns what they saved, and knows how the engines are.
+"""The directory: opens sessions, finds them by id, owns what they saved, and knows how the engines are.
 
 There is one in a cluster, by name. It belongs to the ingress and engine replicas: while one of them is heard of the directory
 lives; when none has been for a minute it ends the sessions and itself, so that deleted applications leave nothing behind.
@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.archive import Archive, KeptTrace
 from actors.edit_store import EditStore
 from actors.failures import FULL
-from actors.naming import NAMESPACE, SESSION_PREFIX
-from actors.placement import on_the_head, remote
+from actors.giving_way import chosen, reached, refusal, seconds_until
+from actors.placement import remote
 from actors.protocol import (
     Announced,
     DirectoryStatus,
@@ -40,10 +40,9 @@ from actors.protocol import (
 )
 from actors.replicas import ReplicaBoard
 from actors.saved import Saved
-from actors.session import Session
+from actors.session_pool import SessionPool
 from actors.spilled import make_room, put
 from actors.variables import Copy
-from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 
@@ -52,9 +51,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
-REFILL_SECONDS = 0.25
-# When there is no room, a session that was idle this long gives way: clients that are killed do not close theirs.
-FORGOTTEN_SECONDS = 60.0
+# How often a client that waits for a session looks whether one gives way.
+LOOK_SECONDS = 0.25
 
 T = TypeVar("T")
 
@@ -69,13 +67,12 @@ class Directory:
     def __init__(self, sessions: Any, made_under: str = "") -> None:
         self._settings = sessions
         self._made_under = made_under
-        self._targets: list[Target] = []
+        self._pool = SessionPool(sessions, self._spawn)
         self._leases: dict[str, Lease] = {}
         self._archive = Archive()
         self._replacing: dict[str, asyncio.Task[Lease | None]] = {}
-        self._warm: asyncio.Queue[ActorHandle] = asyncio.Queue()
         self._opening: Counter[str] = Counter()  # sessions on their way, by tenant
-        self._starting = 0
+        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who wait for one, by tenant
         self._board = ReplicaBoard()
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._done: Counter[str] = Counter()
@@ -98,27 +95,27 @@ class Directory:
         Returns:
             The models that there are, those of other applications too.
         """
-        self._settings = sessions
+        self._settings = self._pool.settings = sessions
         self._edits.bound(sessions.max_edits, sessions.edit_bytes)
-        self._targets = targets
+        self._pool.targets = targets
         self._alive()
-        self._refill()
+        self._pool.fill()
         return self._board.announced()
 
     # Sessions
 
     async def open(self, tenant: str, kept: bool = False) -> Lease:
-        """Lend a session to a tenant.
+        """Open a session for a tenant; where there is no room, wait for one that gives way.
 
         Args:
             kept: whether its values stay for whoever comes back for them.
 
         Raises:
-            ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has as many as it may.
+            ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has as many as it may, and none gave way.
         """
-        await self._admit(tenant)
         session_id = secrets.token_hex(16)
-        actor = await self._lend(tenant, lambda actor: actor.open.remote(session_id, kept, self._terms))
+        await self._admit(tenant)
+        actor = await self._lend(tenant, session_id, lambda actor: actor.open.remote(session_id, kept, self._terms))
         lease = self._leases[session_id] = Lease(session_id, tenant, actor)
         self._archive.begin(session_id, kept)
         return lease
@@ -129,7 +126,7 @@ class Directory:
         return lease if lease is not None and lease.tenant == tenant else None
 
     async def close(self, session_id: str, tenant: str, keep_jobs: bool = False) -> bool:
-        """End a lease; the session is emptied and kept warm if one is wanted. Returns whether there was one.
+        """End a lease. Returns whether there was one.
 
         Args:
             keep_jobs: leave the session its jobs, if it has any; it is ended when the last one's values have gone.
@@ -139,10 +136,10 @@ class Directory:
             return False
         if keep_jobs:
             try:
-                left = await lease.actor.leave_jobs.remote()
+                left = await lease.actor.leave_jobs.remote(session_id)
             except ray.exceptions.ActorDiedError:
                 lease = await self.recover(session_id, tenant, lease.actor)
-                left = lease is not None and await lease.actor.leave_jobs.remote()
+                left = lease is not None and await lease.actor.leave_jobs.remote(session_id)
             if left:
                 self._archive.leave(session_id)
                 return True
@@ -248,12 +245,11 @@ class Directory:
 
     async def status(self, targets: list[Target]) -> DirectoryStatus:
         """Return everything the directory knows of these engines, with fresh numbers from the sessions."""
-        leases = list(self._leases.values())
-        stats = await asyncio.gather(*(self._stats(lease) for lease in leases))
+        stats = await self._stats()
         tenants: dict[str, list[SessionStats]] = {name: [] for name in self._done}
-        for lease, one in zip(leases, stats, strict=True):
-            if one is not None:
-                tenants.setdefault(lease.tenant, []).append(one)
+        for lease in self._leases.values():
+            if lease.session_id in stats:
+                tenants.setdefault(lease.tenant, []).append(stats[lease.session_id])
         return DirectoryStatus(
             models={target: self._board.state(target) for target in targets},
             tenants=tuple(
@@ -267,21 +263,19 @@ class Directory:
                 for name, held in sorted(tenants.items())
             ),
             sessions=len(self._leases),
-            warm=self._warm.qsize(),
+            warm=self._pool.ready,
             uptime_seconds=time.monotonic() - self._begun,
         )
 
     async def end_sessions(self) -> None:
         """End all sessions at once; to the clients of traces that run theirs is gone, and engines stop working on them."""
-        for lease in list(self._leases.values()):
-            ray.kill(lease.actor)
-            self._gone(lease.session_id)
+        for session_id in list(self._leases):
+            self._gone(session_id)
+        self._pool.end()
 
     async def shutdown(self) -> None:
         """End all sessions, then this actor."""
         await self.end_sessions()
-        while not self._warm.empty():
-            ray.kill(self._warm.get_nowait())
         ray.kill(ray.get_runtime_context().current_actor)
 
     # Its own
@@ -299,56 +293,41 @@ class Directory:
             self._spawn(self._sweep())
 
     async def _admit(self, tenant: str) -> None:
-        """Make sure there may be one more session, at the cost of one that was left behind if need be."""
-        settings = self._settings
-        while True:  # whoever comes at the same time may take the place of the one that was ended
-            own = [lease for lease in self._leases.values() if lease.tenant == tenant]
-            if (held := len(own) + self._opening[tenant]) >= settings.max_per_tenant:
-                what, candidates = f"{tenant} has {held} sessions open, the most a tenant may have", own
-            elif len(self._leases) + self._opening.total() >= settings.max_sessions:
-                what = f"all {settings.max_sessions} sessions of the service are taken"
-                candidates = list(self._leases.values())
-            else:
-                return
-            if not await self._end_forgotten(candidates):
-                message = (
-                    f"{what}: close one, or try again when one has not been used for {FORGOTTEN_SECONDS:g} s; one that keeps "
-                    f"results of jobs, or was opened to be kept, stays for {self._settings.retention_seconds:g} s"
-                )
-                raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=SWEEP_SECONDS))
+        """Make sure there may be one more session, at the cost of one that only waits if need be; first come, first served."""
+        patience = self._settings.wait_seconds
+        deadline = time.monotonic() + patience
+        async with self._queues[tenant]:
+            while (limit := reached(tenant, self._leases.values(), self._opening, self._settings)) is not None:
+                stats = await self._stats()
+                leases = [lease for lease in limit.leases if lease.session_id in self._leases]
+                if (lease := chosen(leases, stats)) is not None:
+                    await self._end(lease)
+                elif time.monotonic() >= deadline:
+                    wait = seconds_until(leases, stats)
+                    raise refusal(limit, patience, self._settings.retention_seconds, wait)
+                else:
+                    await asyncio.sleep(LOOK_SECONDS)
 
-    async def _end_forgotten(self, leases: list[Lease]) -> bool:
-        """End the session that was idle longest, if it was idle long enough; returns whether one was ended."""
-        stats = await asyncio.gather(*(self._stats(lease) for lease in leases))
-        idle = [(one.idle_seconds, lease) for lease, one in zip(leases, stats, strict=True) if one is not None]
-        if not idle:
-            return False
-        seconds, lease = max(idle, key=lambda pair: pair[0])
-        if seconds < FORGOTTEN_SECONDS:
-            return False
-        await self._end(lease)
-        return True
-
-    async def _lend(self, tenant: str, prepare: Callable[[ActorHandle], Awaitable[None]]) -> ActorHandle:
-        """Return a session actor that lives and is prepared, for a tenant."""
+    async def _lend(
+        self, tenant: str, session_id: str, prepare: Callable[[ActorHandle], Awaitable[None]]
+    ) -> ActorHandle:
+        """Return a session actor that lives and has the session, for a tenant."""
         self._opening[tenant] += 1
         try:
             while True:
-                if self._warm.empty():
-                    self._refill()
-                actor = await self._warm.get()
+                actor = await self._pool.take()
                 try:
                     await prepare(actor)
                 except ray.exceptions.RayActorError:
+                    self._pool.lost(actor)
                     continue
                 except BaseException:
-                    ray.kill(actor)  # nobody knows how far it came
+                    actor.close.remote(session_id)  # nobody knows how far it came
+                    self._pool.leave(actor)
                     raise
                 return actor
         finally:
             self._opening[tenant] -= 1
-            # An actor that starts takes a processor for a second, which this client's first trace needs more.
-            asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
 
     async def _replace(self, lease: Lease) -> Lease | None:
         """Give a lease whose actor is dead another one; None if it has ended meanwhile."""
@@ -357,63 +336,34 @@ class Directory:
             if self._leases.get(session_id) is not lease:
                 return None
             logger.warning("a session's actor is gone: another one takes over what it had finished")
-            ray.kill(lease.actor)  # whoever takes it for dead may be wrong, and there must not be two
+            self._pool.lost(lease.actor)  # whoever takes it for dead may be wrong, and there must not be two
             kept = self._archive.of(session_id)
-            actor = await self._lend(lease.tenant, lambda actor: actor.restore.remote(session_id, kept, self._terms))
+            actor = await self._lend(
+                lease.tenant, session_id, lambda actor: actor.restore.remote(session_id, kept, self._terms)
+            )
             if self._leases.get(session_id) is not lease:
-                await self._return(actor)
+                await self._return(session_id, actor)
                 return None
             replaced = self._leases[session_id] = dataclasses.replace(lease, actor=actor)
             return replaced
         finally:
             del self._replacing[session_id]
 
-    async def _return(self, actor: ActorHandle) -> SessionStats | None:
-        """Empty a session actor and keep it warm if one is wanted; None if it is dead."""
+    async def _return(self, session_id: str, actor: ActorHandle) -> SessionStats | None:
+        """Have an actor end a session; None if it is dead."""
         try:
-            stats: SessionStats = await actor.close.remote()
+            stats: SessionStats | None = await actor.close.remote(session_id)
         except ray.exceptions.RayActorError:
             return None
-        if self._warm.qsize() < self._settings.warm + self._opening.total():
-            self._warm.put_nowait(actor)
-        else:
-            ray.kill(actor)
-        return stats
-
-    def _refill(self) -> None:
-        wanted = self._settings.warm + self._opening.total() - self._warm.qsize() - self._starting
-        for _ in range(wanted):
-            self._starting += 1
-            self._spawn(self._start_session())
-
-    async def _start_session(self) -> None:
-        name = SESSION_PREFIX + secrets.token_hex(8)
-        try:
-            here = ray.get_runtime_context().current_actor
-            actor = (
-                remote(Session)
-                .options(
-                    name=name,
-                    namespace=NAMESPACE,
-                    num_cpus=0,
-                    max_concurrency=1000,
-                    max_restarts=0,
-                    scheduling_strategy=await asyncio.to_thread(on_the_head),
-                )
-                .remote(name, here, self._terms)
-            )
-            await actor.prepare.remote(self._targets)
-            self._warm.put_nowait(actor)
-        except Exception:
-            logger.exception("a session actor did not start")
         finally:
-            self._starting -= 1
+            self._pool.leave(actor)
+        return stats
 
     async def _end(self, lease: Lease) -> None:
         if self._leases.get(lease.session_id) is not lease:
             return  # it has ended or was replaced meanwhile, and its actor may be somebody else's by now
         self._gone(lease.session_id)
-        stats = await self._return(lease.actor)
+        stats = await self._return(lease.session_id, lease.actor)
         if stats is not None:
             self._done[lease.tenant] += stats.traces_done
 
@@ -423,14 +373,13 @@ class Directory:
         self._archive.end(session_id)
         self._board.left(session_id)
 
-    async def _stats(self, lease: Lease) -> SessionStats | None:
-        try:
-            return await lease.actor.stats.remote()
-        except ray.exceptions.ActorDiedError:
-            self._spawn(self.recover(lease.session_id, lease.tenant, lease.actor))
-        except ray.exceptions.RayActorError:
-            pass  # it cannot be reached now
-        return None
+    async def _stats(self) -> dict[str, SessionStats]:
+        """Return what each session holds and does, by id; those of dead actors go on in others."""
+        stats = await self._pool.stats()
+        for lease in self._leases.values():
+            if not self._pool.has(lease.actor):
+                self._spawn(self.recover(lease.session_id, lease.tenant, lease.actor))
+        return stats
 
     async def _sweep(self) -> None:
         while True:
@@ -442,9 +391,9 @@ class Directory:
                 await asyncio.to_thread(make_room)
             except (OSError, psutil.Error):
                 logger.warning("what failed writes left on the disk could not be removed", exc_info=True)
-            for lease in list(self._leases.values()):
-                stats = await self._stats(lease)
-                if stats is not None and stats.idle_seconds > self._settings.idle_seconds:
+            for session_id, stats in (await self._stats()).items():
+                lease = self._leases.get(session_id)
+                if lease is not None and stats.idle_seconds > self._settings.idle_seconds:
                     await self._end(lease)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -29,9 +29,9 @@ class Lease:
     """A session lent to a client.
 
     Attributes:
-        session_id: what the client knows it by; it ends with the lease, the actor may be lent again under another.
+        session_id: what the client knows it by.
         tenant: whose it is.
-        actor: handle of the session actor.
+        actor: handle of the session actor that holds it, among others.
     """
 
     session_id: str
@@ -90,12 +90,14 @@ class SessionStats:
     Attributes:
         idle_seconds: since anything was asked of it; 0 while a trace runs, or while it keeps what somebody may come back
             for; infinite when its client has left and nothing of the kind is there (any more).
+        collected: whether its client would miss nothing of it: no trace runs, and what it saved has been fetched.
     """
 
     idle_seconds: float
     traces_running: int
     traces_done: int
     stored_bytes: int
+    collected: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,25 @@
-"""The session actor: holds a client's uploads, traces and saved values until the session ends or they are too old.
+"""A session: holds a client's uploads, traces and saved values until the session ends or they are too old.
 
-It is lent to one client at a time under a session id and runs nothing of a client's own, so it can be emptied and lent
-again. Workers reach it by its name; everything they send is filed under a trace's key, and a key that is not known
-(any more) is ignored. What must outlive it lies with the directory too (`actors.archive`).
+A session actor (`actors.session_host`) holds many sessions. Everything that workers send is filed under a trace's key, and a
+key that is not known (any more) is ignored. What must outlive the actor lies with the directory too (`actors.archive`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.archive import Kept, KeptTrace
-from actors.engine_stream import EngineCalls
 from actors.failures import not_found
-from actors.protocol import Order, SessionStats, Target, Terms
+from actors.protocol import Order, SessionStats, Terms
 from actors.saved import Saved
 from actors.spilled import put
 from actors.trace_run import TraceRun
@@ -32,26 +29,27 @@ from interpose.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 
-SWEEP_SECONDS = 10.0
+if TYPE_CHECKING:
+    from actors.engine_stream import EngineCalls
+
 # A trace whose client is gone goes on for this long: clients come back within four seconds.
 RECONNECT_SECONDS = 5.0
 MAX_TRACES = 10_000  # that a session knows, however little they keep
 
 
 class Session:
-    """State of one session; every method runs on the actor's event loop.
+    """State of one session; every method runs on the event loop of the session actor that holds it.
 
     Args:
-        name: the actor's name.
+        engines: calls the engines.
         directory: handle of the directory.
-        terms: that hold until it is lent on others.
+        terms: that hold until it is opened.
     """
 
-    def __init__(self, name: str, directory: Any, terms: Terms) -> None:
+    def __init__(self, engines: EngineCalls, directory: Any, terms: Terms) -> None:
         self._set(terms)
         self._directory = directory
-        self._engines = EngineCalls(name, directory)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._engines = engines
         self._clear("")
 
     def _set(self, terms: Terms) -> None:
@@ -74,19 +72,12 @@ class Session:
 
     # The directory's side
 
-    async def prepare(self, targets: list[Target]) -> None:
-        """Get ready to be lent: a handle to each engine."""
-        for target in targets:
-            with contextlib.suppress(Exception):  # it may have gone: whoever wants to use it finds out
-                self._engines.warm(target)
-        self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
-
     async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
         """Begin a lease; what an earlier one left is dropped.
 
         Args:
             kept: whether its client may go and somebody come back for the values.
-            terms: of this lease; they may have changed since the actor was made.
+            terms: of this lease.
         """
         await self.close()
         self._set(terms)
@@ -131,7 +122,14 @@ class Session:
             traces_running=running,
             traces_done=self._done,
             stored_bytes=self._stored(),
+            collected=self._collected,
         )
+
+    @property
+    def _collected(self) -> bool:
+        """Whether its client would miss nothing of it; what is uploaded is uploaded again."""
+        nothing_shared = not self._kept and not self._variables.size
+        return self._left or (nothing_shared and all(run.collected for run in self._traces.values()))
 
     # The client's side, through the ingress
 
@@ -252,6 +250,11 @@ class Session:
         saved = await run.blob(blob_id) if run is not None else None
         return [(saved or self._saved(blob_id)).ref]
 
+    async def fetched(self, session_id: str, blob_id: str) -> None:
+        """The client has been sent a saved value to its end."""
+        if session_id == self._id and (run := self._by_key.get(blob_id.partition("/")[0])) is not None:
+            run.fetched.add(blob_id)
+
     async def saved(self, session_id: str, blob_ids: list[str]) -> list[Saved]:
         """Return saved values for a trace of another session of the tenant.
 
@@ -262,6 +265,10 @@ class Session:
         return [self._saved(blob_id) for blob_id in blob_ids]
 
     # The workers' side
+
+    def has(self, key: str) -> bool:
+        """Whether a trace's key is known here."""
+        return key in self._by_key
 
     async def log(self, key: str, invoke: int, text: str) -> None:
         """Something a block printed."""
@@ -340,6 +347,7 @@ class Session:
             async for event in run.recording.follow(seen):
                 yield event
         finally:
+            run.read = run.read or run.recording.ended
             run.followers.discard(follower)
             self._touched = time.monotonic()
 
@@ -427,7 +435,9 @@ class Session:
         )
         if any(not run.running for run in self._traces.values()):
             message += f"; results of jobs and of kept sessions go by themselves after {self._retention:g} s"
-        return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message)
+        now = time.monotonic()
+        until = [expires_at - now for run in self._traces.values() if (expires_at := self._expires_at(run)) is not None]
+        return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=max(1.0, min(until, default=0.0)))
 
     def _forget(self, run: TraceRun | None) -> None:
         if run is not None:
@@ -439,12 +449,8 @@ class Session:
     def _keep(self, trace: KeptTrace, variables: Mapping[str, Copy]) -> Awaitable[None]:
         return self._directory.keep.remote(trace.order.session_id, trace, variables)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(SWEEP_SECONDS, self._retention / 2))
-            await self._sweep_once()
-
-    async def _sweep_once(self) -> None:
+    def sweep(self) -> None:
+        """Drop what is too old; to be called now and then."""
         now = time.monotonic()
         for run in list(self._traces.values()):
             expires_at = self._expires_at(run)

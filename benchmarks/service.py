@@ -47,11 +47,7 @@ def latency(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _opens(clients: Sequence[interpose.Client]) -> list[float]:
-    """Return the seconds of each open, of a session that nobody had before, from a full pool.
-
-    The clients open one session after the other and close them together, while the pool is full: none of them is kept
-    for the next to open, so each open costs the service a new actor.
-    """
+    """Return the seconds of each open. The clients open one session after the other and close them together."""
     seconds: list[float] = []
     while len(seconds) < OPENS:
         for client in clients:
@@ -64,11 +60,11 @@ def _opens(clients: Sequence[interpose.Client]) -> list[float]:
 
 
 def _refilled(client: interpose.Client) -> None:
-    """Wait until as many sessions are warm as the service keeps."""
+    """Wait until as many session actors are ready as the service keeps."""
     deadline = time.monotonic() + REFILL_SECONDS
     while client.status().warm_sessions < WARM_SESSIONS:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the pool of warm sessions is not full after {REFILL_SECONDS:g} s")
+            raise RuntimeError(f"not all session actors are ready after {REFILL_SECONDS:g} s")
         time.sleep(0.1)
 
 

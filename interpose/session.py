@@ -36,6 +36,8 @@ from interpose.v1.value_pb2 import Blob, TensorView
 from interpose.version import PROTOCOL
 
 _GOODBYE_SECONDS = 5.0
+# How often in a row a session that has given way to others is opened anew for one trace.
+_REOPENED = 8
 
 
 class Session:
@@ -58,6 +60,7 @@ class Session:
         self._kept = kept
         self._lock = threading.Lock()
         self._id = session_id
+        self._empty = not session_id
         self.awaited = False
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
@@ -131,19 +134,22 @@ class Session:
         Args:
             job: the trace goes on without its client; the one event is that it was accepted.
         """
-        reopened = False
+        reopened = 0
         attempt = 0
         while True:
             session_id = ""
             try:
                 session_id = self.open()
                 upload(self._transport, session_id, blobs, self._limits.chunk_bytes, self._progress)
-                return self._accepted(session_id, trace, job)
+                running = self._accepted(session_id, trace, job)
+                self._empty = False
+                return running
             except NotFound:
                 # What is in a kept session is part of what the trace means; another one would not have it.
-                if reopened or not session_id or self._kept or self._is_there(session_id):
+                lasting = self._kept and not self._empty
+                if reopened >= _REOPENED or not session_id or lasting or self._is_there(session_id):
                     raise
-                reopened = True
+                reopened += 1
                 self._forget(session_id)
             except Unavailable:
                 if attempt >= len(BACKOFF_SECONDS):

@@ -142,18 +142,11 @@ class IngressDeployment:
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
-        lease = await (self._lease(request.session_id, tenant) if request.session_id else self._open(tenant))
-        replica = await self._place(lease, served)
-        edits = ()
-        if trace.edits:
-            edits = await self._directory.edits.remote(tenant.name, model.name, list(trace.edits))
-        foreign = await self._foreign(remotes, lease, tenant)
-        own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
-        order = order_of(trace, own, foreign, edits, lease.session_id, model, served.target, replica, request.job)
-        if request.job:
-            yield pb.Event.FromString(await self._ask(lease, "start", order))
-            return
-        async with contextlib.aclosing(self._follow(lease, "run", order.trace_id, order.follower, order)) as events:
+        if request.session_id:
+            events = self._run(await self._lease(request.session_id, tenant), request, tenant, served, remotes)
+        else:
+            events = self._run_in_own(request, tenant, served, remotes)
+        async with contextlib.aclosing(events):
             async for event in events:
                 yield event
 
@@ -193,8 +186,12 @@ class IngressDeployment:
             # A list of positions copies.
             value = await asyncio.to_thread(admission.selected, value, request.view)
         step = self.settings.models[0].limits.chunk_bytes
-        for offset, data in windows(value, request.offset, request.length, step):
+        for offset, data in windows(value, request.offset, request.length, step, request.at_most):
             yield service_pb2.FetchChunk(offset=offset, data=data)
+        given = request.length or value.nbytes - request.offset
+        given = min(given, request.at_most or given)
+        if request.offset + given == value.nbytes and not request.HasField("view"):
+            lease.actor.ask.remote(lease.session_id, "fetched", request.blob_id)
 
     @unary(service_pb2.CancelRequest, service_pb2.CancelReply)
     async def Cancel(self, request: service_pb2.CancelRequest, tenant: Tenant) -> service_pb2.CancelReply:
@@ -293,6 +290,53 @@ class IngressDeployment:
             self.settings = self.settings.model_copy(update={"models": self._models.settings})
             self.max_message_bytes = _longest(self.settings)
 
+    async def _run(
+        self,
+        lease: Lease,
+        request: service_pb2.SubmitRequest,
+        tenant: Tenant,
+        served: ServedModel,
+        remotes: admission.Remotes,
+    ) -> AsyncGenerator[pb.Event, None]:
+        """Run a trace that has been checked."""
+        trace = request.trace
+        replica = await self._place(lease, served)
+        edits = ()
+        if trace.edits:
+            edits = await self._directory.edits.remote(tenant.name, served.settings.name, list(trace.edits))
+        foreign = await self._foreign(remotes, lease, tenant)
+        own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
+        order = order_of(
+            trace, own, foreign, edits, lease.session_id, served.settings, served.target, replica, request.job
+        )
+        if request.job:
+            yield pb.Event.FromString(await self._ask(lease, "start", order))
+            return
+        async with contextlib.aclosing(self._follow(lease, "run", order.trace_id, order.follower, order)) as events:
+            async for event in events:
+                yield event
+
+    async def _run_in_own(
+        self, request: service_pb2.SubmitRequest, tenant: Tenant, served: ServedModel, remotes: admission.Remotes
+    ) -> AsyncGenerator[pb.Event, None]:
+        """Run a trace in a session that is opened for it; where the trace fails as a whole, nothing of the session is left."""
+        _check_running(served, await self._directory.model_state.remote(served.target))
+        lease = await self._open(tenant)
+        begun = False
+        try:
+            async with contextlib.aclosing(self._run(lease, request, tenant, served, remotes)) as events:
+                async for event in events:
+                    begun = True
+                    yield event
+        except Exception:
+            await self._close(lease)
+            raise
+        except BaseException:
+            # The client is gone. Of a trace that has begun it has the session's id, and comes back with it.
+            if not begun:
+                self._directory.close.remote(lease.session_id, tenant.name)
+            raise
+
     async def _place(self, lease: Lease, served: ServedModel) -> str:
         """Return the replica that a session's traces go to."""
         replica: str
@@ -327,6 +371,10 @@ class IngressDeployment:
     async def _open(self, tenant: Tenant, kept: bool = False) -> Lease:
         return self._cache(await self._directory.open.remote(tenant.name, kept))
 
+    async def _close(self, lease: Lease) -> None:
+        self._leases.pop(lease.session_id, None)
+        await self._directory.close.remote(lease.session_id, lease.tenant)
+
     async def _lease(self, session_id: str, tenant: Tenant) -> Lease:
         lease = self._leases.get(session_id)
         if lease is None or lease.tenant != tenant.name:
@@ -346,7 +394,7 @@ class IngressDeployment:
         """Call a session; if its actor has died, the one that took its place."""
         try:
             try:
-                return await getattr(lease.actor, method).remote(lease.session_id, *args)
+                return await lease.actor.ask.remote(lease.session_id, method, *args)
             except ActorDiedError:
                 found = await self._recovered(lease)
                 if found is None:
@@ -354,7 +402,7 @@ class IngressDeployment:
                 lease = found
                 if method in _NEED_UPLOADS:
                     raise ServiceFailure(unavailable("the session's actor died: submit the trace again")) from None
-                return await getattr(lease.actor, method).remote(lease.session_id, *args)
+                return await lease.actor.ask.remote(lease.session_id, method, *args)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ServiceFailure) and error.cause.failure.code == pb.ERROR_CODE_NOT_FOUND:
                 self._leases.pop(lease.session_id, None)
@@ -368,7 +416,8 @@ class IngressDeployment:
         try:
             for again in (True, False):
                 try:
-                    async for ref in getattr(lease.actor, method).options(num_returns="streaming").remote(*args):
+                    calls = lease.actor.follow.options(num_returns="streaming")
+                    async for ref in calls.remote(lease.session_id, method, *args):
                         event = pb.Event.FromString(await ref)
                         begun = True
                         yield event
@@ -391,7 +440,7 @@ class IngressDeployment:
         finally:
             if not ended:
                 # The client is gone. Nothing may be awaited while this is cancelled.
-                lease.actor.leave.remote(lease.session_id, trace_id, follower)
+                lease.actor.ask.remote(lease.session_id, "leave", trace_id, follower)
 
     async def _recovered(self, lease: Lease) -> Lease | None:
         """Return a lease whose actor has died with the one that took its place; None if it has ended."""

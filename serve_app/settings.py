@@ -192,10 +192,16 @@ class ModelSettings(_Part):
 class SessionSettings(_Part):
     """How many sessions there may be, how long they live, and what they keep."""
 
-    warm: int = Field(2, ge=0, description="session actors that wait for a client")
+    warm: int = Field(2, ge=0, description="session actors, each a process, that are ready before the first session")
+    per_actor: int = Field(
+        128, ge=1, description="sessions that one session actor holds; beyond that another one starts"
+    )
     idle_seconds: float = Field(900.0, gt=0, description="an unused session is closed after this")
-    max_sessions: int = Field(64, ge=1)
-    max_per_tenant: int = Field(16, ge=1)
+    max_sessions: int = Field(1024, ge=1, description="open at a time; beyond that, one that only waits gives way")
+    max_per_tenant: int = Field(256, ge=1, description="of them, one tenant's, with or without keys")
+    wait_seconds: float = Field(
+        20.0, ge=0, description="how long opening a session waits for another one to give way before it is refused"
+    )
     retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
     stored_bytes: int = Field(16 * _GIB, ge=_MIB, description="uploads and results that one session keeps")
     max_edits: int = Field(64, ge=0, description="standing edits that a tenant may have")

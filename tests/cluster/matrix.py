@@ -144,7 +144,7 @@ def _left(service: RunningService, before: There) -> dict[str, int]:
     now, status = parts(service), service.status()
     return _some(
         {f"{model.name}: requests": model.running + model.waiting for model in status.models}
-        | {"unknown sessions": now[SESSION] - status.sessions - status.warm_sessions}
+        | {"unknown session actors": now[SESSION] - status.warm_sessions}
         | {part: now[part] - before.parts[part] for part in PARTS}
         | {str(path): int(path.exists()) for path in before.shared - shared(service)}
     )

@@ -80,7 +80,8 @@ def with_tenants(
         "autoscaling_config": AUTOSCALING,
         "lora_modules": {name: str(path) for name, path in (adapters or {}).items()},
     }
-    sessions = {"warm": 1, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20, "max_per_tenant": 3}
+    sessions = {"warm": 1, "per_actor": 2, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
+    sessions |= {"max_per_tenant": 3, "wait_seconds": 1.0}
     settings: dict[str, object] = {"models": [model], "tenants": TENANTS, "sessions": sessions}
     # As an operator may say it; without, the service makes a token of its own.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

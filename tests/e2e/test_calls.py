@@ -178,13 +178,14 @@ def test_cancel(service: RunningService, session: str) -> None:
 
 
 def test_opening_a_session_starts_no_process(service: RunningService) -> None:
-    """A session is lent an actor of the warm pool, and gives it back; how long that takes is measured in benchmarks/."""
+    """Session actors hold many sessions each; how long it takes to open one is measured in benchmarks/."""
     wait_for(lambda: service.status().warm_sessions >= 2, 30)
     before = {process.pid for process in service.processes("ray::Session")}
-    for _ in range(20):
-        service.close_session(service.open_session())
+    opened = [service.open_session() for _ in range(20)]
     after = {process.pid for process in service.processes("ray::Session")}
-    assert len(after - before) <= 2, "closed sessions' actors are lent again"
+    for session in opened:
+        service.close_session(session)
+    assert after == before
 
 
 def test_health(service: RunningService) -> None:

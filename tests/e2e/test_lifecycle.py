@@ -195,7 +195,7 @@ def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
         open_three()
     assert len(seen[-1] - seen[0]) >= 2, "they were to be new ones"
     classes = json.loads(second.joined(_CLASSES).splitlines()[-1])
-    assert classes.count("Session") == 1, classes
+    assert classes.count("SessionHost") == 1, classes
 
 
 def test_who_looks_for_the_directory_again_leaves_no_class_with_ray(second: RunningService) -> None:

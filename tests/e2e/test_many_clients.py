@@ -1,4 +1,7 @@
-"""Eight clients at once, some with edits and some without: each gets what it gets alone, those without what stock vLLM gives."""
+"""Many clients at once, some with edits and some without: each gets what it gets alone, those without what stock vLLM gives.
+
+Nothing is set here for that: a service takes a class of clients as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,18 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import torch
 
 import interpose
+from interpose.v1 import service_pb2, service_pb2_grpc
+from interpose.version import PROTOCOL
 from tests.e2e.service import RunningService
+from tests.e2e.test_calls import kinds, trace
 
 WORDS = "the river runs through the city under the old bridges and past the museum".split()
 
@@ -87,3 +96,49 @@ def test_eight_clients_at_once(service: RunningService, checkpoints: dict[str, P
             for name in expected:
                 torch.testing.assert_close(result[name], expected[name], atol=1e-4, rtol=1e-4)
     assert [alone[number]["tokens"].tolist() for number in plain] == stock
+
+
+def at_once(count: int, work: Callable[[int], object]) -> list[object]:
+    """Return what `work` gives for each number, all begun together."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> object:
+        start.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_thirty_two_clients_at_once(service: RunningService) -> None:
+    """Each with a session of its own and one short trace; none is refused, and none starts a process."""
+    before = {process.pid for process in service.processes("ray::Session")}
+
+    def work(number: int) -> torch.Tensor:
+        with interpose.connect(service.address, progress=False) as client:
+            model = client.model("gpt2")
+            with model.trace(WORDS[number % len(WORDS)], max_tokens=1) as tracer:
+                hidden = model.transformer.h[0].output.save()
+                tracer.result.save()
+            return hidden
+
+    assert all(isinstance(hidden, torch.Tensor) for hidden in at_once(32, work))
+    assert {process.pid for process in service.processes("ray::Session")} == before
+
+
+def test_two_hundred_clients_at_once(service: RunningService) -> None:
+    """Each with a connection, a session and one short trace; all sessions are open at a time."""
+    opened = threading.Barrier(200)
+
+    def work(number: int) -> list[str]:
+        with grpc.insecure_channel(service.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.InterposeStub(channel)
+            session = stub.OpenSession(service_pb2.OpenSessionRequest(), timeout=120).session_id
+            opened.wait()
+            request = service_pb2.SubmitRequest(protocol=PROTOCOL, session_id=session, trace=trace(max_tokens=1))
+            events = [event for event in stub.Submit(request, timeout=300) if event.WhichOneof("kind")]
+            stub.CloseSession(service_pb2.CloseSessionRequest(session_id=session), timeout=120)
+            return kinds(events)
+
+    for got in at_once(200, work):
+        assert "saves" in got and "failed" not in got and got[-1] == "done"

@@ -236,6 +236,7 @@ class Service(service_pb2_grpc.InterposeServicer):
         )  # fmt: skip
 
     def DescribeSession(self, request, context):
+        self._begin("DescribeSession", context)
         self._check(request.session_id, context)
         reply = service_pb2.SessionDescription(session_id=request.session_id, max_stored_bytes=1 << 30)
         for trace_id in self.jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import linecache
 import signal
@@ -461,3 +462,21 @@ def test_errors_in_functions_called_from_threads_and_loops(service, model):
     for thread in threads:
         thread.join()
     assert len(found) == 9 and all(key == value for key, value in found.items())
+
+
+GONE = ServiceFailure(failure(trace_pb2.ERROR_CODE_NOT_FOUND, "the session has ended"))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_session_that_gives_way_to_others_is_opened_anew(service, client, model, kept):
+    """More than once, if many want one; of a kept session, as long as nothing can have been in it."""
+    with client.session() if kept else contextlib.nullcontext():
+        service.refusals |= {"Submit": [GONE] * 3, "DescribeSession": [GONE] * 3}
+        with model.trace("x"):
+            pass
+        assert len(service.traces) == 1 and len(service.opened) == 4
+        service.refusals |= {"Submit": [GONE], "DescribeSession": [GONE]}
+        with pytest.raises(interpose.NotFound) if kept else contextlib.nullcontext():
+            with model.trace("x"):
+                pass
+        assert len(service.opened) == (4 if kept else 5)

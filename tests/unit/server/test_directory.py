@@ -1,14 +1,17 @@
-"""The directory's own rules: how many sessions a tenant may have, also when it asks for many at once."""
+"""The directory's own rules: how many sessions a tenant may have, also when it asks for many at once, and which give way."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
+from actors import session_pool
 from actors.directory import Directory
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms
 from interpose.errors import ServiceFailure
@@ -16,17 +19,116 @@ from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
 
 
+class Actor:
+    """A session actor that answers when it may.
+
+    Attributes:
+        closed: how often each session was ended.
+        said: what is said of each session, by id.
+    """
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.closed: dict[str, int] = {}
+        self.said: dict[str, SessionStats] = {}
+        for name in ("open", "close", "stats", "leave_jobs", "prepare"):
+            # Called at once and awaited later, as Ray's are.
+            setattr(self, name, SimpleNamespace(remote=self._called(getattr(self, f"_{name}"))))
+
+    @staticmethod
+    def _called(method: Callable[..., object]) -> Callable[..., object]:
+        return lambda *args: asyncio.ensure_future(method(*args))  # type: ignore[arg-type]
+
+    def says(self, session_id: str, idle: float, collected: bool = False) -> None:
+        self.said[session_id] = SessionStats(idle, 0, 0, 0, collected)
+
+    async def _prepare(self, targets: list[Target]) -> None:
+        pass
+
+    async def _open(self, session_id: str, kept: bool, terms: Terms) -> None:
+        self.says(session_id, 0.0)
+
+    async def _close(self, session_id: str) -> SessionStats | None:
+        self.closed[session_id] = self.closed.get(session_id, 0) + 1
+        await self.gate.wait()
+        return self.said.pop(session_id, None)
+
+    async def _stats(self) -> dict[str, SessionStats]:
+        await self.gate.wait()
+        return dict(self.said)
+
+    async def _leave_jobs(self, session_id: str) -> bool:
+        await self.gate.wait()
+        return False
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
+    """The session actors that there are, in the order in which they started."""
+    made: list[Actor] = []
+
+    async def start(self: session_pool.SessionPool) -> Actor:
+        made.append(Actor())
+        return made[-1]
+
+    monkeypatch.setattr(session_pool.SessionPool, "_ready_actor", start)
+    monkeypatch.setattr("ray.kill", lambda actor: made.remove(actor) if actor in made else None)
+    return made
+
+
+@pytest.fixture
+async def directory(actors: list[Actor]) -> Directory:
+    return Directory(SessionSettings(max_per_tenant=2, max_sessions=3, wait_seconds=0, warm=1))
+
+
+async def test_two_hundred_sessions_take_two_actors(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings())
+    await asyncio.gather(*(directory.open("anonymous") for _ in range(200)))
+    assert sorted(len(actor.said) for actor in actors) == [100, 100]
+    assert (await directory.status([])).sessions == 200
+
+
+async def test_another_actor_starts_when_all_are_full_and_ends_when_it_is_empty(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(per_actor=2, warm=1))
+    leases = [await directory.open("anonymous") for _ in range(5)]
+    assert [len(actor.said) for actor in actors] == [2, 2, 1]
+    for lease in leases:
+        await directory.close(lease.session_id, "anonymous")
+    assert len(actors) == 1 and not actors[0].said
+    assert (await directory.status([])).warm == 1
+
+
+async def test_a_session_that_cannot_be_opened_is_opened_in_another_actor(actors: list[Actor]) -> None:
+    import ray
+
+    directory = Directory(SessionSettings(warm=1))
+    await directory.open("anonymous")
+    dead = actors[0]
+
+    async def died(*args: object) -> None:
+        raise ray.exceptions.ActorDiedError
+
+    dead.open.remote = died  # type: ignore[attr-defined]
+    lease = await directory.open("anonymous")
+    assert dead not in actors and lease.actor is actors[0]
+
+
 async def test_sessions_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Directory, "_refill", lambda self: None)  # no session actor is ever ready
-    directory = Directory(SessionSettings(max_per_tenant=2, max_sessions=3))
+    async def never(self: session_pool.SessionPool) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(session_pool.SessionPool, "_ready_actor", never)
+    directory = Directory(SessionSettings(max_per_tenant=2, max_sessions=3, wait_seconds=0))
     opening = [asyncio.create_task(directory.open("greedy")) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(ServiceFailure, match="greedy has 2 sessions open, the most a tenant may have") as caught:
         await directory.open("greedy")
+    assert "sessions.max_per_tenant" in caught.value.failure.message
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED and caught.value.failure.retry_after > 0
     opening.append(asyncio.create_task(directory.open("other")))
     await asyncio.sleep(0)
-    with pytest.raises(ServiceFailure, match="all 3 sessions of the service are taken"):
+    with pytest.raises(ServiceFailure, match="all 3 sessions of the service are taken.* sessions.max_sessions"):
         await directory.open("third")
     for task in opening:
         task.cancel()
@@ -39,84 +141,82 @@ async def test_sessions_that_are_being_opened_count(monkeypatch: pytest.MonkeyPa
     again.cancel()
 
 
-class Actor:
-    """A session actor that answers when it may."""
-
-    def __init__(self, idle: float = 0.0) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.closed = 0
-        self._idle = idle
-        for name in ("open", "close", "stats", "leave_jobs"):
-            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
-
-    async def _open(self, session_id: str, kept: bool, terms: Terms) -> None:
-        if self.closed:
-            self._idle = 0.0
-
-    async def _close(self) -> SessionStats:
-        self.closed += 1
-        return await self._stats()
-
-    async def _stats(self) -> SessionStats:
-        await self.gate.wait()
-        return SessionStats(self._idle, 0, 0, 0)
-
-    async def _leave_jobs(self) -> bool:
-        await self.gate.wait()
-        return False
+@pytest.mark.parametrize(
+    ("idle", "collected", "gives_way"),
+    [(3.0, True, True), (0.5, True, False), (59.0, False, False), (61.0, False, True), (math.inf, False, True)],
+)
+async def test_which_session_gives_way(
+    directory: Directory, actors: list[Actor], idle: float, collected: bool, gives_way: bool
+) -> None:
+    """One that only waits; one with something to fetch when it was left alone for long; never one that does something."""
+    waiting, busy = [await directory.open("mine") for _ in range(2)]
+    actors[0].says(waiting.session_id, idle, collected)
+    if gives_way:
+        await directory.open("mine")
+        assert await directory.find(waiting.session_id, "mine") is None
+    else:
+        with pytest.raises(ServiceFailure, match="mine has 2 sessions open") as caught:
+            await directory.open("mine")
+        assert 0 < caught.value.failure.retry_after <= 60
+    assert await directory.find(busy.session_id, "mine") is busy
 
 
-@pytest.fixture
-async def directory(monkeypatch: pytest.MonkeyPatch) -> Directory:
-    monkeypatch.setattr(Directory, "_refill", lambda self: None)
-    return Directory(SessionSettings(max_per_tenant=2, max_sessions=3))
+async def test_opening_waits_for_a_session_that_gives_way(actors: list[Actor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.directory.LOOK_SECONDS", 0.001)
+    directory = Directory(SessionSettings(max_per_tenant=1, wait_seconds=30))
+    first = await directory.open("mine")
+    opening = [asyncio.create_task(directory.open("mine")) for _ in range(2)]
+    await asyncio.sleep(0.02)
+    assert not any(task.done() for task in opening)
+    await directory.close(first.session_id, "mine")
+    second = await opening[0]
+    await asyncio.sleep(0.02)
+    assert not opening[1].done(), "first come, first served"
+    await directory.close(second.session_id, "mine")
+    await opening[1]
 
 
-async def test_a_session_that_is_closed_twice_at_once_is_lent_to_one(directory: Directory) -> None:
-    actor = Actor()
-    directory._warm.put_nowait(actor)
+async def test_a_session_that_is_closed_twice_at_once_is_ended_once(directory: Directory, actors: list[Actor]) -> None:
     lease = await directory.open("mine")
+    [actor] = actors
     actor.gate.clear()
     closing = [asyncio.create_task(directory.close(lease.session_id, "mine", keep_jobs=True)) for _ in range(3)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     actor.gate.set()
     assert all(await asyncio.gather(*closing))
-    assert actor.closed == 1 and directory._warm.qsize() == 1
+    assert actor.closed == {lease.session_id: 1}
 
 
-async def test_two_who_want_the_place_of_one(directory: Directory) -> None:
+async def test_two_who_want_the_place_of_one(directory: Directory, actors: list[Actor]) -> None:
     """The one that was idle is ended once, and one of them gets its place."""
-    forgotten = Actor(idle=1000.0)
-    for actor in (forgotten, Actor(), Actor()):
-        directory._warm.put_nowait(actor)
-    await directory.open("one")
+    forgotten = await directory.open("one")
     await directory.open("one")
     await directory.open("two")
-    forgotten.gate.clear()
+    [actor] = actors
+    actor.says(forgotten.session_id, 1000.0)
+    actor.gate.clear()
     asking = [asyncio.create_task(directory.open(name)) for name in ("three", "four")]
     await asyncio.sleep(0.01)
-    forgotten.gate.set()
+    actor.gate.set()
     got = await asyncio.gather(*asking, return_exceptions=True)
     assert sorted(type(one).__name__ for one in got) == ["Lease", "ServiceFailure"]
-    assert forgotten.closed == 1 and (await directory.status([])).sessions == 3
+    assert actor.closed == {forgotten.session_id: 1} and (await directory.status([])).sessions == 3
 
 
-async def test_a_lease_that_was_replaced_is_not_ended_in_place_of_the_new_one(directory: Directory) -> None:
-    actor, other = Actor(), Actor()
-    directory._warm.put_nowait(actor)
+async def test_a_lease_that_was_replaced_is_not_ended_in_place_of_the_new_one(
+    directory: Directory, actors: list[Actor]
+) -> None:
     old = await directory.open("mine")
-    new = directory._leases[old.session_id] = dataclasses.replace(old, actor=other)
+    new = directory._leases[old.session_id] = dataclasses.replace(old, actor=Actor())
     await directory._end(old)
-    assert await directory.find(old.session_id, "mine") is new and not actor.closed
+    assert await directory.find(old.session_id, "mine") is new and not actors[0].closed
     assert directory._archive.of(old.session_id)
 
 
-async def test_a_session_that_has_ended_gets_no_replica(directory: Directory) -> None:
+async def test_a_session_that_has_ended_gets_no_replica(directory: Directory, actors: list[Actor]) -> None:
     target = Target("app", "engine")
     model = SimpleNamespace(name="tiny")
     await directory.report(ReplicaReport(target, model, "r", "", True, running=0, waiting=0))
-    directory._warm.put_nowait(Actor())
     lease = await directory.open("mine")
     assert (await directory.place(lease.session_id, target))[0] == "r"
     await directory.close(lease.session_id, "mine")

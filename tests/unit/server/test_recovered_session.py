@@ -69,7 +69,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     assert engine.runs == 1, "it ran; the same id again runs nothing"
     assert (await other.stats()).traces_done == 1
     clock(501)
-    await other._sweep_once()
+    other.sweep()
     assert not session._directory.archive.of("s").traces
 
 
@@ -156,7 +156,7 @@ async def test_variables(clock: Callable[[float], None]) -> None:
     await kinds(again.run(variables.order("third", version=2, canonical=True, job=False)))
     assert engine.seen[2] == [1, "first", "second"]
     clock(700)
-    await again._sweep_once()
+    again.sweep()
     kept = session._directory.archive.of("s")
     assert not kept.traces and not kept.variables
 

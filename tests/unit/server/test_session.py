@@ -18,10 +18,16 @@ from actors.session import Session
 from interpose.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
 from tests.unit.server.local_directory import LocalDirectory
 
 TERMS = Terms(600.0, 1 << 20, 900.0)
 OUTPUT = pb.Event(output=pb.Output(token_ids=[7, 8], prompt_token_ids=[1, 2, 3], finished=True))
+
+
+def saved_value(blob_id: str) -> Value:
+    """A saved tensor of 8 bytes."""
+    return Value(tensor=Tensor(dtype=DTYPE_UINT8, shape=[8], blob=Blob(id=blob_id, size=8)))
 
 
 class Engine:
@@ -65,8 +71,7 @@ async def engine() -> Engine:
 
 async def opened(engine: object, kept: bool, terms: Terms = TERMS) -> Session:
     """Return an open session whose traces run in a scripted engine; `kept` as in OpenSession."""
-    made = Session("name", LocalDirectory(kept), TERMS)
-    made._engines = engine  # type: ignore[assignment]
+    made = Session(engine, LocalDirectory(kept), TERMS)  # type: ignore[arg-type]
     await made.open("s", kept, terms)
     return made
 
@@ -236,7 +241,7 @@ async def test_a_kept_session_counts_from_its_last_use(
     assert (await session.stats()).idle_seconds == 0
     clock(101)
     assert 600 < (await session.stats()).idle_seconds < 700
-    await session._sweep_once()
+    session.sweep()
     with pytest.raises(ServiceFailure, match="kept for 600 s after the session was last used"):
         await session.job("s", "t")
 
@@ -336,3 +341,69 @@ async def test_terms_are_those_of_the_lease(session: Session) -> None:
     assert (description.max_stored_bytes, description.idle_seconds) == (100, 7.0)
     with pytest.raises(ServiceFailure, match="may hold 100"):
         await session.start("s", order(size=200))
+
+
+async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Session, engine: Engine) -> None:
+    """Events read to their end, values fetched to theirs."""
+
+    async def collected() -> bool:
+        return (await session.stats()).collected
+
+    assert await collected(), "nothing was ever in it"
+    running = asyncio.create_task(kinds(session.run(order(job=False))))
+    await engine.begun.wait()
+    [key] = session._by_key
+    engine.last = pb.Event(saves=pb.Saves(objects=Objects(values=[saved_value(f"{key}/0/0")])))
+    await session.adopt(key, f"{key}/0/0", Saved("reference", 8))
+    assert not await collected(), "it runs"
+    engine.gate.set()
+    await running
+    assert not await collected(), "a value has not been fetched"
+    await session.fetched("s", f"{key}/0/0")
+    assert await collected()
+    await session.upload("s", "sha256:0", 8, 0, b"1234")
+    assert await collected(), "what is uploaded is uploaded again"
+    await session.start("s", order("job"))
+    await session._traces["job"].wait()
+    assert not await collected(), "nobody has read what came of the job"
+
+
+async def test_a_trace_whose_client_has_gone_is_not_collected(session: Session, engine: Engine) -> None:
+    following = asyncio.create_task(kinds(session.run(order(job=False))))
+    await engine.begun.wait()
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    engine.gate.set()
+    await session._traces["t"].wait()
+    assert not (await session.stats()).collected, "its client may come back for it"
+    await kinds(session.attach("s", "t", "f2", 2))
+    assert (await session.stats()).collected
+
+
+async def test_a_kept_session_is_never_collected(engine: Engine) -> None:
+    assert not (await (await opened(engine, True)).stats()).collected
+
+
+async def test_a_limit_that_a_block_has_reached_says_when_to_come_back(session: Session, engine: Engine) -> None:
+    engine.last = pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_QUOTA_EXCEEDED, message="too much"))
+    engine.gate.set()
+    [failed] = [
+        event.failed
+        for event in [pb.Event.FromString(data) async for data in session.run(order(job=False))]
+        if event.WhichOneof("kind") == "failed"
+    ]
+    assert failed.retry_after > 0
+    assert (await session.job("s", "t")).failure.retry_after > 0
+
+
+async def test_a_full_session_says_when_the_next_results_go(
+    session: Session, engine: Engine, clock: Callable[[float], None]
+) -> None:
+    engine.gate.set()
+    await session.start("s", order("job", size=600_000))
+    await ended(session, "job")
+    clock(500)
+    with pytest.raises(ServiceFailure) as caught:
+        await session.start("s", order("more", size=600_000))
+    assert 90 < caught.value.failure.retry_after <= 100

@@ -146,7 +146,7 @@ async def test_it_goes_with_the_session_and_with_its_time(
     await session.cancel("s", "a", forget=True)
     assert (await session.describe("s")).stored_bytes > 0, "the trace is forgotten, what it left is not"
     clock(601)
-    await session._sweep_once()
+    session.sweep()
     assert (await session.stats()).stored_bytes == 0
     await session.start("s", order("b", version=1, canonical=True))
     status = await ended(session, "b")

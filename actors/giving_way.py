@@ -1,0 +1,94 @@
+"""Which session gives way when there is no room for one more, and what its client is told when none does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.protocol import Lease, SessionStats
+from interpose.errors import ServiceFailure, failure
+from interpose.v1 import trace_pb2 as pb
+
+# A client that has fetched all that its traces saved opens another session, without noticing, when it runs the next one. It has
+# so long for what it does between opening a session and submitting, so that clients do not take each other's place for ever.
+COLLECTED_SECONDS = 2.0
+# One that has left something there may be about to fetch it; clients that are killed do not close their sessions.
+FORGOTTEN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit that is reached.
+
+    Attributes:
+        what: in words.
+        setting: its name.
+        leases: the sessions of which one would have to give way.
+    """
+
+    what: str
+    setting: str
+    leases: tuple[Lease, ...]
+
+
+def reached(tenant: str, leases: Iterable[Lease], opening: Mapping[str, int], settings: Any) -> Limit | None:
+    """Return the limit that leaves no room for one more session of a tenant; None if there is room.
+
+    Args:
+        leases: all that there are.
+        opening: sessions on their way, by tenant.
+        settings: a `SessionSettings`.
+    """
+    everybody = tuple(leases)
+    own = tuple(lease for lease in everybody if lease.tenant == tenant)
+    held = len(own) + opening.get(tenant, 0)
+    if held >= settings.max_per_tenant:
+        return Limit(f"{tenant} has {held} sessions open, the most a tenant may have", "sessions.max_per_tenant", own)
+    if len(everybody) + sum(opening.values()) >= settings.max_sessions:
+        return Limit(
+            f"all {settings.max_sessions} sessions of the service are taken", "sessions.max_sessions", everybody
+        )
+    return None
+
+
+def chosen(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> Lease | None:
+    """Return the session that gives way: of those that may, the one that was idle longest."""
+    idle = [(stats[lease.session_id], lease) for lease in leases if lease.session_id in stats]
+    able = [(one.idle_seconds, lease) for one, lease in idle if one.idle_seconds >= _patience(one)]
+    return max(able, key=lambda pair: pair[0])[1] if able else None
+
+
+def seconds_until(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> float:
+    """Return after how many seconds the first of some sessions may give way, if none of them is used meanwhile."""
+    left = [
+        _patience(stats[lease.session_id]) - stats[lease.session_id].idle_seconds
+        for lease in leases
+        if lease.session_id in stats
+    ]
+    return max(COLLECTED_SECONDS, min(left, default=FORGOTTEN_SECONDS))
+
+
+def refusal(limit: Limit, waited: float, retention: float, retry_after: float) -> ServiceFailure:
+    """Return the error of a session that cannot be opened.
+
+    Args:
+        limit: what stands in the way.
+        waited: seconds that the client has waited already.
+        retention: seconds that results are kept.
+        retry_after: seconds after which a session may have given way.
+    """
+    message = (
+        f"{limit.what}, and none of them gave way within {waited:g} s: close one, or try again; a session gives way when it "
+        f"waits for its client and has nothing left that was not fetched, or was not used for {FORGOTTEN_SECONDS:g} s; one that "
+        f"keeps results of jobs, or was opened to be kept, stays for {retention:g} s. The service's setting {limit.setting} "
+        "allows more"
+    )
+    return ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=retry_after))
+
+
+def _patience(stats: SessionStats) -> float:
+    if math.isinf(stats.idle_seconds):
+        return 0.0
+    return COLLECTED_SECONDS if stats.collected else FORGOTTEN_SECONDS

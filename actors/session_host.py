@@ -1,0 +1,144 @@
+"""The session actor: a process that holds many sessions, since a process for each would cost more than what it holds.
+
+It runs nothing of a client's own. Calls come with a session's id, and what workers send comes with a trace's key, so that each
+finds its session; none of them sees another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import ray
+
+from actors.archive import Kept
+from actors.engine_stream import EngineCalls
+from actors.failures import not_found
+from actors.protocol import SessionStats, Target, Terms
+from actors.saved import Saved
+from actors.session import Session
+
+SWEEP_SECONDS = 10.0
+
+# The methods of `Session` that the ingress calls.
+_ASKED = frozenset({"upload", "start", "job", "describe", "leave", "cancel", "blob_ref", "fetched", "saved"})
+_FOLLOWED = frozenset({"run", "attach"})
+
+
+class SessionHost:
+    """State of a session actor; every method runs on the actor's event loop.
+
+    Args:
+        name: the actor's name; workers send saved values and logs there.
+        directory: handle of the directory.
+    """
+
+    def __init__(self, name: str, directory: Any) -> None:
+        self._directory = directory
+        self._engines = EngineCalls(name, directory)
+        self._sessions: dict[str, Session] = {}
+        self._retention = SWEEP_SECONDS
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # The directory's side
+
+    async def prepare(self, targets: list[Target]) -> None:
+        """Get ready to hold sessions: a handle to each engine."""
+        for target in targets:
+            with contextlib.suppress(Exception):  # it may have gone: whoever wants to use it finds out
+                self._engines.warm(target)
+        self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
+
+    async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
+        """Begin a session; see `Session.open`."""
+        self._retention = terms.retention_seconds
+        session = Session(self._engines, self._directory, terms)
+        await session.open(session_id, kept, terms)
+        self._sessions[session_id] = session
+
+    async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
+        """Go on with a session whose actor is dead; see `Session.restore`."""
+        session = Session(self._engines, self._directory, terms)
+        await session.restore(session_id, kept, terms)
+        self._sessions[session_id] = session
+
+    async def close(self, session_id: str) -> SessionStats | None:
+        """End a session: cancel its traces, drop its values. Returns what it came to; None if there is none."""
+        session = self._sessions.pop(session_id, None)
+        return await session.close() if session is not None else None
+
+    async def leave_jobs(self, session_id: str) -> bool:
+        """The client goes and leaves only its jobs; see `Session.leave_jobs`. False if there is no such session."""
+        session = self._sessions.get(session_id)
+        return session is not None and await session.leave_jobs()
+
+    async def stats(self) -> dict[str, SessionStats]:
+        """Return what each session holds and does, by its id."""
+        return {session_id: await session.stats() for session_id, session in list(self._sessions.items())}
+
+    # The client's side, through the ingress
+
+    async def ask(self, session_id: str, method: str, *args: Any) -> Any:
+        """Call a method of a session.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, the session has ended; or what the method raises.
+        """
+        return await self._method(session_id, method, _ASKED)(session_id, *args)
+
+    async def follow(self, session_id: str, method: str, *args: Any) -> AsyncIterator[bytes]:
+        """Yield the serialized events that a method of a session gives; errors as of `ask`."""
+        async for event in self._method(session_id, method, _FOLLOWED)(*args):
+            yield event
+
+    # The workers' side
+
+    async def log(self, key: str, invoke: int, text: str) -> None:
+        """Something a block printed."""
+        if (session := self._with(key)) is not None:
+            await session.log(key, invoke, text)
+
+    async def adopt(self, key: str, blob_id: str, saved: Saved) -> None:
+        """Take one saved value, which the directory owns."""
+        if (session := self._with(key)) is not None:
+            await session.adopt(key, blob_id, saved)
+
+    async def no_room(self, key: str) -> None:
+        """There is no room for a saved value in the object store."""
+        if (session := self._with(key)) is not None:
+            await session.no_room(key)
+
+    async def increment(self, key: str, data: bytes) -> None:
+        """Something that a block of a streamed trace saved, a serialized `Increment`."""
+        if (session := self._with(key)) is not None:
+            await session.increment(key, data)
+
+    async def blobs(self, key: str, ids: list[str]) -> list[ray.ObjectRef]:
+        """Return references to what a trace needs; see `Session.blobs`."""
+        session = self._with(key)
+        if session is None:
+            raise not_found(f"there is no trace {key}")
+        return await session.blobs(key, ids)
+
+    # Its own
+
+    def _method(self, session_id: str, method: str, known: frozenset[str]) -> Callable[..., Any]:
+        if method not in known:
+            raise ValueError(f"a session is not asked for {method!r}")
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise not_found("the session has ended; open a new one")
+        found: Callable[..., Any] = getattr(session, method)
+        return found
+
+    def _with(self, key: str) -> Session | None:
+        """Return the session that has a trace."""
+        return next((session for session in self._sessions.values() if session.has(key)), None)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(SWEEP_SECONDS, self._retention / 2))
+            for session in list(self._sessions.values()):
+                session.sweep()
