@@ -24,13 +24,14 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-lowest test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo       a small model served with TP=2, a trace from a separate client, a picture of it'
 	@echo 'make test       the test suite'
 	@echo 'make test-cluster  several replicas, models and nodes, and what is lost of them: as root, with iproute2'
+	@echo 'make test-lowest  the unit tests and a trace with the lowest versions that pyproject.toml allows: downloads them'
 	@echo 'make test-unit  the tests that need no engine: seconds'
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
@@ -73,6 +74,9 @@ endif
 
 test-cluster: $(STAMP)
 	$(BIN)/python -m pytest tests/cluster
+
+test-lowest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lowest
 
 test-unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/unit

@@ -255,11 +255,14 @@ class IngressDeployment:
         finally:
             self._watchers -= 1
 
-    @unary(health_pb2.HealthListRequest, health_pb2.HealthListResponse, keyless=True)
-    async def List(self, _: health_pb2.HealthListRequest, __: Tenant) -> health_pb2.HealthListResponse:
-        """The health of every service there is."""
-        serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-        return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(""), PROXY: serving})
+    # Releases of grpcio-health-checking before 1.85 do not have this method. A call of it is answered UNIMPLEMENTED then.
+    if hasattr(health_pb2, "HealthListRequest"):
+
+        @unary(health_pb2.HealthListRequest, health_pb2.HealthListResponse, keyless=True)
+        async def List(self, _: health_pb2.HealthListRequest, __: Tenant) -> health_pb2.HealthListResponse:
+            """The health of every service there is."""
+            serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+            return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(""), PROXY: serving})
 
     # Its own
 

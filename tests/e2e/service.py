@@ -94,6 +94,7 @@ class RunningService:
         settings: the configuration file's content; the port is chosen here.
         arguments: further arguments of the command.
         environment: added to that of the command.
+        python: the interpreter of the command.
 
     Attributes:
         address: where clients connect.
@@ -102,14 +103,19 @@ class RunningService:
     """
 
     def __init__(
-        self, folder: Path, settings: dict[str, object], *arguments: str, environment: dict[str, str] | None = None
+        self,
+        folder: Path,
+        settings: dict[str, object],
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        python: Path | str = sys.executable,
     ) -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._output = folder / "service.log"
         self.config = config = folder / "service.yaml"
         config.write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "interpose.cli", "serve", "--config", str(config), "--port", str(port)]
+        command = [str(python), "-m", "interpose.cli", "serve", "--config", str(config), "--port", str(port)]
         with self._output.open("w") as output:
             self._popen = subprocess.Popen(
                 [*command, *arguments], stdout=output, stderr=output, env=clean_environment() | (environment or {})

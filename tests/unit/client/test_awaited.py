@@ -63,7 +63,7 @@ async def test_waiting_that_is_given_up_leaves_the_job(service):
         async with (await client.model()).trace("a", blocking=False) as tracer:
             pass
         for _ in range(2):
-            with pytest.raises(TimeoutError):
+            with pytest.raises(asyncio.TimeoutError):  # in Python 3.10 another class than TimeoutError
                 await asyncio.wait_for(tracer.job.wait(), 0.3)
         with pytest.raises(interpose.DeadlineExceeded):
             await tracer.job.result(timeout=0.2)
