@@ -34,6 +34,7 @@ from actors.protocol import (
     ModelState,
     ReplicaReport,
     SessionStats,
+    StartFailed,
     Target,
     TenantUsage,
     Terms,
@@ -196,6 +197,10 @@ class Directory:
         """An engine replica says how it is. Returns why it must not serve, if it must not."""
         self._alive()
         return self._board.report(report)
+
+    async def start_failure(self, target: Target, model: Any, attempt: str) -> StartFailed | None:
+        """Return why an engine replica need not try to start; see `ReplicaBoard.start_failure`."""
+        return self._board.start_failure(target, model, attempt)
 
     async def worker_stage(self, replica: str, rank: int, stage: str) -> None:
         """A worker of a replica that loads says how far it has come."""

@@ -101,6 +101,21 @@ class SessionStats:
 
 
 @dataclass(frozen=True)
+class StartFailed:
+    """Why an engine replica does not start.
+
+    Attributes:
+        reason: in words, for the operator.
+        permanent: whether the next try would fail in the same way.
+        attempt: names the deployed version and the node; another version or node may do better.
+    """
+
+    reason: str
+    permanent: bool
+    attempt: str
+
+
+@dataclass(frozen=True)
 class ReplicaReport:
     """How one engine replica is.
 
@@ -111,6 +126,7 @@ class ReplicaReport:
         healthy: whether it can take traces, or will be able to when it has loaded.
         running: invokes that it runs.
         waiting: invokes that wait for another one of their trace.
+        failed: why it does not start, if it does not.
     """
 
     target: Target
@@ -120,6 +136,7 @@ class ReplicaReport:
     healthy: bool
     running: int = 0
     waiting: int = 0
+    failed: StartFailed | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,7 @@ class ModelState:
         state: LOADING, RUNNING or UNHEALTHY.
         replicas: how many run.
         each: those that run or load, by name.
+        failed: why the last one that did not start did not, until one runs.
     """
 
     state: str
@@ -168,6 +186,7 @@ class ModelState:
     running: int
     waiting: int
     each: tuple[ReplicaState, ...] = ()
+    failed: StartFailed | None = None
 
     @property
     def stages(self) -> tuple[tuple[str, float], ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from actors.protocol import Announced, ModelState, ReplicaReport, ReplicaState, Target
+from actors.protocol import Announced, ModelState, ReplicaReport, ReplicaState, StartFailed, Target
 
 # Replicas report every second; one that is killed says nothing more. A busy machine can hold one up for some seconds.
 SILENCE_SECONDS = 20.0
@@ -14,6 +16,8 @@ SILENCE_SECONDS = 20.0
 LOADING_SILENCE_SECONDS = 30.0
 # A model whose replicas have gone without a word is known for this long, until there are others: it is unavailable, not unknown.
 ABSENCE_SECONDS = 90.0
+# Serve starts a replica that has failed again, some times; a permanent failure is told to those for this long.
+FAILURE_SECONDS = 60.0
 
 
 @dataclass
@@ -44,10 +48,19 @@ class _Seen:
         return f"{self.report.stage} ({workers})" if self.report.stage and workers else self.report.stage
 
 
+@dataclass
+class _Failure:
+    failed: StartFailed
+    model: Any
+    at: float
+
+
 class ReplicaBoard:
     """The last report of every replica, and the replica of every session."""
 
     def __init__(self) -> None:
+        self._failures: dict[Target, _Failure] = {}
+        self._ran: dict[Target, Any] = {}  # with which settings a replica of a deployment has run
         self._seen: dict[str, _Seen] = {}
         self._places: dict[tuple[str, Target], str] = {}
 
@@ -66,11 +79,31 @@ class ReplicaBoard:
                     f"a model with the name {report.model.name!r} is served by the application {other.target.app!r} "
                     "already: give this one another `name`"
                 )
+        self._note_start(report, now)
         last = self._seen.get(report.replica)
         same = last is not None and last.report.stage == report.stage
         workers = last.workers if last is not None else {}
         self._seen[report.replica] = _Seen(report, now, last.stage_since if same and last else now, workers)
         return ""
+
+    def _note_start(self, report: ReplicaReport, now: float) -> None:
+        target, failed = report.target, report.failed
+        if report.healthy and not report.stage:
+            self._ran[target] = report.model
+            self._failures.pop(target, None)
+        elif failed is not None:
+            if self._ran.get(target) == report.model:  # it did start: something around it is broken, and may be mended
+                failed = dataclasses.replace(failed, permanent=False)
+            known = self.start_failure(target, report.model, failed.attempt)
+            if known is None or known != failed:
+                self._failures[target] = _Failure(failed, report.model, now)
+
+    def start_failure(self, target: Target, model: Any, attempt: str) -> StartFailed | None:
+        """Return why a replica with these settings failed to start a moment ago, if the next one would fail in the same way."""
+        one = self._failures.get(target)
+        if one is None or not one.failed.permanent or time.monotonic() - one.at > FAILURE_SECONDS:
+            return None
+        return one.failed if (one.model, one.failed.attempt) == (model, attempt) else None
 
     def worker(self, replica: str, rank: int, stage: str) -> None:
         """Note what a worker of a replica does; without a report of that replica nobody wants to know."""
@@ -115,6 +148,7 @@ class ReplicaBoard:
                 for one in healthy
                 for report in (one.report,)
             ),
+            failed=self._failures[target].failed if target in self._failures else None,
         )  # fmt: skip
 
     # Sessions

@@ -67,6 +67,31 @@ def check_model(model: ModelSettings) -> None:
         _check_adapter(name, Path(folder).expanduser())
 
 
+def check_on_node(folder: str, load_format: str, node: str) -> None:
+    """Refuse a folder of weights that is not whole on this node, though it is on the node of the engine.
+
+    Args:
+        folder: of the model; "" if it has none.
+        load_format: the engine's argument.
+        node: the address of this node.
+
+    Raises:
+        ValueError: with the node and the missing part.
+    """
+    wanted = _WEIGHTS.get(load_format)
+    if not folder or not wanted:
+        return
+    there = Path(folder)
+    try:
+        if not there.is_dir():
+            raise ValueError(f"there is no folder {folder}; every node with workers needs the model")
+        if not _any([one.name for one in there.rglob("*")], wanted):
+            raise ValueError(f"{folder} has no weights: there is no file {' or '.join(wanted)}")
+        _check_weights(there)
+    except ValueError as error:
+        raise ValueError(f"on node {node}: {error}") from None
+
+
 def _check_source(source: str, revision: str | None, engine: Mapping[str, Any], weights: bool) -> None:
     """Check a folder or a Hub id: of a model with `weights`, or of a tokenizer alone."""
     if "://" in source:
@@ -117,10 +142,14 @@ def _check_folder(folder: Path, engine: Mapping[str, Any], weights: bool, what: 
     if weights and "config.json" in names:
         _read_json(folder / "config.json")
     if weights and _load_format(engine) in _WEIGHTS:
-        for index in sorted(folder.glob(_INDEX)):
-            _check_index(index)
-        for file in sorted(folder.glob("*.safetensors")):
-            check_safetensors(file)
+        _check_weights(folder)
+
+
+def _check_weights(folder: Path) -> None:
+    for index in sorted(folder.glob(_INDEX)):
+        _check_index(index)
+    for file in sorted(folder.glob("*.safetensors")):
+        check_safetensors(file)
 
 
 def _check_names(names: Iterable[str], engine: Mapping[str, Any], weights: bool, what: str) -> None:

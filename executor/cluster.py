@@ -10,7 +10,11 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from executor.start_failure import CannotStart, of_workers
+
 WAIT_SECONDS = 600.0
+# After the first worker has failed; a worker that waited for it may be heard of before the one that caused it.
+OTHERS_SECONDS = 3.0
 
 
 def connect() -> None:
@@ -92,16 +96,28 @@ def worker_bundles(group: PlacementGroup, world_size: int, device_key: str, firs
 
 
 def wait_ready(refs: list[Any], what: str) -> list[Any]:
-    """Return the results of `refs`; fail as soon as one of them does.
+    """Return the results of `refs`, one of each rank; fail as soon as one of them does.
 
     Raises:
-        RuntimeError: a worker died or raised, with its own words.
+        CannotStart: a worker died or raised, with its own words; or some are not ready in time.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     waiting = list(refs)
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not done:
-            raise RuntimeError(f"{what} took longer than {WAIT_SECONDS:g} s")
-        ray.get(done)
+            raise TimeoutError(f"{what} took longer than {WAIT_SECONDS:g} s")
+        if _error(done[0]) is not None:
+            ended = set(ray.wait(refs, num_returns=len(refs), timeout=OTHERS_SECONDS)[0])
+            errors = {rank: error for rank, ref in enumerate(refs) if ref in ended and (error := _error(ref))}
+            raise CannotStart(of_workers(errors, what))
     return ray.get(refs)
+
+
+def _error(ref: Any) -> Exception | None:
+    """Return what a call that has ended failed with."""
+    try:
+        ray.get(ref)
+    except Exception as error:
+        return error
+    return None

@@ -22,6 +22,7 @@ from executor.options import check_config, engine_options, prepare_environment, 
 from executor.outputs import output_event, result_of
 from executor.preparation import prompt_of, sampling_of
 from executor.rpc import call_workers
+from executor.start_failure import CannotStart, failure_of, noted
 from executor.work import Work
 from interpose.errors import with_retry
 from interpose.result import Result
@@ -76,8 +77,15 @@ class TraceEngine:
             progress: called with each stage's name.
 
         Raises:
-            ValueError: a setting the system cannot honour, with the reason.
+            CannotStart: with the reason, and whether another try can succeed.
         """
+        try:
+            return await cls._start(model, progress)
+        except Exception as error:
+            raise CannotStart(failure_of(error)) from error
+
+    @classmethod
+    async def _start(cls, model: ModelSettings, progress: Callable[[str], None]) -> TraceEngine:
         progress("configuring")
         prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
         config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
@@ -85,7 +93,16 @@ class TraceEngine:
         progress("starting workers and loading the model")
         # Its constructor blocks until the workers are up, for minutes with a large model.
         loop = asyncio.get_running_loop()
-        llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
+        with noted():
+            llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
+        try:
+            return await cls._warm(model, llm, progress)
+        except BaseException:
+            await loop.run_in_executor(None, llm.shutdown)
+            raise
+
+    @classmethod
+    async def _warm(cls, model: ModelSettings, llm: AsyncLLM, progress: Callable[[str], None]) -> TraceEngine:
         progress("reading the module tree")
         described = await call_workers(llm, "interpose_describe")
         description = model_pb2.ModelDescription.FromString(described[0])

@@ -35,18 +35,25 @@ class LazyWorkerActor:
         ids = context.get_accelerator_ids()[device_key] if device_key else []
         return context.get_node_id(), [str(one) for one in ids]
 
-    def prepare(self, environment: dict[str, str], ticket: Any, startup: Any) -> None:
+    def prepare(
+        self, environment: dict[str, str], ticket: Any, startup: Any, files: tuple[str, str] = ("", "auto")
+    ) -> None:
         """Import vLLM.
 
         Args:
             environment: variables to set where this node has none of its own.
             ticket: the engine's `lifeline.Ticket`.
             startup: a `startup.Startup`, to tell how far it has come.
+            files: the model's folder and the format of its weights; "" for no folder.
+
+        Raises:
+            ValueError: this node does not have the model.
         """
         for name, value in environment.items():
             os.environ.setdefault(name, value)
         import ray
 
+        from executor.checkpoint import check_on_node
         from executor.environment import hide_keys
         from executor.interface import use_interface_of
         from executor.lifeline import hold
@@ -56,6 +63,7 @@ class LazyWorkerActor:
         use_interface_of(ray.util.get_node_ip_address())
         self._startup = startup
         startup.remember()
+        check_on_node(*files, node=ray.util.get_node_ip_address())
         startup.tell("importing vLLM")
         import executor.ray_worker  # noqa: F401
 

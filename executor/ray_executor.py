@@ -8,6 +8,7 @@ import nothing heavy before they are up (`executor.lazy_actor`). How it notices 
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import time
 import weakref
@@ -30,6 +31,7 @@ from executor.environment import forwarded
 from executor.lazy_actor import LazyWorkerActor
 from executor.lifeline import Lifeline, exit_with_parent
 from executor.shared_memory import forget_names
+from executor.start_failure import leave_note
 from executor.startup import Startup
 
 logger = init_logger(__name__)
@@ -41,6 +43,7 @@ class LazyRayExecutor(RayExecutorV2):
     """Executes vLLM's steps on Ray actors."""
 
     def _init_executor(self) -> None:
+        leave_note()
         self._finalizer = weakref.finalize(self, self.shutdown)
         self.is_failed = False
         self.failure_callback = None
@@ -66,7 +69,9 @@ class LazyRayExecutor(RayExecutorV2):
         # All at the same time: whatever needs vLLM in one of them alone would have the others wait for its import.
         environment = forwarded()
         prepared = [
-            handle.actor.prepare.remote(environment, self._lifeline.ticket, Startup.of_worker(handle.rank))
+            handle.actor.prepare.remote(
+                environment, self._lifeline.ticket, Startup.of_worker(handle.rank), self._files()
+            )
             for handle in self.ray_worker_handles
         ]
         wait_ready(prepared, "importing vLLM in the workers")
@@ -101,6 +106,11 @@ class LazyRayExecutor(RayExecutorV2):
             self.ray_worker_handles.append(
                 RayWorkerHandle(actor=actor, rank=rank, local_rank=-1, node_id=node, bundle_id_idx=bundle)
             )
+
+    def _files(self) -> tuple[str, str]:
+        """Return what each worker checks on its own node first: the model's folder, "" if it has none, and its format."""
+        model = str(self.vllm_config.model_config.model)
+        return model if os.path.isdir(model) else "", str(self.vllm_config.load_config.load_format)
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:

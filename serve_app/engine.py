@@ -15,7 +15,9 @@ from ray import serve
 
 from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
-from actors.protocol import ReplicaReport, Target
+from actors.protocol import ReplicaReport, StartFailed, Target
+from executor.checkpoint import check_model
+from executor.start_failure import CannotStart, StartFailure, failure_of
 from executor.startup import REPLICA_VARIABLE
 from interpose.errors import ServiceFailure
 from interpose.v1 import trace_pb2
@@ -39,7 +41,8 @@ class EngineDeployment:
         sessions: for the directory, should this replica be the first to need one.
 
     Raises:
-        ValueError: another application serves a model of that name.
+        CannotStart: the engine does not start, or another application serves a model of that name. Serve tries again some
+            times; where that would be in vain the next tries end at once, so that the deployment fails soon.
     """
 
     async def __init__(self, model: ModelSettings, sessions: SessionSettings) -> None:  # type: ignore[misc]
@@ -50,6 +53,7 @@ class EngineDeployment:
         context = serve.get_replica_context()
         self._target = Target(context.app_name, context.deployment)
         self._replica = context.replica_id.unique_id
+        self._attempt = f"{context.code_version} on {ray.get_runtime_context().get_node_id()}"
         self._stage = "waiting for its place"
         self._engine: Any = None
         self._healthy = True
@@ -58,6 +62,12 @@ class EngineDeployment:
         try:
             await self._wait_for_name()
             await self._load()
+        except Exception as error:
+            self._healthy = False
+            failure = failure_of(error)
+            logger.error("the engine cannot start", exc_info=error)
+            await self._report(StartFailed(failure.reason, failure.permanent, self._attempt))
+            raise CannotStart(failure) from None
         except BaseException:
             self._healthy = False
             await self._report()
@@ -72,6 +82,11 @@ class EngineDeployment:
             await asyncio.sleep(REPORT_SECONDS)
 
     async def _load(self) -> None:
+        known = await self._directory.start_failure.remote(self._target, self._model, self._attempt)
+        if known is not None:
+            raise CannotStart(StartFailure(known.reason, known.permanent))
+        self._stage = "looking for the model's files"
+        await asyncio.to_thread(check_model, self._model)
         # Workers and the engine's own process join the cluster that this replica is in, not one of their own.
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         os.environ[REPLICA_VARIABLE] = self._replica
@@ -165,10 +180,10 @@ class EngineDeployment:
             await self._sessions.look()
             await asyncio.sleep(REPORT_SECONDS)
 
-    async def _report(self) -> str:
+    async def _report(self, failed: StartFailed | None = None) -> str:
         running, waiting = self._engine.load() if self._engine is not None else (0, 0)
         report = ReplicaReport(
-            self._target, self._model, self._replica, self._stage, self._healthy, running=running, waiting=waiting
+            self._target, self._model, self._replica, self._stage, self._healthy, running, waiting, failed
         )
         refusal: str = await self._directory.report.remote(report)
         return refusal

@@ -53,6 +53,7 @@ class Service:
         self._settings = settings
         self._cluster = cluster
         self._serving = False
+        self._failed: dict[str, str] = {}  # why models do not start, by name
 
     @property
     def address(self) -> str:
@@ -150,6 +151,8 @@ class Service:
     def _running(self) -> bool:
         application = serve.status().applications[APP]
         if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            if self._failed:
+                raise ServiceError("\n".join(f"{name} cannot start: {why}" for name, why in self._failed.items()))
             reasons = [application.message, *(one.message for one in application.deployments.values())]
             raise ServiceError("the application does not start:\n" + "\n".join(reason for reason in reasons if reason))
         return application.status == "RUNNING"
@@ -163,6 +166,10 @@ class Service:
             }
         except (ValueError, ray.exceptions.RayError):
             return DEPLOYING
+        self._failed = {name: state.failed.reason for name, state in states.items() if state.failed is not None}
+        for name, state in states.items():
+            if state.failed is not None and state.failed.permanent and state.state != "RUNNING":
+                raise ServiceError(f"{name} cannot start: {state.failed.reason}")
         idle = {model.name for model in self._settings.models if model.scales_to_zero}
         if all(state.state == "RUNNING" or name in idle for name, state in states.items()):
             return SETTLING

@@ -129,6 +129,10 @@ class RunningService:
         """What it printed."""
         return self._output.read_text()
 
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._popen.poll() is not None
+
     def wait(self) -> RunningService:
         """Wait until it serves."""
         deadline = time.monotonic() + START_SECONDS

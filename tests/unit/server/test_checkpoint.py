@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor.checkpoint import check_model
+from executor.checkpoint import check_model, check_on_node
 from serve_app.settings import ModelSettings
 from tests.unit.server.checkpoints import write_checkpoint, write_safetensors
 
@@ -94,6 +94,23 @@ def test_a_folder_that_is_not_there_comes_with_near_misses(folder: Path) -> None
         check("~/models/tiny")
     with pytest.raises(ValueError, match=r"config.json is a file: name the folder"):
         check(folder / "config.json")
+
+
+def test_every_node_with_workers_needs_the_weights(folder: Path) -> None:
+    check_on_node("", "auto", "10.0.0.2")
+    check_on_node("/nowhere", "dummy", "10.0.0.2")
+    (folder / "config.json").unlink()  # the engine has it
+    check_on_node(str(folder), "auto", "10.0.0.2")
+    with pytest.raises(
+        ValueError, match=r"^on node 10.0.0.2: there is no folder /nowhere; every node with workers needs"
+    ):
+        check_on_node("/nowhere", "auto", "10.0.0.2")
+    cut(folder / "model.safetensors", 80)
+    with pytest.raises(ValueError, match=r"^on node 10.0.0.2: .*model.safetensors is cut off"):
+        check_on_node(str(folder), "auto", "10.0.0.2")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"^on node 10.0.0.2: .* has no weights"):
+        check_on_node(str(folder), "auto", "10.0.0.2")
 
 
 def test_adapters_must_be_whole(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors import replicas
-from actors.protocol import Announced, ReplicaReport, Target
+from actors.protocol import Announced, ReplicaReport, StartFailed, Target
 from actors.replicas import ReplicaBoard
 from serve_app.settings import ModelSettings
 
@@ -50,6 +50,43 @@ def test_one_that_runs_is_enough(clock: Clock) -> None:
     state = board.state(X)
     assert (state.state, state.replicas, state.running, state.waiting) == ("RUNNING", 2, 7, 2)
     assert board.state(Target("app", "engine-y")).state == "UNHEALTHY"
+
+
+def failing(replica: str, failed: StartFailed) -> ReplicaReport:
+    return ReplicaReport(X, MODEL, replica, "loading", healthy=False, failed=failed)
+
+
+def test_a_permanent_failure_is_told_to_the_next_tries_for_a_while(clock: Clock) -> None:
+    board, failed = ReplicaBoard(), StartFailed("no weights", True, "v1 on n1")
+    assert board.start_failure(X, MODEL, "v1 on n1") is None
+    board.report(failing("a", failed))
+    assert board.state(X).failed == failed
+    clock.now += 50
+    assert board.start_failure(X, MODEL, "v1 on n1") == failed
+    board.report(failing("b", failed))  # the second try, which was told
+    for model, attempt in ((MODEL, "v2 on n1"), (MODEL, "v1 on n2"), (ModelSettings(model="n", name="x"), "v1 on n1")):
+        assert board.start_failure(X, model, attempt) is None
+    assert board.start_failure(Target("app", "engine-y"), MODEL, "v1 on n1") is None
+    clock.now += 11
+    assert board.start_failure(X, MODEL, "v1 on n1") is None
+    assert board.state(X).failed == failed
+
+
+def test_a_passing_failure_is_tried_again(clock: Clock) -> None:
+    board, failed = ReplicaBoard(), StartFailed("a worker died", False, "v1 on n1")
+    board.report(failing("a", failed))
+    assert board.state(X).failed == failed
+    assert board.start_failure(X, MODEL, "v1 on n1") is None
+
+
+def test_a_model_that_has_run_is_always_started_again(clock: Clock) -> None:
+    board, failed = ReplicaBoard(), StartFailed("no memory", True, "v1 on n1")
+    board.report(failing("a", failed))
+    board.report(report("b"))
+    assert board.state(X).failed is None and board.start_failure(X, MODEL, "v1 on n1") is None
+    board.report(failing("c", failed))
+    assert board.state(X).failed == StartFailed("no memory", False, "v1 on n1")
+    assert board.start_failure(X, MODEL, "v1 on n1") is None
 
 
 def test_a_stage_counts_from_its_beginning(clock: Clock) -> None:
