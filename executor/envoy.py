@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from executor.control import Refusal
 from executor.elsewhere import Elsewhere
 from executor.tree import ModuleTree, Node
+from executor.views.view import Part, tensor_at
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
@@ -102,8 +103,15 @@ class Envoy:
         return hash(self._node.path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors."""
-        return current().apply(self._node.applies or self._node, args, kwargs)
+        """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors.
+
+        A canonical module gives what its `output` is, also where the engine's returns something beside it.
+        """
+        result = current().apply(self._node.applies or self._node, args, kwargs)
+        view = self._node.views.get("output")
+        if isinstance(result, tuple) and isinstance(view, Part) and len(args) + len(kwargs) == 1:
+            return tensor_at(result, view.at)
+        return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         view = self._view(name)

@@ -25,6 +25,7 @@ from executor.views.joining import events_of, recording_of, tell, told
 from executor.views.mlp import MLP, find_mlp
 from executor.views.pattern import PATTERN, AttentionPattern, Pattern
 from executor.views.probe import Recording, multiple, record, same
+from executor.views.stale import find_unused
 from executor.views.stream import Place, StreamFinder
 from executor.views.view import Part, Stream, Unreachable
 
@@ -53,8 +54,10 @@ def add_views(
     layers = _layers(tree, recording)
     if not all(gather(bool(layers))):
         return
-    finder = StreamFinder(recording, config.hidden_size)
-    builder = _Builder(tree, recording, finder, config.hidden_size, len(stages) > 1)
+    width = config.hidden_size
+    pairs = StreamFinder(recording, width).unsummed([layer for layer, _ in layers])
+    finder = StreamFinder(recording, width, find_unused(tree.paths, run, gather, recording, pairs, width))
+    builder = _Builder(tree, recording, finder, width, len(stages) > 1)
     found = {
         i: builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
         for i, (layer, kernels) in enumerate(layers)
@@ -149,16 +152,16 @@ class _Builder:
         """
         places = {place.path: place for _, place, _, _ in self._middles}
 
-        def change(path: str, inputs: Any) -> None:
+        def change(path: str, kind: str, value: Any) -> None:
             place = places.get(path)
-            for at in place.at if place is not None else ():
-                tensor = inputs
+            for at in place.at if place is not None and kind == place.kind else ():
+                tensor = value
                 for key in at:
                     tensor = tensor[key]
                 tensor += torch.linspace(-1, 1, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
 
         changed = record(self._tree.paths, run, change)
-        finder = StreamFinder(changed, self._width)
+        finder = self._finder.of(changed)
         for node, place, children, post in self._middles:
             if not finder.completes(place, children, post, changed):
                 name = node.views["resid_mid"].name
@@ -305,11 +308,11 @@ class _Builder:
         post = self._finder.boundary(last, "output")
         stream, ended = post.value(self._recording), self._recording.at(last, "output")
         for begun in self._recording.after(ended.index, "input") if ended is not None and stream is not None else ():
-            rows = begun.rows(self._width)
+            rows = self._finder.used(last, begun)
             made = self._recording.at(begun.path, "output")
             if not 1 <= len(rows) <= 2 or made is None or stream is None or not same(sum(rows.values()), stream):
                 continue
-            results = [at for at, tensor in made.rows(self._width).items() if not same(tensor, stream)]
+            results = [at for at, tensor in self._finder.used(last, made).items() if not same(tensor, stream)]
             if len(results) != 1:
                 continue
             shape, raw = f"[tokens, {self._width}]", self._tree.nodes[begun.path]

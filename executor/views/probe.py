@@ -8,7 +8,7 @@ tensors (this is the sum of those two, that is this one's left half) hold becaus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +60,15 @@ class Recording:
 def record(
     paths: dict[torch.nn.Module, str],
     run: Callable[[], object],
-    change: Callable[[str, Any], None] = lambda path, inputs: None,
+    change: Callable[[str, str, Any], None] = lambda path, kind, value: None,
 ) -> Recording:
     """Run a dummy forward and record it.
 
     Args:
         paths: the model's modules.
         run: runs the forward.
-        change: called with every module's path and `(args, kwargs)` before it runs; may change the tensors in place. What
-            is recorded is what they are afterwards.
+        change: called with every module's path, "input" and `(args, kwargs)` before it runs, and with "output" and what it
+            returned; may change the tensors in place. What is recorded is what they are afterwards.
     """
     events: list[Event] = []
     noise = torch.Generator().manual_seed(0)
@@ -78,12 +78,13 @@ def record(
         events.append(Event(len(events), path, kind, value, tensors))
 
     def before(path: str, args: Any, kwargs: Any) -> None:
-        change(path, (args, kwargs))
+        change(path, "input", (args, kwargs))
         note(path, "input", (args, kwargs))
 
     def after(module: torch.nn.Module, path: str, output: Any) -> None:
         if isinstance(module, AttentionLayerBase) and isinstance(output, torch.Tensor):
             output.copy_(torch.randn(output.shape, generator=noise).to(output.device, output.dtype))
+        change(path, "output", output)
         note(path, "output", output)
 
     handles: list[Any] = []
@@ -145,3 +146,18 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
     made = y * factor if base is None else y * factor + base.double()
     terms = [] if base is None else [y * factor, base]
     return factor if same(a, made.to(a.dtype), *terms) else None
+
+
+def combined(whole: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
+    """Whether a tensor is a multiple of a base, not zero times, plus multiples of terms."""
+    parts = [base, *terms]
+    if any(part.shape != whole.shape for part in parts):
+        return False
+    columns = torch.stack([part.double().flatten() for part in parts], dim=-1)
+    factors = (
+        torch.linalg.lstsq(columns.cpu(), whole.double().flatten().unsqueeze(-1).cpu()).solution.flatten().tolist()
+    )
+    if not all(map(math.isfinite, factors)) or abs(factors[0]) < 1e-3:
+        return False
+    scaled = [part.double() * factor for part, factor in zip(parts, factors, strict=True)]
+    return same(whole, torch.stack(scaled).sum(0).to(whole.dtype), *scaled)

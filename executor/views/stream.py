@@ -2,19 +2,23 @@
 
 Engines fuse each addition to the stream with the norm that follows, so layers pass two tensors whose sum is the stream;
 others pass one. Which it is, and where the stream lies between a layer's halves, is read off a recorded forward: a pair is
-taken for a sum only if a later module is given both and computes their sum, and a place for the middle of a layer only if
-the layer's result is that value plus what a later part of the layer gives, also after the value was changed there.
+taken for a sum only if a later module is given both and computes their sum, for the stream and something unused only if nothing
+changes when the other is overwritten (`executor.views.stale`), and a place for the middle of a layer only if
+that value is the layer's own input plus what the attention gives, and the layer's result is that value plus what later parts of
+the layer give, also after the value was changed there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 
 from executor.served import Path
-from executor.views.probe import Event, Recording, multiple, same
+from executor.views.probe import Event, Recording, combined, multiple, same
+from executor.views.stale import Spot
 
 
 @dataclass(frozen=True)
@@ -51,25 +55,50 @@ class StreamFinder:
     Args:
         recording: a recorded forward.
         width: of the stream.
+        unused: tensors that layers are given or return and that the model does not use.
     """
 
-    def __init__(self, recording: Recording, width: int) -> None:
+    def __init__(self, recording: Recording, width: int, unused: frozenset[Spot] = frozenset()) -> None:
         self._recording = recording
         self._width = width
+        self._unused = unused
+
+    def of(self, recording: Recording) -> StreamFinder:
+        """Return the finder of another recording of the same model."""
+        return StreamFinder(recording, self._width, self._unused)
+
+    def unsummed(self, layers: Iterable[str]) -> list[Event]:
+        """Return what layers are given or return where that is two tensors whose sum no module computes."""
+        found = [
+            event for layer in layers for kind in ("input", "output") if (event := self._recording.at(layer, kind))
+        ]
+        pairs = [(event, list(event.rows(self._width).values())) for event in found]
+        return [event for event, pair in pairs if len(pair) == 2 and not self._added_later(event, pair)]
+
+    def used(self, layer: str, event: Event) -> dict[Path, torch.Tensor]:
+        """Return an event's rows without what a layer before it returned and the model does not use."""
+        ended = self._recording.at(layer, "output")
+        unused = [ended.tensors[at] for path, kind, at in self._unused if ended and (path, kind) == (layer, "output")]
+        return {
+            at: tensor
+            for at, tensor in event.rows(self._width).items()
+            if not any(torch.equal(tensor, other) for other in unused)
+        }
 
     def boundary(self, path: str, kind: str) -> Place:
         """Return the stream at a layer's input or output."""
         event = self._recording.at(path, kind)
         if event is None:
             return Place(why="the forward pass does not call this layer")
-        rows = event.rows(self._width)
+        rows = {at: rows for at, rows in event.rows(self._width).items() if (path, kind, at) not in self._unused}
         if len(rows) == 1:
             return Place(path, kind, tuple(rows))
         if len(rows) == 2 and self._added_later(event, list(rows.values())):
             return Place(path, kind, tuple(rows))
         return Place(
-            why=f"the layer's {kind} has {len(rows)} tensors of the model's width, and their sum is computed nowhere; "
-            f"use {path}.{kind}"
+            why=f"the layer's {kind} has {len(rows)} tensors of the model's width. Which of them, or which sum of them, the "
+            "model goes on with could not be established, so none is known to be the stream; read what the modules in the "
+            "layer are given and return"
         )
 
     def _added_later(self, event: Event, pair: list[torch.Tensor]) -> bool:
@@ -97,7 +126,9 @@ class StreamFinder:
             return Place(why=post.why or f"the forward pass does not call {attention}")
         for child in children:
             place = self._candidate(recording.at(child, "input"), ended.index)
-            if place is not None and self.completes(place, children, post, recording):
+            if place is None or not self._follows(place, layer, children, ended):
+                continue
+            if self.completes(place, children, post, recording):
                 return place
         return Place(why=self._no_middle(layer, children, ended, result))
 
@@ -117,38 +148,52 @@ class StreamFinder:
             same(one, pair[0] + pair[1], *pair) for one in ended.rows(self._width).values()
         )
 
+    def _follows(self, place: Place, layer: str, children: list[str], attention: Event) -> bool:
+        """Whether a place's stream is the layer's own plus (a multiple of) what the attention, or a norm after it, gives."""
+        recording = self._recording
+        begun, stream, pre = recording.at(place.path, "input"), place.value(recording), self.boundary(layer, "input")
+        before = pre.value(recording)
+        if begun is None or stream is None or before is None:
+            return False
+        made = [event for child in children if (event := recording.at(child, "output"))]
+        return any(
+            multiple(stream, given, before) is not None
+            for event in made
+            if attention.index <= event.index < begun.index
+            for given in event.rows(self._width).values()
+        )
+
     def completes(self, place: Place, children: list[str], post: Place, recording: Recording) -> bool:
-        """Whether a layer's result is the stream at a place plus (a multiple of) what a later part of it gives."""
+        """Whether a layer's result is the stream at a place plus what one or two later parts of it give, each scaled or not."""
         begun, stream, result = recording.at(place.path, "input"), place.value(recording), post.value(recording)
         if begun is None or stream is None or result is None:
             return False
-        for child in children:
-            ended = recording.at(child, "output")
-            if ended is None or ended.index < begun.index:
-                continue
-            for given in ended.rows(self._width).values():
-                if multiple(result, given, stream) is not None:
-                    return True
-        return False
+        made = [event for child in children if (event := recording.at(child, "output")) and event.index > begun.index]
+        given = [rows for event in made for rows in event.rows(self._width).values()]
+        return any(multiple(result, one, stream) is not None for one in given) or any(
+            combined(result, stream, terms) for count in (1, 2) for terms in combinations(given, count)
+        )
 
     def _no_middle(self, layer: str, children: list[str], attention: Event, result: torch.Tensor) -> str:
         """Say why a layer has no middle: in a parallel layer nothing is given the stream with the attention's result."""
         pre = self.boundary(layer, "input").value(self._recording)
-        gives, takes = [], []
+        gives, takes, given = [], [], []
         for child in children:
             begun, ended = self._recording.at(child, "input"), self._recording.at(child, "output")
             if child != attention.path and begun is not None and ended is not None:
+                given += list(begun.rows(self._width).values()) if begun.index > attention.index else []
                 takes += [*begun.rows(self._width).values(), *ended.rows(self._width).values()]
                 gives += list(ended.rows(self._width).values())
         mine = list(attention.rows(self._width).values())
+        begun = self._recording.at(attention.path, "input")
+        alike = begun is not None and any(
+            torch.equal(one, other) for one in begun.rows(self._width).values() for other in given
+        )
         summed = pre is not None and any(
             same(result, pre + one + other, pre, one, other) for one in mine for other in gives
         )
-        if (
-            pre is not None
-            and summed
-            and not any(same(one, pre + other, pre, other) for one in takes for other in mine)
-        ):
+        apart = pre is not None and not any(same(one, pre + other, pre, other) for one in takes for other in mine)
+        if alike or (summed and apart):
             return (
                 "this architecture runs attention and MLP in parallel, so there is no stream between them; use resid_pre "
                 "and resid_post"

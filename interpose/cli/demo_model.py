@@ -140,6 +140,19 @@ def _opt(shape: Shape) -> Any:
     )
 
 
+def _stablelm(shape: Shape) -> Any:
+    from transformers import StableLmConfig
+
+    sizes = _usual(shape, _divided(shape))
+    return StableLmConfig(**sizes, use_qkv_bias=True, tie_word_embeddings=False)
+
+
+def _cohere(shape: Shape) -> Any:
+    from transformers import CohereConfig
+
+    return CohereConfig(**_usual(shape, _divided(shape)), logit_scale=0.5)
+
+
 def _usual(shape: Shape, head_size: int = 0) -> dict[str, Any]:
     """Return the sizes by the names that llama's descendants share."""
     return {
@@ -167,6 +180,7 @@ def _divided(shape: Shape) -> int:
 
 
 ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {
+    "cohere": _cohere,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
@@ -177,6 +191,7 @@ ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "stablelm": _stablelm,
 }
 
 
@@ -193,14 +208,26 @@ def write_demo_model(path: Path, arch: str = "llama", shape: Shape = Shape(), se
         ValueError: if the sizes do not go together.
         ImportError: if transformers is not installed; it comes with `interpose[cpu]` and `interpose[gpu]`.
     """
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"{shape.heads} heads cannot share {shape.kv_heads} key/value heads evenly")
+    return write_model(path, ARCHITECTURES[arch](shape), shape, seed, with_bos=arch == "llama")
+
+
+def write_model(path: Path, config: Any, shape: Shape, seed: int = 0, *, with_bos: bool = False) -> Path:
+    """Write a checkpoint of any configuration that transformers has; see `write_demo_model`.
+
+    Args:
+        path: made if it is missing.
+        config: the configuration; its vocabulary and its special tokens are set here.
+        shape: the sizes of the vocabulary and the context.
+        seed: of the weights.
+        with_bos: whether the tokenizer begins a text with its first special token.
+    """
     from transformers import GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if shape.heads % shape.kv_heads:
-        raise ValueError(f"{shape.heads} heads cannot share {shape.kv_heads} key/value heads evenly")
-    tokenizer = _tokenizer(shape, with_bos=arch == "llama")
-    config = ARCHITECTURES[arch](shape)
+    tokenizer = _tokenizer(shape, with_bos=with_bos)
     config.vocab_size = shape.vocab
     ids = {
         "bos_token_id": tokenizer.bos_token_id,

@@ -29,9 +29,9 @@ SETS = ("experts", "expert_weights")
 class Views:
     """An engine, and the truth about its canonical values."""
 
-    def __init__(self, checkpoint: Path, arch: str) -> None:
+    def __init__(self, checkpoint: Path, arch: str, engine: LocalEngine | None = None) -> None:
         self.arch = arch
-        self.engine = LocalEngine(checkpoint, dtype="float32")
+        self.engine = engine or LocalEngine(checkpoint, dtype="float32")
         self.oracle = Oracle(checkpoint, canonical=True)
         self.paths = [at.path for at in locations(checkpoint, canonical=True)]
 
@@ -148,6 +148,7 @@ def test_a_change_anywhere_does_what_it_does_in_transformers(views: Views, chang
 
 
 REFUSED = {
+    "cohere": {"resid_mid": "attention and MLP in parallel"},
     "gptj": {"resid_mid": "attention and MLP in parallel", "mlp.gate": "has no gate"},
     "gpt2": {"mlp.gate": "has no gate"},
     "opt": {"mlp.gate": "has no gate"},

@@ -8,6 +8,7 @@ for which none of this holds stops the measurement.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from executor.elsewhere import Elsewhere
 from executor.joining import gather
 from executor.tree import LOGITS, SAMPLES, ModuleTree
 from tests.engine.conftest import expression
@@ -112,10 +114,12 @@ class Modules:
     Attributes:
         tree: where they are, and in what order they run.
         kinds: which of `KINDS` each is, by path, as far as it is any.
+        takes: how many arguments each of the layers takes, by path.
     """
 
     tree: ModuleTree
     kinds: dict[str, list[type]]
+    takes: dict[str, int]
 
     @classmethod
     def of(cls, tree: ModuleTree) -> Modules:
@@ -124,11 +128,24 @@ class Modules:
         found: dict[str, list[type]] = {}
         for stage in gather(mine):
             found |= {path: kinds for path, kinds in stage.items() if kinds}
-        return cls(tree, found)
+        takes: dict[str, int] = {}
+        for stage in gather(_taken(tree)):
+            takes |= stage
+        return cls(tree, found, takes)
 
     def are(self, path: str, kind: type) -> bool:
         """Whether the module at a path is of a kind."""
         return kind in self.kinds.get(path, ())
+
+
+def _taken(tree: ModuleTree) -> dict[str, int]:
+    """Return how many arguments each item of a module list takes, of those that this stage has."""
+    layers = {path: node.layer for path, node in tree.nodes.items() if _layer_of(tree, path) == path != ""}
+    return {
+        path: len(inspect.signature(layer.forward).parameters)
+        for path, layer in layers.items()
+        if layer is not None and not isinstance(layer, Elsewhere)
+    }
 
 
 def places_of(checkpoint: Path, tree: ModuleTree) -> list[Place]:
@@ -243,12 +260,14 @@ def _before_activation(truth: Truth, mlp: str, layer: int, step: int) -> torch.T
 
 
 def _layer_given(modules: Modules, path: str) -> Expected:
-    """Positions first, where vLLM passes them; the stream as one tensor or as the pair that the layer before returned."""
+    """Positions first, where vLLM passes them; the stream as one tensor or as the pair that the layer before returned, as far as
+    the layer takes it."""
     before = f"{path.rpartition('.')[0]}.{_index(path) - 1}"
 
     def given(truth: Truth, step: int) -> list[Any]:
         stream = truth.raw.value(before, step=step)
-        return [*_positions(modules, truth, step), *(stream if isinstance(stream, tuple) else [stream])]
+        given = [*_positions(modules, truth, step), *(stream if isinstance(stream, tuple) else [stream])]
+        return given[: modules.takes[path]]
 
     return given
 

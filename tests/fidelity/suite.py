@@ -6,7 +6,7 @@ every architecture has its turn, and in those with several columns so has every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.fidelity.layouts import LAYOUTS, Layout, named
@@ -34,9 +34,9 @@ class Job:
     columns: dict[str, Sequence[Scheduling]]
 
     @classmethod
-    def whole(cls, layout: Layout) -> Job:
-        """Everything."""
-        return cls(layout, dict.fromkeys(COLUMNS, SCHEDULINGS))
+    def whole(cls, layout: Layout, columns: Iterable[str] = COLUMNS) -> Job:
+        """Everything, of all columns or of some."""
+        return cls(layout, dict.fromkeys(columns, SCHEDULINGS))
 
 
 def suite() -> list[Job]:

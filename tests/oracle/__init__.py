@@ -29,6 +29,8 @@ what a module returns, the layout is vLLM's:
   attention or the MLP before it added. Only the first block's `input_layernorm` gets one tensor, the embeddings, and
   returns one. gemma's norms of what is added are given one tensor and return one, and its embeddings are scaled after
   `embed_tokens` has returned them;
+* a block of stablelm or cohere returns `(the stream, what the stream was before the last addition)`; cohere's norms pass the
+  second on beside what they return, and nothing uses it;
 * a router returns logits alone;
 * `self_attn` and gpt2's `attn` return one tensor, without attention weights;
 * `logits` has the one row that the next token is chosen from.

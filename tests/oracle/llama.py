@@ -109,33 +109,33 @@ def bind(model: Any, to: Bindings) -> None:
     for i, block in enumerate(model.model.layers):
         path = f"model.layers.{i}"
         stream.norm(block.input_layernorm, f"{path}.input_layernorm")
-        _attention(block.self_attn, f"{path}.self_attn", to)
+        attention(block.self_attn, f"{path}.self_attn", to)
         if hasattr(block, "pre_feedforward_layernorm"):
             to.attention(block.self_attn, f"{path}.self_attn")
             to.input(block.post_attention_layernorm, f"{path}.post_attention_layernorm", "norm")
             stream.adds(block.post_attention_layernorm, f"{path}.post_attention_layernorm", "norm")
             stream.norm(block.pre_feedforward_layernorm, f"{path}.pre_feedforward_layernorm")
-            _mlp(block.mlp, f"{path}.mlp", to)
+            mlp(block.mlp, f"{path}.mlp", to)
             to.output(block.mlp, f"{path}.mlp", "mlp")
             to.input(block.post_feedforward_layernorm, f"{path}.post_feedforward_layernorm", "norm")
             stream.adds(block.post_feedforward_layernorm, f"{path}.post_feedforward_layernorm", "norm")
         else:
             stream.attention(block.self_attn, f"{path}.self_attn")
             stream.norm(block.post_attention_layernorm, f"{path}.post_attention_layernorm")
-            _mlp(block.mlp, f"{path}.mlp", to)
+            mlp(block.mlp, f"{path}.mlp", to)
             stream.adds(block.mlp, f"{path}.mlp", "mlp")
         stream.block(block, path)
     stream.norm(model.model.norm, "model.norm")
 
 
-def _attention(attention: Any, path: str, to: Bindings) -> None:
+def attention(module: Any, path: str, to: Bindings) -> None:
     """Bind what is inside an attention module."""
-    to.fused_linear([attention.q_proj, attention.k_proj, attention.v_proj], f"{path}.qkv_proj")
+    to.fused_linear([module.q_proj, module.k_proj, module.v_proj], f"{path}.qkv_proj")
     for name in ("q_norm", "k_norm"):
-        if hasattr(attention, name):
-            _head_norm(getattr(attention, name), f"{path}.{name}", to)
-    to.row_input(attention.o_proj, f"{path}.o_proj", made_by=f"{path}.attn")
-    to.linear(attention.o_proj, f"{path}.o_proj", "row-output")
+        if hasattr(module, name):
+            _head_norm(getattr(module, name), f"{path}.{name}", to)
+    to.row_input(module.o_proj, f"{path}.o_proj", made_by=f"{path}.attn")
+    to.linear(module.o_proj, f"{path}.o_proj", "row-output")
 
 
 def _head_norm(module: nn.Module, path: str, to: Bindings) -> None:
@@ -153,12 +153,12 @@ def _head_norm(module: nn.Module, path: str, to: Bindings) -> None:
     to.after(module, lambda _, args, output: visit("output", output))
 
 
-def _mlp(mlp: Any, path: str, to: Bindings) -> None:
+def mlp(module: Any, path: str, to: Bindings) -> None:
     """Bind what is inside an MLP, or inside a mixture of experts, and what it is given."""
-    to.input(mlp, path, "mlp")
-    if hasattr(mlp, "experts"):
-        to.router(mlp.gate, f"{path}.gate")
+    to.input(module, path, "mlp")
+    if hasattr(module, "experts"):
+        to.router(module.gate, f"{path}.gate")
         return
-    to.fused_linear([mlp.gate_proj, mlp.up_proj], f"{path}.gate_up_proj")
-    to.row_input(mlp.down_proj, f"{path}.down_proj", made_by=f"{path}.act_fn")
-    to.linear(mlp.down_proj, f"{path}.down_proj", "row-output")
+    to.fused_linear([module.gate_proj, module.up_proj], f"{path}.gate_up_proj")
+    to.row_input(module.down_proj, f"{path}.down_proj", made_by=f"{path}.act_fn")
+    to.linear(module.down_proj, f"{path}.down_proj", "row-output")

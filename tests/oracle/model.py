@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tests.oracle import gpt2, gptj, llama, opt, views
+from tests.oracle import gpt2, gptj, llama, opt, stale, views
 from tests.oracle.binding import Bindings, Visit
 from tests.oracle.location import Edit, Kind, Location, Reference, copy_of, layout_of, write_into
 
@@ -19,6 +19,8 @@ BINDERS: dict[str, Binder] = {
     "gpt2": gpt2.bind,
     "gptj": gptj.bind,
     "opt": opt.bind,
+    "cohere": stale.bind_cohere,
+    "stablelm": stale.bind_stablelm,
     **dict.fromkeys(_LIKE_LLAMA, llama.bind),
 }
 

@@ -80,7 +80,9 @@ _OPT = Parts(
 _GEMMA = Parts(middle="pre_feedforward_layernorm")
 _EXPERTS = Parts(gate=None, up=None, down=None, router="mlp.gate")
 PARTS = {
+    "cohere": Parts(middle=None),
     "llama": Parts(),
+    "stablelm": Parts(),
     "qwen2": Parts(),
     "qwen3": Parts(),
     "gpt2": _GPT,

@@ -1,0 +1,93 @@
+"""Finds tensors that a layer is given or returns and that the model does not use: halves of a pair that is no sum.
+
+Some layers return the stream and, beside it, what the stream was before their last addition, which the next layer drops. Added
+up, the two are no value of the model. A tensor counts as unused only if a dummy forward in which it is overwritten computes
+everything else as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from executor.served import Path
+from executor.views.joining import events_of, recording_of
+from executor.views.probe import Event, Recording, record
+
+# A tensor of a module's input or output: the module's path, which of the two, and the keys into the value.
+Spot = tuple[str, str, Path]
+
+
+def find_unused(
+    paths: dict[torch.nn.Module, str],
+    run: Callable[[], object],
+    gather: Callable[[Any], list[Any]],
+    recording: Recording,
+    pairs: list[Event],
+    width: int,
+) -> frozenset[Spot]:
+    """Return the tensors of pairs that the model does not use; of each pair the same half, or none at all.
+
+    Args:
+        paths: this pipeline stage's modules.
+        run: runs a dummy forward, on all stages together.
+        gather: tells all stages something, and returns what each of them tells.
+        recording: of all stages, with nothing changed.
+        pairs: what layers are given or return, with two tensors of the model's width, whose sum no module computes.
+        width: the model's.
+    """
+    for half in (1, 0) if pairs else ():
+        spots = frozenset((event.path, event.kind, list(event.rows(width))[half]) for event in pairs)
+        change = _Overwrite(spots)
+        changed = recording_of(
+            gather(events_of(record(paths, run, change))), next(iter(pairs[0].tensors.values())).device
+        )
+        if _alike(recording, changed, spots):
+            return spots
+    return frozenset()
+
+
+class _Overwrite:
+    """Overwrites tensors when the model comes to them."""
+
+    def __init__(self, spots: Iterable[Spot]) -> None:
+        self._spots = spots
+
+    def __call__(self, path: str, kind: str, value: Any) -> None:
+        for where, which, at in self._spots:
+            if (where, which) == (path, kind):
+                tensor = value
+                for key in at:
+                    tensor = tensor[key]
+                # Nothing that the model could take for what was there, however large the numbers are.
+                ramp = torch.linspace(1, 2, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
+                tensor.mul_(-3).add_(ramp)
+
+
+def _alike(before: Recording, after: Recording, spots: frozenset[Spot]) -> bool:
+    """Whether two forwards computed the same, but for what was overwritten and what passes that on as it is."""
+    if len(before.events) != len(after.events):
+        return False
+    overwritten = [
+        event.tensors[at] for event in after.events for at in event.tensors if (event.path, event.kind, at) in spots
+    ]
+    for one, other in zip(before.events, after.events, strict=True):
+        if (one.path, one.kind, one.tensors.keys()) != (other.path, other.kind, other.tensors.keys()):
+            return False
+        for at, tensor in one.tensors.items():
+            now = other.tensors[at]
+            if not _near(tensor, now) and not any(torch.equal(now, new) for new in overwritten):
+                return False
+    return True
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same but for sums over ranks that were rounded in another order."""
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point() or not one.numel():
+        return torch.equal(one, other)
+    allowed = 8 * torch.finfo(one.dtype).eps * float(one.abs().max())
+    return bool(torch.equal(one, other) or float((one.double() - other.double()).abs().max()) <= allowed)
