@@ -1,14 +1,15 @@
 """Whole values from tensor-parallel shards, and back.
 
-What a layer's tensors look like on one rank follows from the layer's class in vLLM: a column-parallel output and a
-row-parallel input are slices of the last dimension (for merged projections, one slice per merged part), a row-parallel
-output that is not reduced is a partial sum. Everything else must be the same on every rank, and that is checked, not
-assumed: `Replicated` compares a fingerprint across ranks and refuses when they differ.
+What a layer's tensors look like on one rank follows from the layer's class in vLLM, if `executor.cuts` finds that its weights
+were loaded as the class loads them: a column-parallel output and a row-parallel input are slices of the last dimension (for
+merged projections, one slice per merged part). Where it does not, the layout is `Unknown`, and refused. A row-parallel output
+that is not reduced is a partial sum. Everything else must be the same on every rank, and that is checked, not assumed:
+`Replicated` compares a fingerprint across ranks and refuses when they differ.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from executor.control import Refusal
+from executor.cuts import why_not_known
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -187,6 +189,33 @@ class Partial:
         return whole if get_tp_group().rank_in_group == 0 else torch.zeros_like(whole)
 
 
+class Unknown:
+    """What a rank holds is not known, so there is no whole value.
+
+    Args:
+        location: what errors call it.
+        why: the reason.
+    """
+
+    def __init__(self, location: str, why: str) -> None:
+        self.location = location
+        self.why = (
+            f"which part of it each tensor-parallel rank holds is not known: {why}. Read and change what the layers around it "
+            "give and take, or have the model served with tensor_parallel_size=1"
+        )
+
+    def gather(self, shard: torch.Tensor) -> NoReturn:
+        raise self._refusal()
+
+    def scatter(self, whole: torch.Tensor) -> NoReturn:
+        raise self._refusal()
+
+    def _refusal(self) -> Refusal:
+        return Refusal(
+            pb.ERROR_CODE_UNKNOWN_LOCATION, f"{self.location} cannot be given: {self.why}", location=self.location
+        )
+
+
 WHOLE = Whole()
 
 
@@ -236,6 +265,7 @@ class Layouts:
         self.path = path
         self.module = module
         self.sharded = tp_size > 1
+        self._tp_size = tp_size
         self._made: dict[tuple[str, tuple[object, ...]], Layout] = {}
         self.projection: QKVParallelLinear | None = None
 
@@ -255,16 +285,32 @@ class Layouts:
 
     def _make(self, kind: str, path: tuple[object, ...]) -> Layout:
         module = self.module
+        location = f"{self.path}.{kind}" + "".join(f"[{key!r}]" for key in path)
         if isinstance(module, ColumnParallelLinear) and module.tp_size > 1:
-            if kind == "output" and not module.gather_output and path in ((), (0,)):
-                return Columns(_column_parts(module))
+            if kind == "output" and path in ((), (0,)):
+                return self._columns(location, _column_parts(module), module.gather_output)
         elif isinstance(module, RowParallelLinear) and module.tp_size > 1:
             if kind == "input" and module.input_is_parallel and path in ((0, 0), (1, "input_")):
-                return Columns([(module.input_size_per_partition, 1)])
+                return self._columns(location, [(module.input_size_per_partition, 1)])
             if kind == "output" and not module.reduce_results and path in ((), (0,)):
                 return Partial()
         elif isinstance(module, Attention) and self.projection is not None:
             heads = _kernel_parts(module, self.projection)
-            if heads is not None and (kind, path) in heads:
+            if heads is not None and (kind, path) in heads and not why_not_known(self.projection, self._tp_size):
                 return Columns([heads[kind, path]])
-        return Replicated(f"{self.path}.{kind}" + "".join(f"[{key!r}]" for key in path))
+        return Replicated(location)
+
+    def _columns(self, location: str, parts: list[tuple[int, int]], gathered: bool = False) -> Layout:
+        """Return the layout of a parallel linear layer's columns.
+
+        Args:
+            location: what errors call it.
+            parts: as of `Columns`.
+            gathered: whether the layer puts the ranks' parts side by side itself: parts of several are in another order then.
+        """
+        why = why_not_known(self.module, self._tp_size)
+        if gathered and len(parts) > 1:
+            why = why or "the layer gathers several parts, rank by rank"
+        if why:
+            return Unknown(location, why)
+        return Replicated(location) if gathered else Columns(parts)

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from executor.elsewhere import Elsewhere
 from executor.served import Path
-from executor.shards import Layouts
+from executor.shards import Layouts, Unknown
 from executor.tree import LOGITS, ModuleTree, Node
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
@@ -256,6 +256,10 @@ class _Builder:
         tensor = event.tensors.get(at) if event is not None else None
         if tensor is None or tensor.dim() != 2:
             self._refuse(node, name, attribute, f"{raw.path}.{kind} is not rows of numbers; use it as it is")
+            return
+        layout = raw.layouts.of(kind, at)
+        if isinstance(layout, Unknown):
+            self._refuse(node, name, attribute, layout.why)
             return
         parts = [str(part) for part in heads] if heads is not None else [str(self._columns(raw, kind, columns))]
         node.views[attribute] = Part(

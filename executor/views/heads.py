@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 
+from executor.shards import Unknown
 from executor.tree import ModuleTree, Node
 from executor.views.probe import Recording, same
 
@@ -69,6 +70,8 @@ def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str)
     for name, node in tree.nodes.items():
         merged = node.layer
         if not name.startswith(path + ".") or not isinstance(merged, QKVParallelLinear):
+            continue
+        if isinstance(node.layouts.of("output", (0,)), Unknown):
             continue
         made = recording.at(name, "output")
         cut = (merged.num_heads, merged.num_kv_heads, merged.head_size, merged.v_head_size)
