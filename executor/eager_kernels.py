@@ -5,6 +5,10 @@ compiler, as many small torch operations; run as they are, these cost several ti
 them are compiled on their own when they first see a number of rows. A step with a block calls the modules one by one, so it
 has every module take the kernel that it would have taken had nothing been compiled. The compiled code and the CUDA graphs are
 made by then and call no module: plain steps are as they were.
+
+vLLM also runs the shared experts of a mixture on a stream of their own in steps of up to 256 tokens, ahead of the router, and
+in longer ones after it. In the steps here they always run after it, on the step's own stream: the order in which modules run
+is the same in every step, and what they compute is ready where a block reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import vllm.ir
 from vllm.config import CompilationMode, set_current_vllm_config
 from vllm.ir.op import IrOp
 from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExperts
 from vllm.platforms import current_platform
 
 
@@ -32,6 +37,9 @@ class EagerKernels:
     """
 
     def __init__(self, model: torch.nn.Module, vllm_config: Any) -> None:
+        self._beside = [
+            part for part in model.modules() if isinstance(part, SharedExperts) and part._stream is not None
+        ]
         self._methods: list[tuple[CustomOp, Callable[..., Any]]] = []
         self._priorities: list[tuple[IrOp, list[str]]] = []
         if vllm_config.compilation_config.mode == CompilationMode.NONE:
@@ -54,21 +62,27 @@ class EagerKernels:
     @contextmanager
     def used(self) -> Iterator[None]:
         """A context in which modules take these kernels."""
-        if not self._methods and not self._priorities:
+        if not self._methods and not self._priorities and not self._beside:
             yield
             return
+        streams = [part._stream for part in self._beside]
         before = [part._forward_method for part, _ in self._methods]
         with ExitStack() as stack:
-            stack.enter_context(vllm.ir.enable_torch_wrap(False))
+            if self._methods or self._priorities:
+                stack.enter_context(vllm.ir.enable_torch_wrap(False))
             for op, priority in self._priorities:
                 stack.enter_context(op.set_priority(priority))
             try:
                 for part, method in self._methods:
                     part.__dict__["_forward_method"] = method
+                for experts in self._beside:
+                    experts._stream = None
                 yield
             finally:
                 for (part, _), method in zip(self._methods, before, strict=True):
                     part.__dict__["_forward_method"] = method
+                for experts, stream in zip(self._beside, streams, strict=True):
+                    experts._stream = stream
 
 
 def _uncompiled(vllm_config: Any) -> Any:

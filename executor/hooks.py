@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from executor.streams import StepStream
 from executor.tree import ModuleTree, Node
 
 # Called with a module's node, "input" or "output", and the value there; returns the value that the model goes on with.
@@ -24,10 +25,18 @@ class Hooks:
 
     def __init__(self, tree: ModuleTree, visit: Visit) -> None:
         self._tree = tree
-        self._visit = visit
+        self._stream = StepStream(tree.device)
+        self._at_location = visit
         self._hooked: dict[tuple[str, str], Any] = {}
         self._guards: dict[str, Any] = {}
         self._muted = False
+
+    def begin_step(self) -> None:
+        """A step begins, on the device's current stream."""
+        self._stream.begin()
+
+    def _visit(self, node: Node, kind: str, value: Any) -> Any:
+        return self._stream.visit(lambda: self._at_location(node, kind, value))
 
     def __len__(self) -> int:
         return len(self._hooked) + len(self._guards)

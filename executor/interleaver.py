@@ -68,7 +68,7 @@ class Interleaver:
         self._requests = Requests(host)
         self._turns = Turns(self._requests.scopes, host, self._hooks.muted)
         self._companions = Companions(self._requests, self._turns)
-        self._serving = Serving(host.stages, host.ranks, self._turns, self._fail, host.vocabulary)
+        self._serving = Serving(host.stages, host.ranks, self._turns, self._fail, host.vocabulary, host.cache)
         endings = Endings(self._requests, self._end, host)
         self.finish = endings.finish
         self.mediators = self._requests.mediators
@@ -165,6 +165,7 @@ class Interleaver:
         self._batch = batch
         self._place = -1
         self._budget.begin_step()
+        self._hooks.begin_step()
         apart = self._companions.apart(batch.spans)
         alone = [(self.live[key], (span,)) for key, span in batch.spans.items() if key in self.live]
         self._spans = {}

@@ -11,6 +11,7 @@ import vllm.ir.op
 from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
 from vllm.ir.op import IrOp
 from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fused_moe.runner import shared_experts
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from executor.eager_kernels import EagerKernels
@@ -87,3 +88,27 @@ def test_an_engine_that_does_not_compile_has_nothing_to_change() -> None:
     before = chosen(model)
     with EagerKernels(model, config).used():
         assert chosen(model) == before
+
+
+def test_shared_experts_run_on_the_steps_own_stream_after_the_router(
+    compiled: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own condition says so, in a step of few tokens too, and says again what it did when the step is over."""
+    beside = object()
+    monkeypatch.setattr(shared_experts.current_platform, "is_cuda_alike", lambda: True)
+    parallel = SimpleNamespace(enable_eplb=False, use_fi_nvl_two_sided_kernels=False, all2all_backend="")
+    config: Any = SimpleNamespace(moe_parallel_config=parallel)
+    experts = shared_experts.SharedExperts(torch.nn.Identity(), config, False, lambda: False)
+    experts._stream = beside  # this machine has none
+    order = shared_experts.SharedExpertsOrder
+    rows = torch.zeros(4, 8)
+    for mode in (CompilationMode.NONE, CompilationMode.VLLM_COMPILE):
+        kernels = EagerKernels(torch.nn.ModuleList([experts]), configured(mode, []))
+        assert experts._determine_shared_experts_order(rows) == order.MULTI_STREAM_OVERLAPPED
+        with kernels.used():
+            assert experts._determine_shared_experts_order(rows) == order.NO_OVERLAP
+            assert experts.maybe_forward_async(rows) is False
+        assert experts._stream is beside
+        with pytest.raises(RuntimeError), kernels.used():
+            raise RuntimeError
+        assert experts._stream is beside
