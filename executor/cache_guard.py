@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ from interpose.v1 import trace_pb2 as pb
 LARGEST = 1e18
 # Half precision ends at 65504, and what a layer makes of a value may be some ten times as large.
 _LARGEST = {torch.float16: 4096.0}
+
+
+# Types of caches whose elements are the numbers themselves, without scales packed beside them.
+PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,23 @@ class CacheGuard:
     def __init__(self, layers: dict[str, Any]) -> None:
         self._layers = layers
 
+    @cached_property
+    def why_not_looked_at(self) -> str:
+        """Why what a block leaves in the cache cannot be checked, so that blocks may only read; "" if it can.
+
+        A model may choose the format of its cache itself, after the engine's configuration was checked. Known when the cache is
+        allocated.
+        """
+        for name, layer in self._layers.items():
+            cache = getattr(layer, "kv_cache", None)
+            if isinstance(cache, torch.Tensor) and cache.dim() >= 3 and not _plain(layer, cache):
+                kind = str(getattr(layer, "kv_cache_dtype", "")) or str(cache.dtype).removeprefix("torch.")
+                return (
+                    f"{name} keeps its keys packed ({kind}), and what is not finite among packed keys could not be kept from "
+                    "other requests; the logits and the samples can be changed, all else can be read"
+                )
+        return ""
+
     def clean(self, spans: Iterable[Span]) -> list[Span]:
         """Zero the cache blocks in which requests have left what is not finite, and return these requests.
 
@@ -77,7 +99,7 @@ class CacheGuard:
         known: dict[tuple[int, int, Span], torch.Tensor] = {}  # layers have them in common
         for name, layer in self._layers.items():
             cache = getattr(layer, "kv_cache", None)
-            if not isinstance(cache, torch.Tensor) or cache.dim() < 3:
+            if not isinstance(cache, torch.Tensor) or cache.dim() < 3 or not _plain(layer, cache):
                 continue
             if name not in places:
                 return spans  # nobody can tell what is in it
@@ -113,6 +135,21 @@ def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:
     dim = 1 if cache.dim() == 5 and cache.shape[0] == 2 else 0
     widths = layer.head_size + getattr(layer, "head_size_v", layer.head_size)
     return dim, cache.narrow(dim, 0, 1).numel() // (layer.num_kv_heads * widths)
+
+
+def _plain(layer: Any, cache: torch.Tensor) -> bool:
+    """Whether the elements of a layer's cache are its keys and values, one number each, and nothing else."""
+    kind = str(getattr(layer, "kv_cache_dtype", "auto"))
+    if kind not in PLAIN_CACHES or not (cache.is_floating_point() or (cache.dtype, kind[:3]) == (torch.uint8, "fp8")):
+        return False
+    width = getattr(layer, "head_size", None)
+    if cache.dim() == 3:  # of latent attention; a packed key has more bytes than its head has numbers
+        return cache.dtype.itemsize > 1 or cache.shape[2] == width
+    if width is None:
+        return False
+    dim, slots = layout(layer, cache)
+    widths = width + getattr(layer, "head_size_v", width)
+    return slots in cache.shape and cache.narrow(dim, 0, 1).numel() == slots * layer.num_kv_heads * widths
 
 
 def _numbers(layer: Any, stored: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import vllm
 from vllm.platforms import current_platform
 
 from executor.adapters import Adapters
+from executor.cache_guard import PLAIN_CACHES
 
 VLLM_VERSION = "0.32.0"
 # Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
@@ -94,10 +95,6 @@ def step_tokens(scheduling: Any) -> int:
     )
 
 
-# Types of caches whose elements are the numbers themselves, without scales packed beside them.
-_PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
-
-
 def check_config(config: Any) -> None:
     """Refuse an engine whose batches are not laid out as traces need: one row for each token, whole on every rank.
 
@@ -129,8 +126,8 @@ def check_config(config: Any) -> None:
             "later layers would not run for a prompt's first rows",
         ),
         "kv_cache_dtype": (
-            config.cache_config.cache_dtype not in _PLAIN_CACHES,
-            f"what blocks leave in such a cache cannot be checked; it can be in {', '.join(_PLAIN_CACHES)}",
+            config.cache_config.cache_dtype not in PLAIN_CACHES,
+            f"what blocks leave in such a cache cannot be checked; it can be in {', '.join(PLAIN_CACHES)}",
         ),
         "prefill_context_parallel_size": (
             parallel.prefill_context_parallel_size > 1,

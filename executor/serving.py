@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from executor.cache_guard import CacheGuard
 from executor.control import Refusal
 from executor.failures import clip
 from executor.fakes import is_fake
 from executor.mediator import Mediator
 from executor.progress import Kind
 from executor.ranks import Ranks, digest
+from executor.read_only import ReadOnly
 from executor.rows import ManyRows, Rows
 from executor.served import Fixed, Served, Shapes
 from executor.stages import Stages
@@ -46,6 +48,7 @@ class Serving:
         turns: lets blocks run.
         fail: called with a block that has ended and whose change does not fit, and why it fails.
         vocabulary: how many tokens the model knows.
+        cache: looks after what blocks leave in the engine's cache.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class Serving:
         turns: Turns,
         fail: Callable[[Mediator, pb.Failure], None],
         vocabulary: int,
+        cache: CacheGuard,
     ) -> None:
         self._stages = stages
         self._ranks = ranks
         self._turns = turns
         self._fail = fail
         self._vocabulary = vocabulary
+        self._cache = cache
 
     def serve(self, mediator: Mediator, place: Place, value: Any, rows: Rows | ManyRows, index: int) -> None:
         """Let a block have its rows of a location until it asks for something else.
@@ -112,6 +117,9 @@ class Serving:
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
         if mediator.fakes is not None:
             return Shapes(location, value, rows, lambda path: node.layouts.of(kind, path), mediator.fakes.like)
+        why = self._cache.why_not_looked_at if node.module is not None else ""
+        if why:
+            return ReadOnly(location, value, rows, lambda path: node.layouts.of(kind, path), why)
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
     def settle(self, mediator: Mediator, value: Any, leaving: bool = False) -> Any:

@@ -48,6 +48,14 @@ def latent() -> torch.Tensor:
     return torch.ones(4, SLOTS, 12)
 
 
+def packed() -> torch.Tensor:
+    """DeepSeek's packed keys: [blocks, tokens, bytes], numbers of eight bits, then their scales, then numbers of sixteen."""
+    cache = torch.zeros(4, SLOTS, 12, dtype=torch.uint8)
+    cache[..., 4:8].view(torch.float32).fill_(-1.4e-2)
+    cache[..., 8:].view(torch.bfloat16).fill_(float.fromhex("-0x1.fep0"))  # as a number of eight bits each half is NaN
+    return cache
+
+
 @pytest.mark.parametrize(("make", "dim"), [(heads, 0), (halves, 1), (latent, 0)])
 @pytest.mark.parametrize("block", [0, 1, 2, 3])
 def test_what_is_found_where(monkeypatch: pytest.MonkeyPatch, make: Any, dim: int, block: int) -> None:
@@ -106,3 +114,33 @@ def test_numbers_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.clean(bench.first) == []
     bench.cache[2, 0, 0, 0, 0] = 0x7F  # NaN
     assert bench.clean(bench.first) == [bench.first]
+
+
+@pytest.mark.parametrize("kind", ["fp8_ds_mla", "fp8", "auto", None])
+def test_packed_keys_are_not_taken_for_numbers(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
+    """Whatever they are called: the layer's own width says that there is more than the numbers."""
+    bench = Bench(monkeypatch, packed())
+    bench.layer.kv_cache_dtype = kind
+    if kind is None:
+        del bench.layer.kv_cache_dtype
+    before = bench.cache.clone()
+    assert before.view(torch.float8_e4m3fn).isnan().any() or before.eq(0x7F).any() or before.eq(0xFF).any()
+    assert bench.clean(bench.first) == []
+    assert torch.equal(bench.cache, before), "nothing of it was cleared"
+    why = CacheGuard({"attn": bench.layer}).why_not_looked_at
+    assert "attn keeps its keys packed" in why and (kind or "uint8") in why
+
+
+@pytest.mark.parametrize("make", [heads, halves, latent])
+def test_plain_keys_are_looked_at(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    bench = Bench(monkeypatch, make())
+    assert CacheGuard({"attn": bench.layer}).why_not_looked_at == ""
+    bench.layer.kv_cache_dtype = "int8_per_token_head"
+    assert "int8_per_token_head" in CacheGuard({"attn": bench.layer}).why_not_looked_at
+
+
+def test_scales_beside_the_numbers_of_a_block_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = torch.zeros(4, 2, 2, SLOTS, 4 + 1, dtype=torch.uint8)
+    bench = Bench(monkeypatch, wider)
+    bench.layer.kv_cache_dtype = "fp8"
+    assert CacheGuard({"attn": bench.layer}).why_not_looked_at
