@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -173,12 +173,16 @@ def _passes(error: BaseException) -> bool:
     return bool(names & _PASSING) or ray_memory or _PASSING_WORDS.search(str(error)) is not None
 
 
+def _place(loc: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in loc if "[" not in str(part))  # without which of several types it did not have
+
+
 def _in_words(error: BaseException) -> str:
     if isinstance(error, CannotStart):
         return error.failure.reason
     details = getattr(error, "errors", None)  # pydantic's
     if callable(details):
-        found = [(".".join(map(str, one["loc"])), str(one["msg"]).removeprefix("Value error, ")) for one in details()]
+        found = [(_place(one["loc"]), str(one["msg"]).removeprefix("Value error, ")) for one in details()]
         text = "; ".join(f"{place}: {said}" if place else said for place, said in found)
     else:
         text = str(error).strip()
