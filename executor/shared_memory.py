@@ -1,8 +1,8 @@
 """Shared memory of an engine's processes: once all that use a segment have mapped it, its name goes.
 
-vLLM's processes exchange messages and, on CPUs, tensors through files in shared memory, which whoever made them removes on an
-orderly end. A worker that is killed would leave its own behind, up to 240 MiB each, until its node or container ends. A file
-without a name lasts as long as a process has it mapped, and no longer.
+vLLM's processes exchange messages and, on CPUs with AVX-512, tensors through files in shared memory, which whoever made them
+removes on an orderly end. A worker that is killed would leave its own behind, up to 240 MiB each, until its node or container
+ends. A file without a name lasts as long as a process has it mapped, and no longer.
 """
 
 from __future__ import annotations
