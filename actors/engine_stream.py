@@ -46,7 +46,8 @@ class EngineCalls:
             ServiceFailure: UNAVAILABLE, there is no engine that could take it.
         """
         handle = self._handle(order.target).options(session_id=order.replica)
-        responses = handle.remote(trace.SerializeToString(), self._session)
+        whose = (order.tenant, order.session_id, order.share)
+        responses = handle.remote(trace.SerializeToString(), self._session, whose)
         replica = order.replica
         try:
             # The engine's first item says which replica has taken the trace.

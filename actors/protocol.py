@@ -58,6 +58,8 @@ class Order:
         accepted: the serialized `Accepted` that its events begin with.
         target: where it runs.
         replica: which of its replicas the session's traces go to; "" for any.
+        tenant: whose it is.
+        share: of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
         max_saved_bytes: of all that it saves.
         job: it runs to its end whoever follows.
         keep: somebody may come back for its values until the retention time ends.
@@ -81,6 +83,8 @@ class Order:
     variables: frozenset[str] = frozenset()
     edits: tuple[bytes, ...] = field(default=(), repr=False)
     replica: str = ""
+    tenant: str = ""
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from executor.adapters import Adapters
 from executor.failures import clip
+from executor.fairness import NOBODY, Flow
 from executor.options import check_config, engine_options, prepare_environment, step_tokens
 from executor.outputs import output_event, result_of
 from executor.preparation import prompt_of, sampling_of
@@ -142,12 +143,13 @@ class TraceEngine:
         """Stop the engine and its workers."""
         await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
 
-    async def run(self, trace: pb.Trace, session: str = "") -> AsyncIterator[pb.Event]:
+    async def run(self, trace: pb.Trace, session: str = "", flow: Flow = NOBODY) -> AsyncIterator[pb.Event]:
         """Run a trace: every invoke as one request, those that read another's names after it.
 
         Args:
             trace: the trace; checked here against the model.
             session: the Ray name of the session actor that takes saved bytes and prints.
+            flow: whose it is; the scheduler has them start in turn.
 
         Yields:
             Output, Saves and Failed events; one Failed for each invoke that fails. Closing the generator aborts the trace.
@@ -194,7 +196,7 @@ class TraceEngine:
                         done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         count = len(together) if index in together else 0
-                        done = await self._invoke(trace, index, requests[index], session, events, count, results)
+                        done = await self._invoke(trace, index, requests[index], session, flow, events, count, results)
                     if not done:
                         failed.add(index)
                 finally:
@@ -270,6 +272,7 @@ class TraceEngine:
         index: int,
         request: tuple[Any, dict[str, Any]],
         session: str,
+        flow: Flow,
         events: asyncio.Queue[Any],
         together: int,
         results: dict[int, Result],
@@ -299,6 +302,7 @@ class TraceEngine:
             session,
             together,
             {number: trace.invokes[number] for number in wholes(trace)},
+            flow,
         )
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.

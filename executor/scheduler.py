@@ -6,6 +6,9 @@ what its block changed is not in its tokens, so computing it anew would be wrong
 
 - a traced prompt that does not fit beside what runs gets a step of its own, at most every second step;
 - a traced request starts when the cache can hold all traced requests to their ends, and plain ones are evicted first;
+- tenants start requests in turn, and so do the sessions of a tenant (`executor.fairness`), and where there are several tenants
+  one leaves a share of the places and of the cache to the others;
+- smaller requests may start while a large one waits for the cache, but only so many: then all wait until it has started;
 - one whose block has ended and changed nothing is a plain request from then on;
 - invokes that must be together start in one step, and sit out together;
 - a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say,
@@ -21,6 +24,7 @@ than call vLLM's costs as much as many of them do, for each request in every ste
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,12 +37,17 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from executor.fairness import NOBODY, Flow, in_turn
 from executor.options import step_tokens
 from executor.work import READ_ONLY, Placement
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+
+
+# So many requests may start while one waits for the cache.
+MOST_PASSES = 16
 
 
 @dataclass
@@ -88,13 +97,19 @@ class Traced:
         whole: its prompt fits into a step and is never cut; one that does not fails in the worker, which says why.
         group: what it must start together with, until it has started.
         text: what it generated as text, where strings end it.
+        flow: whose it is.
+        passed: requests that have started while it waited for the cache.
+        released: it starts with others of its group in this step.
     """
 
     request: Request
     blocks: int
     whole: bool
+    flow: Flow
     group: Group | None = None
     text: IncrementalDetokenizer | None = None
+    passed: int = 0
+    released: bool = False
 
 
 class InterposeScheduler(Scheduler):
@@ -115,6 +130,11 @@ class InterposeScheduler(Scheduler):
         self._traced: dict[str, Traced] = {}
         self._groups: dict[str, Group] = {}  # by trace
         self._own_step = False  # the last step was some traced prompt's own
+        self._out_of_turn = False  # whether the order of those who wait may have changed
+        self._usage_seen: tuple[int, int, int] | None = None
+        self._usage_found: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+        self._closed_tenants: set[str] = set()  # of which no request starts in this step
+        self._passed: list[Traced] = []  # those that wait for the cache while others may start, in this step
         if self._blocks(self.max_model_len) > self._all_blocks:
             raise ValueError(
                 f"the KV cache has room for less than one request of max_model_len ({self.max_model_len}) tokens, and a "
@@ -130,8 +150,10 @@ class InterposeScheduler(Scheduler):
         if placement is None:
             return
         prompt = request.num_prompt_tokens
-        entry = Traced(request, self._blocks(prompt + request.max_tokens), prompt <= self._step_tokens)
+        blocks = self._blocks(prompt + request.max_tokens)
+        entry = Traced(request, blocks, prompt <= self._step_tokens, placement.flow)
         self._traced[request.request_id] = entry
+        self._out_of_turn = True
         self.__class__ = self.tracing
         assert params is not None
         if params.stop:
@@ -191,6 +213,7 @@ class _Tracing(InterposeScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._out_of_turn = True
         entry = self._traced.pop(request.request_id, None)
         if entry is not None and entry.group is not None:
             entry.group.members.remove(entry)
@@ -221,17 +244,42 @@ class _Tracing(InterposeScheduler):
         # vLLM evicts from the end, so a traced request is reached only when no plain one is left.
         self.running.sort(key=lambda request: request.request_id not in self._traced)
         self._closed = Closed.NOBODY
+        self._passed.clear()
+        self._closed_tenants.clear()
+        if self._out_of_turn and len(self.waiting) > 1:
+            self._put_in_turn()
         self._own_step = self._make_room()
         sitting_out = self.running if self._own_step else list(filter(self._in_flight, self.running))
         if not sitting_out:
-            return super().schedule(throttle_prefills)
+            return self._counted(super().schedule(throttle_prefills))
         self.running = [] if self._own_step else [one for one in self.running if not self._in_flight(one)]
         self.max_num_active_reqs -= len(sitting_out)
         try:
-            return super().schedule(throttle_prefills)
+            return self._counted(super().schedule(throttle_prefills))
         finally:
             self.max_num_active_reqs += len(sitting_out)
             self.running = sitting_out + self.running
+
+    def _counted(self, output: SchedulerOutput) -> SchedulerOutput:
+        """Note how many requests have started in a step past those that wait for the cache."""
+        started = len(output.scheduled_new_reqs)
+        if started:
+            self._out_of_turn = True
+            for entry in self._passed:
+                entry.passed += started
+        return output
+
+    def _put_in_turn(self) -> None:
+        """Order the requests that wait: those that were evicted first, then those that have not started, in turn."""
+        self._out_of_turn = False
+        new = [request for request in self.waiting if request.status != RequestStatus.PREEMPTED]
+        if len({self._flow_of(request) for request in new}) < 2:
+            return
+        ordered = in_turn(new, self._flow_of, map(self._flow_of, self.running))
+        if ordered != new:
+            self.waiting.remove_requests(new)
+            for request in ordered:
+                self.waiting.add_request(request)
 
     def _in_flight(self, request: Request) -> bool:
         """Whether a request is traced and its last step has not ended: its block may end it there, or its token may."""
@@ -274,6 +322,8 @@ class _Tracing(InterposeScheduler):
                     continue
                 if self._never_fits(entry.group):
                     self._release(entry.group)
+            elif entry is not None and self._waits_aside(entry):
+                continue
             yield request
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -287,11 +337,35 @@ class _Tracing(InterposeScheduler):
             return True
         if self._closed is Closed.TRACED or entry.group is not None:
             return False
+        if entry.flow.tenant in self._closed_tenants:
+            return False
+        if not entry.released and self._over_share(entry):
+            if entry.passed >= MOST_PASSES:
+                self._closed_tenants.add(entry.flow.tenant)
+            self._passed.append(entry)
+            return False
         if self._reserved() + entry.blocks > self._all_blocks:
-            # Not even smaller ones may pass it: it would never start.
-            self._closed = Closed.TRACED
+            if entry.passed >= MOST_PASSES:
+                self._closed = Closed.TRACED
+            self._passed.append(entry)
             return False
         return True
+
+    def _waits_aside(self, entry: Traced) -> bool:
+        """Whether a request cannot start now and lets others pass it."""
+        if self._over_share(entry):
+            return True
+        return entry.passed < MOST_PASSES and self._reserved() + entry.blocks > self._all_blocks
+
+    def _over_share(self, entry: Traced) -> bool:
+        """Whether a tenant would use more than its share with one more request; it may always run one."""
+        share = entry.flow.share
+        if share >= 1:
+            return False
+        count, blocks = self._used_by(entry.flow.tenant)
+        return count > 0 and (
+            count >= share * self.max_num_running_reqs or blocks + entry.blocks > share * self._all_blocks
+        )
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Also never cut a traced prompt: 0 leaves it, and those behind it, for the next step."""
@@ -302,6 +376,15 @@ class _Tracing(InterposeScheduler):
                 return 0
         return num_new_tokens
 
+    def _flow_of(self, request: Request) -> Flow:
+        """Whose a request is, also when its block has ended."""
+        entry = self._traced.get(request.request_id)
+        if entry is not None:
+            return entry.flow
+        params = request.sampling_params
+        placement = Placement.from_args(params.extra_args) if params is not None else None
+        return placement.flow if placement is not None else NOBODY
+
     # Groups.
 
     def _release(self, group: Group) -> None:
@@ -310,7 +393,7 @@ class _Tracing(InterposeScheduler):
         self.waiting.remove_requests(requests)
         self.waiting.prepend_requests(reversed(requests))
         for one in group.members:
-            one.group = None
+            one.group, one.released = None, True
         self._groups = {trace: other for trace, other in self._groups.items() if other is not group}
 
     def _never_fits(self, group: Group) -> bool:
@@ -337,7 +420,28 @@ class _Tracing(InterposeScheduler):
 
     def _reserved(self) -> int:
         """Blocks that the traced requests which run may come to hold."""
-        return sum(one.blocks for one in self._traced.values() if one.request.status == RequestStatus.RUNNING)
+        return sum(self._usage()[1].values())
+
+    def _used_by(self, tenant: str) -> tuple[int, int]:
+        """How many requests of a tenant run, and how many blocks those may come to hold that are traced."""
+        counts, blocks = self._usage()
+        return counts[tenant], blocks[tenant]
+
+    def _usage(self) -> tuple[Counter[str], Counter[str]]:
+        """What `_used_by` returns, for each tenant; looked up anew when a request has started, ended, or become a plain one."""
+        seen = (self.current_step, len(self.running), len(self._traced))
+        if self._usage_seen != seen:
+            running = [one for one in self._traced.values() if one.request.status == RequestStatus.RUNNING]
+            counts, blocks = Counter[str](), Counter[str]()
+            for entry in running:
+                blocks[entry.flow.tenant] += entry.blocks
+            counts.update(
+                self._flow_of(request).tenant
+                for request in self.requests.values()
+                if request.status == RequestStatus.RUNNING
+            )
+            self._usage_seen, self._usage_found = seen, (counts, blocks)
+        return self._usage_found
 
 
 class InterposeAsyncScheduler(InterposeScheduler, AsyncScheduler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from executor.fairness import NOBODY, Flow
 from interpose.v1 import trace_pb2 as pb
 
 # How a block ended that needs nothing any more and changed nothing: its request may be evicted and computed anew.
@@ -22,6 +23,7 @@ class Work:
         session: the session actor's name.
         together: how many invokes of the trace must start in the same step as this one, itself included; 0 or 1: none.
         wholes: the trace's invokes without a prompt, by index: their blocks run beside those of all requests that start with it.
+        flow: whose it is.
     """
 
     trace: pb.Trace
@@ -30,6 +32,7 @@ class Work:
     session: str
     together: int = 0
     wholes: dict[int, pb.Invoke] = field(default_factory=dict)
+    flow: Flow = NOBODY
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
@@ -42,6 +45,7 @@ class Work:
                 "id": self.trace.id,
                 "together": self.together,
                 "wholes": [(index, invoke.SerializeToString()) for index, invoke in self.wholes.items()],
+                "flow": (self.flow.tenant, self.flow.session, self.flow.share),
             }
         }
 
@@ -53,7 +57,8 @@ class Work:
             return None
         trace = pb.Trace.FromString(args["trace"])
         wholes = {index: pb.Invoke.FromString(data) for index, data in args["wholes"]}
-        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"], wholes)
+        flow = Flow(*args["flow"])
+        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"], wholes, flow)
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,18 @@ class Placement:
     Attributes:
         trace: the trace's id.
         together: as in `Work`.
+        flow: as in `Work`.
     """
 
     trace: str
     together: int
+    flow: Flow
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> Placement | None:
         """Return the placement in a request's `extra_args`, or None if it is not traced."""
         args = extra_args.get("interpose") if extra_args else None
-        return cls(args["id"], args["together"]) if args is not None else None
+        return cls(args["id"], args["together"], Flow(*args["flow"])) if args is not None else None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from serve_app.ingress import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
 
 APP = "interpose"
+# As many tenants may have as many traces waiting at a replica as a tenant may; beyond that, they wait in the sessions.
+WAITING_TENANTS = 8
 ROUTER = "actors.routing.SessionRouter"
 
 
@@ -64,7 +66,8 @@ def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -
         placement_group_bundles=[worker_bundle(model)] * model.world_size,
         placement_group_strategy=model.placement,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-        max_ongoing_requests=model.max_running_traces,
+        # The replica itself says which of them run (`serve_app.places`), and how many of a tenant's wait.
+        max_ongoing_requests=model.max_running_traces + WAITING_TENANTS * model.max_waiting_traces,
         max_queued_requests=model.max_waiting_traces,
         # Three failures in a row replace a replica.
         health_check_period_s=2,

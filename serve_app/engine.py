@@ -17,11 +17,13 @@ from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
 from actors.protocol import ReplicaReport, StartFailed, Target
 from executor.checkpoint import check_model
+from executor.fairness import Flow
 from executor.start_failure import CannotStart, StartFailure, failure_of
 from executor.startup import REPLICA_VARIABLE
 from interpose.errors import ServiceFailure
 from interpose.v1 import trace_pb2
 from serve_app.listening import replica_on_this_machine
+from serve_app.places import Places
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
 from serve_app.tokenizer import chunks, tokenizer_files
@@ -58,6 +60,7 @@ class EngineDeployment:
         self._engine: Any = None
         self._healthy = True
         self._sessions = SessionWatch()
+        self._places = Places(model.max_running_traces, model.max_waiting_traces)
         self._reporter = asyncio.create_task(self._keep_reporting())
         try:
             await self._wait_for_name()
@@ -96,12 +99,13 @@ class EngineDeployment:
         self._stage = ""
         await self._report()
 
-    async def run(self, trace: bytes, session: str) -> AsyncGenerator[bytes, None]:
+    async def run(self, trace: bytes, session: str, whose: tuple[str, str, float]) -> AsyncGenerator[bytes, None]:
         """Run a trace; yields this replica's name first, to say that it has taken it, then serialized events.
 
         Args:
             trace: a serialized `Trace`.
             session: the Ray name of the session actor, for saved values and logs.
+            whose: the tenant, the session's id, and the share of the engine that the tenant may use: traces run in turn.
 
         Raises:
             ServiceFailure: the trace as a whole cannot run.
@@ -110,12 +114,17 @@ class EngineDeployment:
 
         yield self._replica.encode()
         try:
-            events = self._engine.run(trace_pb2.Trace.FromString(trace), session)
+            events = self._in_turn(trace_pb2.Trace.FromString(trace), session, Flow(*whose))
             async with contextlib.aclosing(self._sessions.while_alive(session, events)) as alive:
                 async for event in alive:
                     yield event.SerializeToString()
         except TraceFailed as error:
             raise ServiceFailure(error.failure) from None
+
+    async def _in_turn(self, trace: trace_pb2.Trace, session: str, flow: Flow) -> AsyncGenerator[trace_pb2.Event, None]:
+        async with self._places.place(flow), contextlib.aclosing(self._engine.run(trace, session, flow)) as events:
+            async for event in events:
+                yield event
 
     async def ping(self) -> None:
         """Do nothing; a caller is connected afterwards."""
@@ -182,6 +191,7 @@ class EngineDeployment:
 
     async def _report(self, failed: StartFailed | None = None) -> str:
         running, waiting = self._engine.load() if self._engine is not None else (0, 0)
+        waiting += self._places.waiting
         report = ReplicaReport(
             self._target, self._model, self._replica, self._stage, self._healthy, running, waiting, failed
         )

@@ -310,8 +310,9 @@ class IngressDeployment:
         foreign = await self._foreign(remotes, lease, tenant)
         own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
         order = order_of(
-            trace, own, foreign, edits, lease.session_id, served.settings, served.target, replica, request.job
-        )
+            trace, own, foreign, edits, lease.session_id, served.settings, served.target, replica, request.job,
+            tenant.name, self.settings.share,
+        )  # fmt: skip
         if request.job:
             yield pb.Event.FromString(await self._ask(lease, "start", order))
             return

@@ -24,6 +24,8 @@ def order_of(
     target: Target,
     replica: str,
     job: bool,
+    tenant: str = "",
+    share: float = 1.0,
 ) -> Order:
     """Return the order to run a trace.
 
@@ -35,6 +37,8 @@ def order_of(
         target: where it runs.
         replica: at which replica of it, "" for any.
         job: whether it goes on when its client goes.
+        tenant: whose it is.
+        share: of an engine that the tenant may use.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
@@ -53,6 +57,8 @@ def order_of(
         variables=frozenset(variable.id for variable in trace.variables),
         edits=edits,
         replica=replica,
+        tenant=tenant,
+        share=share,
     )
 
 

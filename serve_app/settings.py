@@ -87,7 +87,7 @@ class ModelSettings(_Part):
         300.0, ge=0, description="a replica that is removed finishes what it runs for this long, and takes nothing new"
     )
     max_running_traces: int = Field(256, ge=1, description="on one replica at a time")
-    max_waiting_traces: int = Field(1024, ge=1, description="beyond the running ones, per session")
+    max_waiting_traces: int = Field(1024, ge=1, description="of one tenant on one replica, beyond the running ones")
     limits: Limits = Limits()
 
     @model_validator(mode="before")
@@ -265,6 +265,12 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     tenants: tuple[Tenant, ...] = ()
+    tenant_share: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="of an engine's places and cache for one tenant at a time, where there are several",
+    )
     ingress_replicas: int = Field(1, ge=1)
 
     @classmethod
@@ -303,6 +309,11 @@ class Settings(BaseSettings):
         if not name:
             return self.models[0] if len(self.models) == 1 else None
         return next((model for model in self.models if model.name == name), None)
+
+    @property
+    def share(self) -> float:
+        """The share of an engine that one tenant may use at a time; a single tenant may use all of it."""
+        return self.tenant_share if len(self.tenants) > 1 else 1.0
 
     def tenant_with(self, key: str | None) -> Tenant | None:
         """Return the tenant an API key belongs to; without configured tenants, everybody is the anonymous one."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.fairness import NOBODY, Flow
 from executor.options import trace_options
 from executor.outputs import output_event, result_of
 from executor.work import Work
@@ -99,6 +100,7 @@ class Block:
     together: int = 0
     whole: bool = False  # it has no prompt
     lora: Any = None  # the engine's LoRARequest
+    flow: Flow = NOBODY
 
 
 class LocalEngine:
@@ -229,6 +231,7 @@ class LocalEngine:
                 "",
                 block.together,
                 {number: invoke for number, invoke in enumerate(trace.invokes) if invoke.whole},
+                block.flow,
             )
             self.count += 1
             request_id = f"r{self.count}"

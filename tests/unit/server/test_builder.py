@@ -38,7 +38,7 @@ def test_each_model_has_its_own_layout() -> None:
     assert b._replica_config.placement_group_bundles == [{"CPU": 1.0}]
     assert [one._replica_config.placement_group_strategy for one in (a, b)] == ["SPREAD", "PACK"]
     assert [one._deployment_config.graceful_shutdown_timeout_s for one in (a, b)] == [300, 90]
-    assert b.max_ongoing_requests == 7
+    assert b.max_ongoing_requests == 7 + 8 * 1024
     router = a._deployment_config.request_router_config.get_request_router_class()
     assert router is SessionRouter
 

@@ -1,0 +1,126 @@
+"""Which traces run on a replica at a time: tenants in turn, each a bounded share of the places."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from executor.fairness import Flow, in_turn
+from interpose.errors import ServiceFailure
+from interpose.v1 import trace_pb2 as pb
+from serve_app.places import Places
+
+
+class Traces:
+    """Traces that run until they are told to end.
+
+    Attributes:
+        began: whose trace began, in that order.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.began: list[str] = []
+        self._ends: list[asyncio.Event] = []
+
+    def submit(self, flow: Flow, count: int = 1) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._run(flow)) for _ in range(count)]
+
+    async def _run(self, flow: Flow) -> None:
+        async with self._places.place(flow):
+            self.began.append(flow.session or flow.tenant)
+            self._ends.append(asyncio.Event())
+            await self._ends[-1].wait()
+
+    async def settled(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def end(self, number: int) -> None:
+        self._ends[number].set()
+        await self.settled()
+
+    async def end_all(self, count: int) -> None:
+        for number in range(count):
+            await self.settled()
+            self._ends[number].set()
+        await self.settled()
+
+
+RED, BLUE = Flow("red", share=0.75), Flow("blue", share=0.75)
+
+
+async def test_a_tenant_with_two_hundred_jobs_does_not_keep_another_waiting() -> None:
+    traces = Traces(Places(8, 1024))
+    traces.submit(RED, 200)
+    await traces.settled()
+    assert traces.began == ["red"] * 6, "its share"
+    traces.submit(BLUE, 3)
+    await traces.settled()
+    assert traces.began[6:] == ["blue"] * 2
+    await traces.end(0)
+    assert traces.began[8:] == ["blue"], "the tenant of which the least runs is the first"
+    await traces.end_all(203)
+    assert len(traces.began) == 203
+
+
+async def test_alone_a_tenant_may_have_all_places_and_its_sessions_take_turns() -> None:
+    traces = Traces(Places(2, 1024))
+    one, other = Flow("class", "one"), Flow("class", "other")
+    traces.submit(one, 5)
+    await traces.settled()
+    traces.submit(other, 2)
+    await traces.settled()
+    assert traces.began == ["one", "one"]
+    await traces.end_all(7)
+    assert traces.began == ["one", "one", "other", "one", "other", "one", "one"]
+
+
+async def test_so_many_of_a_tenant_wait() -> None:
+    places = Places(1, 2)
+    traces = Traces(places)
+    traces.submit(RED, 3)
+    await traces.settled()
+    assert places.waiting == 2
+    with pytest.raises(
+        ServiceFailure, match="2 traces of red wait for the engine already.*max_waiting_traces"
+    ) as caught:
+        async with places.place(RED):
+            pass
+    assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED and caught.value.failure.retry_after >= 1
+    [last] = traces.submit(BLUE)
+    await traces.settled()
+    assert places.waiting == 3, "another tenant's are counted apart"
+    last.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await last
+    assert places.waiting == 2
+    await traces.end_all(3)
+    assert traces.began == ["red"] * 3 and places.waiting == 0
+
+
+async def test_one_that_is_given_up_as_its_turn_comes_leaves_its_place() -> None:
+    traces = Traces(Places(1, 5))
+    traces.submit(RED)
+    await traces.settled()
+    [given_up] = traces.submit(BLUE)
+    [next_one] = traces.submit(Flow("green"))
+    await traces.settled()
+    traces._ends[0].set()
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await traces.settled()
+    assert "green" in traces.began or not next_one.done()
+    await traces.settled()
+    assert traces.began[-1] == "green"
+
+
+def test_in_turn() -> None:
+    """By what runs of a tenant, then of a session, then as they came."""
+    flows = [Flow("a", "1")] * 3 + [Flow("a", "2"), Flow("b", "3"), Flow("b", "3")]
+    waiting = list(enumerate(flows))
+    ordered = in_turn(waiting, lambda one: one[1], [Flow("b", "3")])
+    assert [number for number, _ in ordered] == [0, 3, 4, 1, 5, 2]
+    assert in_turn([], lambda one: one, []) == []
