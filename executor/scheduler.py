@@ -134,7 +134,7 @@ class InterposeScheduler(Scheduler):
         self._usage_seen: tuple[int, int, int] | None = None
         self._usage_found: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self._closed_tenants: set[str] = set()  # of which no request starts in this step
-        self._passed: list[Traced] = []  # those that wait for the cache while others may start, in this step
+        self._passed: set[Traced] = set()  # those that wait for the cache while others may start, in this step
         if self._blocks(self.max_model_len) > self._all_blocks:
             raise ValueError(
                 f"the KV cache has room for less than one request of max_model_len ({self.max_model_len}) tokens, and a "
@@ -323,6 +323,7 @@ class _Tracing(InterposeScheduler):
                 if self._never_fits(entry.group):
                     self._release(entry.group)
             elif entry is not None and self._waits_aside(entry):
+                self._passed.add(entry)
                 continue
             yield request
 
@@ -339,15 +340,15 @@ class _Tracing(InterposeScheduler):
             return False
         if entry.flow.tenant in self._closed_tenants:
             return False
-        if not entry.released and self._over_share(entry):
+        if self._over_share(entry):
             if entry.passed >= MOST_PASSES:
                 self._closed_tenants.add(entry.flow.tenant)
-            self._passed.append(entry)
+            self._passed.add(entry)
             return False
         if self._reserved() + entry.blocks > self._all_blocks:
             if entry.passed >= MOST_PASSES:
                 self._closed = Closed.TRACED
-            self._passed.append(entry)
+            self._passed.add(entry)
             return False
         return True
 
@@ -360,7 +361,7 @@ class _Tracing(InterposeScheduler):
     def _over_share(self, entry: Traced) -> bool:
         """Whether a tenant would use more than its share with one more request; it may always run one."""
         share = entry.flow.share
-        if share >= 1:
+        if share >= 1 or entry.released:
             return False
         count, blocks = self._used_by(entry.flow.tenant)
         return count > 0 and (

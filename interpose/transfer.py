@@ -24,7 +24,7 @@ ATTEMPTS = 5
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0)
 _IN_FLIGHT = 4  # upload chunks under way at once; blobs fetched at once
 _DEFAULT_CHUNK = 1 << 20
-# Of one Fetch. Serve does not slow a sender down for a slow receiver, so what one call asks for may pile up in the server.
+# Of one Fetch. A call that breaks is not worth more than this.
 WINDOW_BYTES = 32 << 20
 
 

@@ -188,6 +188,20 @@ def test_opening_a_session_starts_no_process(service: RunningService) -> None:
     assert after == before
 
 
+def test_a_submit_that_is_refused_leaves_no_session(service: RunningService) -> None:
+    """Without a session of its own a trace gets one, which goes with the trace if that does not run."""
+    before = service.status().sessions
+    for _ in range(3):
+        refused = trace()
+        refused.edits.append("nothing-of-that-name")
+        with pytest.raises(ServiceFailure, match="nothing-of-that-name"):
+            service.submit(refused)
+    assert service.status().sessions == before
+    [accepted, *_] = service.submit(trace())
+    assert service.status().sessions == before + 1
+    service.close_session(accepted.accepted.session_id)
+
+
 def test_health(service: RunningService) -> None:
     health = health_pb2_grpc.HealthStub(service.channel)
     serving = health_pb2.HealthCheckResponse.SERVING

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import interpose
+from interpose.v1 import service_pb2
 from tests.e2e.service import RunningService
+from tests.e2e.test_calls import trace
 
 SIZE = 256 << 20
 
@@ -78,3 +80,24 @@ def test_an_upload_of_256_mb(model: interpose.Model) -> None:
         last = big[-3:].save()
     assert torch.equal(last, big[-3:])
     assert total == big.double().sum()
+
+
+@pytest.mark.timeout(300)
+def test_values_that_nobody_reads_stay_in_the_object_store(service: RunningService, session: str) -> None:
+    """Ten calls of Fetch without a reader: no process holds more of the value than a window for each."""
+    source = f"hidden = model.model.layers[0].output[0].new_ones({SIZE // 16}).save()\n"
+    events = service.submit(trace(source), session)
+    [saves] = [event.saves for event in events if event.WhichOneof("kind") == "saves"]
+    [blob_id] = [value.tensor.blob.id for value in saves.objects.values if value.tensor.blob.id]
+    held = service.object_store_bytes()
+    with Memory([*service.processes("ingress"), *service.processes("ProxyActor")]) as memory:
+        request = service_pb2.FetchRequest(session_id=session, blob_id=blob_id)
+        calls = [service.stub.Fetch(request, timeout=120) for _ in range(10)]
+        for call in calls:
+            assert next(call).data
+        time.sleep(2.0)
+        held = service.object_store_bytes() - held
+        for call in calls:
+            call.cancel()
+    assert held < 128 << 20, "what was asked for piled up in the object store"
+    assert max(memory.grown.values()) < 128 << 20, {name: grown >> 20 for name, grown in memory.grown.items()}

@@ -6,9 +6,11 @@ import json
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from interpose.errors import ServiceFailure, Unauthenticated, Unavailable
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
 from tests.e2e.conftest import RETENTION_SECONDS
-from tests.e2e.service import RunningService, wait_for
+from tests.e2e.service import RunningService, failure_of, wait_for
 from tests.e2e.test_calls import trace
 from tests.e2e.test_fidelity import (
     EDITS,
@@ -32,6 +34,7 @@ from tests.e2e.test_fidelity import (
     check_patch,
     read_everything,
 )
+from tests.e2e.test_large_values import Memory
 from tests.oracle import Oracle, difference
 
 pytestmark = pytest.mark.timeout(500)
@@ -174,6 +177,18 @@ def _connected(code: str) -> str:
     """`_CLASSES` with something before it is asked what there is."""
     connect, ask = _CLASSES.split("kept = ")
     return f"{connect}{code}kept = {ask}"
+
+
+def test_a_message_without_a_key_is_not_kept(second: RunningService) -> None:
+    """The proxy ends the call before it has read the message."""
+    [proxy] = second.processes("ProxyActor")
+    with Memory([proxy]) as memory, ThreadPoolExecutor(4) as pool:
+        send = second.channel.unary_unary("/interpose.v1.Interpose/Hello")
+        for call in [pool.submit(send, bytes(48 << 20), timeout=60) for _ in range(4)]:
+            with pytest.raises(grpc.RpcError) as caught:
+                call.result()
+            assert failure_of(caught.value).failure.code == pb.ERROR_CODE_UNAUTHENTICATED
+    assert max(memory.grown.values()) < 48 << 20
 
 
 def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from executor.fairness import NOBODY, Flow
 from executor.options import trace_options
 from executor.outputs import output_event, result_of
 from executor.work import Work
@@ -100,7 +99,6 @@ class Block:
     together: int = 0
     whole: bool = False  # it has no prompt
     lora: Any = None  # the engine's LoRARequest
-    flow: Flow = NOBODY
 
 
 class LocalEngine:
@@ -231,7 +229,6 @@ class LocalEngine:
                 "",
                 block.together,
                 {number: invoke for number, invoke in enumerate(trace.invokes) if invoke.whole},
-                block.flow,
             )
             self.count += 1
             request_id = f"r{self.count}"

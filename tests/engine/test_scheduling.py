@@ -16,9 +16,8 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from executor.fairness import Flow
 from executor.options import STEP_TOKENS, check_config, engine_options
-from executor.scheduler import MOST_PASSES, InterposeScheduler
+from executor.scheduler import InterposeScheduler
 from executor.work import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
@@ -433,58 +432,3 @@ def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracl
     *grouped, other = engine.run_traces([blocks, [Block(beside, READ + EVERY)]])
     assert all(map(refused_apart, grouped)), grouped
     check(other, oracle, beside, 1)
-
-
-def holding(tokens: int, max_tokens: int, flow: Flow, seed: int = 0) -> list[Block]:
-    """A trace whose block looks at every step, so that its request holds its part of the cache to its end."""
-    return [Block(prompt(tokens, seed), EVERY, {"max_tokens": max_tokens, "ignore_eos": True}, flow=flow)]
-
-
-def started(engine: LocalEngine, watched: Watched, traces: list[list[Block]]) -> list[int]:
-    """Run traces that all come at once; return how many others had started when each started."""
-    before = engine.count
-    rans = engine.run_traces(traces)
-    assert all(ran.failure is None for ran in rans)
-    first = watched.first_steps()
-    steps = [
-        next(step for name, step in first.items() if name.partition("-")[0] == f"r{before + 1 + i}")
-        for i in range(len(traces))
-    ]
-    return [sum(other < step for other in steps) for step in steps]
-
-
-def test_tenants_start_in_turn(engine: LocalEngine, watched: Watched) -> None:
-    """One with forty jobs, and another that comes last with three traces."""
-    red, blue = Flow("red", "s1"), Flow("blue", "s2")
-    order = started(engine, watched, [holding(10, 3, red, seed) for seed in range(40)] + [holding(10, 3, blue)] * 3)
-    assert max(order[40:]) <= 6, "they waited for the other tenant's jobs"
-
-
-def test_the_sessions_of_a_tenant_start_in_turn(engine: LocalEngine, watched: Watched) -> None:
-    one, other = Flow("class", "s1"), Flow("class", "s2")
-    order = started(engine, watched, [holding(10, 3, one, seed) for seed in range(20)] + [holding(10, 3, other)] * 2)
-    assert max(order[20:]) <= 6
-
-
-def test_a_tenant_leaves_its_share_to_others(engine: LocalEngine, watched: Watched) -> None:
-    """Of six places it takes three, also while nobody else is there; one request of its own it may always run."""
-    red = [holding(10, 6, Flow("red", "s", 0.5), seed) for seed in range(7)]
-    started(engine, watched, red)
-    assert max(map(len, watched.steps)) == 3
-    started(engine, watched, [holding(60, 200, Flow("red", "s", 0.5))])
-
-
-def test_a_request_that_waits_for_the_cache_is_passed_by_so_many(engine: LocalEngine, watched: Watched) -> None:
-    """Smaller ones need not wait for it to start, and it does not wait for all of them."""
-    flow = Flow("class", "s")
-    traces = [holding(60, 120, flow), holding(40, 200, flow), *(holding(8, 3, flow, seed) for seed in range(40))]
-    _, large, *small = started(engine, watched, traces)
-    passed = sum(order < large for order in small)
-    assert 6 <= passed <= MOST_PASSES + 6
-
-
-def test_a_request_beyond_its_tenants_share_is_passed_by_so_many(engine: LocalEngine, watched: Watched) -> None:
-    flow = Flow("red", "s", 0.5)
-    traces = [holding(10, 100, flow), holding(40, 200, flow), *(holding(8, 3, flow, seed) for seed in range(40))]
-    _, large, *small = started(engine, watched, traces)
-    assert sum(order < large for order in small) <= MOST_PASSES + 6

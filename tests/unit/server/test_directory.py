@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors import session_pool
+from actors.archive import Kept
 from actors.directory import Directory
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms
 from interpose.errors import ServiceFailure
@@ -32,7 +33,7 @@ class Actor:
         self.gate.set()
         self.closed: dict[str, int] = {}
         self.said: dict[str, SessionStats] = {}
-        for name in ("open", "close", "stats", "leave_jobs", "prepare"):
+        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare"):
             # Called at once and awaited later, as Ray's are.
             setattr(self, name, SimpleNamespace(remote=self._called(getattr(self, f"_{name}"))))
 
@@ -48,6 +49,9 @@ class Actor:
 
     async def _open(self, session_id: str, kept: bool, terms: Terms) -> None:
         self.says(session_id, 0.0)
+
+    async def _restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
+        self.says(session_id, 5.0)
 
     async def _close(self, session_id: str) -> SessionStats | None:
         self.closed[session_id] = self.closed.get(session_id, 0) + 1
@@ -112,6 +116,34 @@ async def test_a_session_that_cannot_be_opened_is_opened_in_another_actor(actors
     dead.open.remote = died  # type: ignore[attr-defined]
     lease = await directory.open("anonymous")
     assert dead not in actors and lease.actor is actors[0]
+
+
+async def test_the_sessions_of_an_actor_that_is_dead_go_on_in_others(actors: list[Actor]) -> None:
+    """Whoever finds out, and however many do: each session goes on once, under its id."""
+    import ray
+
+    directory = Directory(SessionSettings(warm=2))
+    leases = [await directory.open("anonymous") for _ in range(6)]
+    dead, alive = actors
+
+    async def died(*args: object) -> None:
+        raise ray.exceptions.ActorDiedError
+
+    dead.stats.remote = died  # type: ignore[attr-defined]
+    mine = [lease for lease in leases if lease.actor is dead]
+    assert len(mine) == 3
+    calls = [directory.recover(mine[0].session_id, "anonymous", dead) for _ in range(2)]
+    found = await asyncio.gather(*calls, directory._stats())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    after = [await directory.find(lease.session_id, "anonymous") for lease in leases]
+    assert all(lease is not None and lease.actor is not dead for lease in after)
+    assert found[0] is not None and found[0] == found[1]
+    assert dead not in actors and sum(len(actor.said) for actor in actors) == 6
+    assert await directory.recover(mine[0].session_id, "anonymous", dead) == found[0], "too late"
+    for lease in leases:
+        await directory.close(lease.session_id, "anonymous")
+    assert len(actors) == 2 and not any(actor.said for actor in actors)
 
 
 async def test_sessions_that_are_being_opened_count(monkeypatch: pytest.MonkeyPatch) -> None:

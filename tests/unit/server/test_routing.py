@@ -101,7 +101,7 @@ class Handle:
         self.asked_for.append(session_id)
         return self
 
-    def remote(self, trace: bytes, session: str) -> Any:
+    def remote(self, trace: bytes, session: str, whose: tuple[str, str, float]) -> Any:
         async def items() -> AsyncGenerator[bytes, None]:
             if not self._replica:
                 await asyncio.Event().wait()

@@ -1,0 +1,212 @@
+"""In which order the scheduler lets traced requests start: by tenant and session, and past those that wait for the cache.
+
+The scheduler is vLLM's with ours in front of it; there is no model, and each step gives every request a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from executor.fairness import Flow
+from executor.scheduler import MOST_PASSES, InterposeScheduler
+from executor.work import Work
+from interpose.cli.demo_model import write_demo_model
+from interpose.v1 import trace_pb2 as pb
+
+PLACES = 6
+BLOCKS = 16  # of 32 tokens each, without vLLM's own
+
+
+class Steps:
+    """A scheduler whose requests come to nothing.
+
+    Attributes:
+        started: the requests in the order in which they started, by name.
+        most: requests of each tenant that ran at a time.
+    """
+
+    def __init__(self, config: Any) -> None:
+        spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        cache = KVCacheConfig(BLOCKS + 1, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler = InterposeScheduler(
+            vllm_config=config, kv_cache_config=cache, block_size=32, log_stats=False,
+            structured_output_manager=StructuredOutputManager(config),
+        )  # fmt: skip
+        self.started: list[str] = []
+        self.most: dict[str, int] = {}
+
+    def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, together: int = 0) -> None:
+        """Have a traced request come, which holds its part of the cache to its end."""
+        trace = pb.Trace(id=name.partition("/")[0])
+        args = Work(trace, 0, 1, "", together, flow=flow).to_args()
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=args)
+        self.scheduler.add_request(Request(name, [5] * tokens, params, None, cache_salt=name))
+
+    def step(self) -> None:
+        """One step of the engine."""
+        output = self.scheduler.schedule()
+        self.started.extend(one.req_id for one in output.scheduled_new_reqs)
+        running: dict[str, int] = {}
+        for request in self.scheduler.running:
+            tenant = self.scheduler._flow_of(request).tenant
+            running[tenant] = running.get(tenant, 0) + 1
+        self.most |= {tenant: max(count, self.most.get(tenant, 0)) for tenant, count in running.items()}
+        names = list(output.num_scheduled_tokens)
+        made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, [[7] for _ in names])
+        self.scheduler.update_from_output(output, made)
+
+    def run(self) -> list[str]:
+        """Run to the end of all that has come; return what `started` then is."""
+        for _ in range(2000):
+            if not self.scheduler.requests:
+                assert not self.scheduler._traced and not self.scheduler._groups
+                return self.started
+            self.step()
+        raise AssertionError(f"waiting for ever: {list(self.scheduler.requests)}")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = str(write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama"))
+    return EngineArgs(
+        model,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        block_size=32,
+        max_num_seqs=PLACES,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+    ).create_engine_config()
+
+
+@pytest.fixture
+def steps(config: Any) -> Steps:
+    config.cache_config.num_gpu_blocks = BLOCKS + 1
+    return Steps(config)
+
+
+def before(started: list[str], name: str, kind: str) -> int:
+    """How many requests whose names begin so had started before another one did."""
+    return sum(one.startswith(kind) for one in started[: started.index(name)])
+
+
+def test_a_tenant_with_two_hundred_jobs_does_not_keep_another_waiting(steps: Steps) -> None:
+    red, blue = Flow("red", "s1", 0.75), Flow("blue", "s2", 0.75)
+    for number in range(200):
+        steps.add(f"red{number}", red, max_tokens=20)
+    for _ in range(5):
+        steps.step()
+    assert len(steps.started) == 5, "a tenant leaves a place to others, also when nobody is there"
+    for number in range(3):
+        steps.add(f"blue{number}", blue)
+    steps.run()
+    assert before(steps.started, "blue2", "red") <= 5 + 3, "blue waited for red's jobs"
+    assert steps.started == sorted(steps.started, key=steps.started.index) and len(steps.started) == 203
+    of_red = [name for name in steps.started if name.startswith("red")]
+    assert of_red == [f"red{number}" for number in range(200)], "the order within a session"
+
+
+def test_a_single_tenant_may_use_all_places_and_its_sessions_take_turns(steps: Steps) -> None:
+    for number in range(40):
+        steps.add(f"one{number}", Flow("class", "one"))
+    steps.step()
+    assert len(steps.started) == PLACES
+    for number in range(2):
+        steps.add(f"other{number}", Flow("class", "other"))
+    steps.run()
+    assert before(steps.started, "other1", "one") <= 2 * PLACES
+
+
+def test_many_sessions_are_no_larger_share(steps: Steps) -> None:
+    """Of two tenants, each has half of what starts, whatever they spread it over."""
+    for number in range(30):
+        steps.add(f"many{number}", Flow("many", f"s{number}", 0.9))
+    for number in range(10):
+        steps.add(f"one{number}", Flow("one", "s", 0.9))
+    steps.run()
+    assert 7 <= before(steps.started, "one9", "many") <= 13
+
+
+def test_one_that_waits_for_the_cache_is_passed_by_so_many(steps: Steps) -> None:
+    """Smaller ones need not wait for it to start, and it does not wait for all of them."""
+    flow = Flow("class", "s")
+    steps.add("long", flow, tokens=60, max_tokens=126)  # 6 of 16 blocks
+    steps.step()
+    steps.add("large", flow, tokens=60, max_tokens=196)
+    steps.add("larger", flow, tokens=60, max_tokens=196)
+    for number in range(60):
+        steps.add(f"small{number}", flow)
+    steps.run()
+    assert before(steps.started, "large", "small") == 0, "it fits beside the first"
+    assert PLACES <= before(steps.started, "larger", "small") <= MOST_PASSES + PLACES
+
+
+def test_one_beyond_its_tenants_share_is_passed_by_so_many(steps: Steps) -> None:
+    """Also by its own tenant's; then these wait, and nobody else does."""
+    red, blue = Flow("red", "s", 0.5), Flow("blue", "s", 0.5)
+    steps.add("red-long", red, tokens=20, max_tokens=100)
+    steps.step()
+    steps.add("large", red, tokens=60, max_tokens=196)
+    for number in range(60):
+        steps.add(f"small{number}", red)
+        steps.add(f"blue{number}", blue)
+    steps.run()
+    assert before(steps.started, "large", "small") <= MOST_PASSES + PLACES
+    assert before(steps.started, "large", "blue") > 2 * MOST_PASSES, "blue need not wait for red's"
+    assert steps.most["red"] <= 3 and steps.most["blue"] <= 3
+
+
+def test_one_larger_than_a_share_runs_when_its_tenant_runs_nothing_else(steps: Steps) -> None:
+    red = Flow("red", "s", 0.25)
+    for number in range(3):
+        steps.add(f"large{number}", red, tokens=60, max_tokens=196)
+    assert steps.run() == ["large0", "large1", "large2"] and steps.most["red"] == 1
+
+
+def test_a_group_starts_together_whatever_the_share(steps: Steps) -> None:
+    red = Flow("red", "s", 0.25)
+    steps.add("busy", red, max_tokens=30)
+    steps.step()
+    for number in range(3):
+        steps.add(f"group/{number}", red, together=3)
+    steps.step()
+    steps.step()
+    assert {one.request_id for one in steps.scheduler.running if one.status == RequestStatus.RUNNING} >= {
+        f"group/{number}" for number in range(3)
+    }
+    steps.run()
+
+
+def test_steps_in_which_nothing_changes_order_nothing(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        steps.add(f"a{number}", Flow("a", "s"), max_tokens=50)
+        steps.add(f"b{number}", Flow("b", "s"), max_tokens=50)
+    steps.step()
+    steps.step()
+    calls: list[int] = []
+    monkeypatch.setattr("executor.scheduler.in_turn", lambda *args: calls.append(1))
+    for _ in range(10):
+        steps.step()
+    assert not calls
+
+
+def test_groups_do_not_keep_a_large_request_waiting_for_ever(steps: Steps) -> None:
+    flow = Flow("class", "s")
+    steps.add("long", flow, tokens=60, max_tokens=126)
+    steps.step()
+    steps.add("large", flow, tokens=60, max_tokens=196)
+    steps.add("larger", flow, tokens=60, max_tokens=196)
+    for number in range(30):
+        for member in range(2):
+            steps.add(f"group{number}/{member}", flow, together=2)
+    steps.run()
+    assert before(steps.started, "larger", "group") <= MOST_PASSES + PLACES
