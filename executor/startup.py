@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 DIRECTORY = "interpose-directory"
 NAMESPACE = "interpose"
@@ -24,6 +25,8 @@ class Startup:
     replica: str
     rank: int
 
+    _loaded: ClassVar[str] = ""  # in a worker's process: when it had loaded the model
+
     @classmethod
     def of_worker(cls, rank: int) -> Startup:
         """Return what a worker of this process's engine should have."""
@@ -39,7 +42,7 @@ class Startup:
             directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
         except ValueError:
             return
-        directory.worker_stage.remote(self.replica, self.rank, stage)
+        directory.worker_stage.remote(self.replica, self.rank, stage + self._loaded)
 
     def remember(self) -> None:
         """Have `of_worker` return this in the worker's process too."""
@@ -57,4 +60,5 @@ class Startup:
         """
         seconds = time.monotonic() - begun
         self.tell(f"model loaded after {seconds:.0f} s")
+        Startup._loaded = f" (loaded after {seconds:.0f} s)"
         return seconds

@@ -84,7 +84,6 @@ class InterposeWorker(_Base):
         graphs = self._compiles and self.device.type != "cpu"
         self._tell("compiling the model and capturing CUDA graphs" if graphs else "warming up")
         warmed_up = super().compile_or_warm_up_model()
-        self._tell("reading the module tree")
         runner = self.model_runner
         settings = dict(self.vllm_config.additional_config["interpose"])
         tensor_parallel = self.parallel_config.tensor_parallel_size
@@ -117,6 +116,7 @@ class InterposeWorker(_Base):
         runner.interleaver = Interleaver(host)
         if pipelined:  # the others' steps are the stock worker's, without a method that only says so
             self.execute_model = self._execute_staged
+        self._tell("ready")
         return warmed_up
 
     @torch.inference_mode()
