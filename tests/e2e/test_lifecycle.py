@@ -192,7 +192,10 @@ def test_a_message_without_a_key_is_not_kept(second: RunningService) -> None:
 
 
 def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
-    """Ray's control service would keep it for good, and so would each process that hears of the session."""
+    """Ray's control service would keep it for good, and so would each process that hears of the session's actor.
+
+    Of three sessions, the last starts an actor of its own here, which ends with it.
+    """
 
     def actors() -> set[int]:
         return {process.pid for process in second.processes() if "ray::Session" in title(process)}
@@ -208,7 +211,7 @@ def test_a_new_session_leaves_no_class_with_ray(second: RunningService) -> None:
     seen: list[set[int]] = []
     for _ in range(3):
         open_three()
-    assert len(seen[-1] - seen[0]) >= 2, "they were to be new ones"
+    assert len(set.union(*seen)) >= 4, "one of them was to be a new one each time"
     classes = json.loads(second.joined(_CLASSES).splitlines()[-1])
     assert classes.count("SessionHost") == 1, classes
 

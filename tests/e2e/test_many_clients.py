@@ -116,10 +116,9 @@ def test_thirty_two_clients_at_once(service: RunningService) -> None:
 
     def work(number: int) -> torch.Tensor:
         with interpose.connect(service.address, progress=False) as client:
-            model = client.model("gpt2")
-            with model.trace(WORDS[number % len(WORDS)], max_tokens=1) as tracer:
-                hidden = model.transformer.h[0].output.save()
-                tracer.result.save()
+            model = client.model("llama")
+            with model.trace(WORDS[number % len(WORDS)], max_tokens=1):
+                hidden = model.model.layers[0].output[0].save()
             return hidden
 
     assert all(isinstance(hidden, torch.Tensor) for hidden in at_once(32, work))
