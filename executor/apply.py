@@ -27,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from executor.adapters import adapts, layer_of
 from executor.control import Refusal
 from executor.elsewhere import Elsewhere
+from executor.items import kind_of, made_of
 from executor.shards import Layouts
 from executor.skips import holds_attention
 from executor.tree import LOGITS, SAMPLES, ModuleTree, Node
@@ -285,7 +286,8 @@ class Applier:
                 own.copy_(whole)
             return own.squeeze(0) if single and own.dim() > 1 else own
         if isinstance(value, tuple | list):
-            return tuple(self._own(item, (*path, i), layouts, single) for i, item in enumerate(value))
+            items = [self._own(item, (*path, i), layouts, single) for i, item in enumerate(value)]
+            return made_of(kind_of(value), items)
         if isinstance(value, _SCALARS):
             return value
         raise Refusal(

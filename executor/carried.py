@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from executor.control import Refusal
-from executor.served import Fixed, Opaque, Outputs, Path, Served
+from executor.items import Opaque, Path, kind_of, made_of
+from executor.served import Fixed, Served
 from executor.shards import WHOLE
 
 Message = dict[str, Any]
@@ -104,8 +105,8 @@ def _pack(value: Any, tensors: list[torch.Tensor]) -> tuple[str, Any]:
         return "tensor", known
     if isinstance(value, Opaque):
         return "opaque", object.__getattribute__(value, "_what")
-    if isinstance(value, Outputs | tuple | list):
-        return "items", [_pack(item, tensors) for item in value]
+    if isinstance(value, tuple | list):
+        return "items", (kind_of(value), [_pack(item, tensors) for item in value])
     if isinstance(value, dict):
         return "names", {name: _pack(item, tensors) for name, item in value.items()}
     return "plain", value
@@ -118,7 +119,8 @@ def _unpack(shape: tuple[str, Any], message: Message) -> Any:
     if kind == "opaque":
         return Opaque(content)
     if kind == "items":
-        return tuple(_unpack(item, message) for item in content)
+        kind, items = content
+        return made_of(kind, [_unpack(item, message) for item in items])
     if kind == "names":
         return {name: _unpack(item, message) for name, item in content.items()}
     return content

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+
 from executor.control import Refusal
 from executor.elsewhere import Elsewhere
 from executor.tree import ModuleTree, Node
 from executor.views.view import Part, tensor_at
+from interpose.idioms import OF_MODELS, OF_TRACERS
+from interpose.names import Name, not_a_value, not_assigned, of_tensors
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
@@ -37,8 +41,13 @@ def current() -> RunningBlock:
     return block
 
 
-class Envoy:
+class Envoy(Name):
     """A module of the served model, inside a block.
+
+    Args:
+        tree: the model's modules.
+        node: the module.
+        given: whether it came with the block, not from another envoy.
 
     Attributes:
         output: what the module returned, as the model's own code returned it; read, change in place, or assign.
@@ -46,13 +55,30 @@ class Envoy:
         inputs: `(args, kwargs)`.
     """
 
-    __slots__ = ("_node", "_tree")
+    __slots__ = ("_given", "_node", "_tree")
+    _given: bool
     _node: Node
     _tree: ModuleTree
 
-    def __init__(self, tree: ModuleTree, node: Node) -> None:
+    def __init__(self, tree: ModuleTree, node: Node, given: bool = False) -> None:
         object.__setattr__(self, "_tree", tree)
         object.__setattr__(self, "_node", node)
+        object.__setattr__(self, "_given", given)
+
+    def _misused(self, used: str, then: str = "") -> NoReturn:
+        raise self.misuse(used, then)
+
+    def misuse(self, used: str, then: str = "") -> Refusal:
+        """The error for a use of the name as a value."""
+        node = self._node
+        numbered = any(name.isdigit() for name in node.children)
+        message = not_a_value(node.path, used, tuple(node.views), numbered, then)
+        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=node.path)
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether something that is saved may hold it: a module that the notebook put there, as a name."""
+        return self._given and self._node.module is not None
 
     @property
     def path(self) -> str:
@@ -77,11 +103,15 @@ class Envoy:
         if child is None and node is self._tree.root:
             child = self._tree.pseudo.get(name)
         if child is None:
+            if node.path and name not in OF_MODELS and (of_tensors(name) or hasattr(torch.Tensor, name)):
+                raise self.misuse(f"asked for {name!r}", f".{name}")
             raise self._tree.unknown(node, name)
         return Envoy(self._tree, child)
 
     def __getitem__(self, key: int | slice) -> Envoy | list[Envoy]:
-        count = len(self)
+        count = self._count()
+        if not count:
+            self._misused("indexed", f"[{key}]" if isinstance(key, int) else "[…]")
         if isinstance(key, slice):
             return [Envoy(self._tree, self._node.children[str(i)]) for i in range(*key.indices(count))]
         index = key + count if isinstance(key, int) and key < 0 else key
@@ -90,13 +120,18 @@ class Envoy:
             raise self._tree.unknown(self._node, str(key))
         return Envoy(self._tree, child)
 
-    def __len__(self) -> int:
+    def _count(self) -> int:
         return sum(name.isdigit() for name in self._node.children)
 
+    def __len__(self) -> int:
+        return self._count() or self._misused("measured by len()")
+
     def __iter__(self) -> Iterator[Envoy]:
+        if not self._count():
+            self._misused("gone through")
         return (Envoy(self._tree, child) for name, child in self._node.children.items() if name.isdigit())
 
-    def __eq__(self, other: object) -> bool:
+    def _same(self, other: object) -> bool:
         return isinstance(other, Envoy) and other._node is self._node
 
     def __hash__(self) -> int:
@@ -124,11 +159,12 @@ class Envoy:
         elif name == "inputs":
             current().write(self._node, "input", value)
         else:
-            raise Refusal(
-                pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"{name!r} cannot be assigned on a module; its output, input and inputs can",
-                location=self._node.path,
-            )
+            node = self._node
+            known = name in node.children or (node is self._tree.root and name in self._tree.pseudo)
+            message = f"{name!r} cannot be assigned on a module; its output, input and inputs can"
+            if known:
+                message = not_assigned(f"{node.path}.{name}" if node.path else name)
+            raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=node.path)
 
     @property
     def output(self) -> Any:
@@ -274,5 +310,6 @@ class Tracer:
             raise AttributeError(name)
         raise Refusal(
             pb.ERROR_CODE_INVALID_ARGUMENT,
-            f"tracer has no {name!r} in a block; it has iter, all(), cache(), stop(), log() and result",
+            f"tracer has no {name!r} in a block; "
+            + OF_TRACERS.get(name, "it has iter, all(), cache(), stop(), log() and result"),
         )

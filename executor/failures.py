@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from executor.control import BudgetExceeded, Refusal
+from interpose.idioms import GRADIENTS
 from interpose.v1 import trace_pb2 as pb
 
 MAX_TEXT = 8192
 MAX_FRAMES = 50
+
+_OF_GRADIENTS = (
+    "does not require grad and does not have a grad_fn",
+    "to not have been used in the graph",
+    "Inference tensors cannot be saved for backward",
+    "Setting requires_grad=True on inference tensor",
+)
 
 SourceLine = Callable[[str, int], str | None]
 
@@ -79,5 +87,17 @@ def describe(error: BaseException, sources: Mapping[str, Mapping[int, str]], tra
     failure.code = pb.ERROR_CODE_INTERVENTION
     failure.exception_type = clip(name, 256)
     failure.exception_message = clip(text)
-    failure.message = clip(f"{name}: {text}" if text else name)
+    failure.message = clip((f"{name}: {text}" if text else name) + _hint(error, text))
     return failure
+
+
+def _hint(error: BaseException, text: str) -> str:
+    """Say what helps with an error whose own words are Python's or torch's; "" if they say enough."""
+    if type(error) is NameError and error.name:
+        return (
+            f". The block has the names that the notebook had when the trace was sent; what another trace's block assigned is "
+            f"among them if it was saved there: {error.name} = ….save()"
+        )
+    if isinstance(error, RuntimeError) and any(words in text for words in _OF_GRADIENTS):
+        return f". {GRADIENTS[0].upper()}{GRADIENTS[1:]}"
+    return ""

@@ -58,7 +58,8 @@ def _mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return make(value)
     if isinstance(value, list | tuple):
-        return type(value)([_mapped(item, make) for item in value])
+        items = [_mapped(item, make) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict):
         return {name: _mapped(item, make) for name, item in value.items()}
     return value

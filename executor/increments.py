@@ -244,11 +244,11 @@ def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, 
     if not _same(now, staying):  # in another order than before: all of it again
         staying = []
     removed = before if not staying else [key for key in before if key not in now]
-    change = pb.DictPatch(removed=[encoder.encode(key) for key in removed])
+    change = pb.DictPatch(removed=[encoder.key(key) for key in removed])
     kept = set(staying)
     for key, value in now.items():
         if key not in kept or before[key] is not value:
-            change.changed.keys.append(encoder.encode(key))
+            change.changed.keys.append(encoder.key(key))
             change.changed.values.append(encoder.encode(value))
     increment.patches.add(index=index, dict=change)
     return True

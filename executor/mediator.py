@@ -65,6 +65,7 @@ class Mediator:
         recorders: what it has recorded from step to step.
         late: what it was served and may change no longer.
         finished, result: whether the generation is over, and what it gave.
+        result_asked: whether the block asked for the result, which lets the whole generation pass.
         used: seconds that it has taken in this step, with the modules that it applied.
         state, failure: how it ended.
         logs: how often it printed.
@@ -127,6 +128,7 @@ class Mediator:
         self.wrote: list[torch.Tensor] = []
         self.finished = False
         self.result: Any = None
+        self.result_asked = False
         self._budget = budget
         self._random = random_state
         self._block = RunningBlock(self, code, sources, tree, applier, streamed)
@@ -197,6 +199,7 @@ class Mediator:
         """The block moved on from the location it was served."""
         if self.served is not None:
             self.late.leave(self.served)
+            self.served.leave()
             self.registry.release(self.served)
         self.served = self.served_at = None
 
@@ -235,11 +238,10 @@ class Mediator:
 
     def never(self, location: Location) -> Refusal:
         """Why a location is not served: the generation is over."""
-        return Refusal(
-            pb.ERROR_CODE_UNKNOWN_LOCATION,
-            f"{location} was never reached: the generation ended after {self.steps} step{'s' if self.steps != 1 else ''}",
-            location=str(location),
-        )
+        message = f"{location} was never reached: the generation ended after {self.steps} step{'s' if self.steps != 1 else ''}"
+        if self.result_asked:
+            message += ". tracer.result waits for the end of the generation, and the block read it first; read it last"
+        return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=str(location))
 
     def _turn(self, turn: Callable[[], None]) -> None:
         """Let the block run until it parks or ends, within its budget and with its own random generators."""

@@ -14,7 +14,8 @@ import torch
 
 from executor.control import Refusal
 from executor.envoy import Envoy
-from executor.served import Opaque, Outputs, Served
+from executor.items import ListOutputs, Opaque, Outputs
+from executor.served import Served
 from executor.tree import PSEUDO, ModuleTree, Node
 from interpose.cache import Cache, Visit
 from interpose.v1 import trace_pb2 as pb
@@ -85,8 +86,9 @@ class Recorder:
             kept = value.detach().to(device=self.wish.device, dtype=self.wish.dtype)
             self.bytes += kept.nbytes
             return kept
-        if isinstance(value, Outputs):
-            return tuple(self._kept(item, where) for item in value)
+        if isinstance(value, Outputs | ListOutputs):
+            kept = [self._kept(item, where) for item in value]
+            return kept if isinstance(value, ListOutputs) else tuple(kept)
         if isinstance(value, dict):
             return {name: self._kept(item, where) for name, item in value.items()}
         if isinstance(value, Opaque):

@@ -13,9 +13,11 @@ from executor.apply import Applier
 from executor.barriers import Barrier
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe, frames_here
+from executor.items import check
 from executor.progress import Kind, Location, State
 from executor.recorder import Recorder, wish
-from executor.served import Served, check
+from executor.saves import refuse_names
+from executor.served import Served
 from executor.strand import Strand
 from executor.tree import ModuleTree, Node
 from executor.views.view import Unreachable, View
@@ -202,6 +204,7 @@ class RunningBlock:
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
             )
+        refuse_names(value)
         return mediator.registry.save(value, mediator.served)
 
     def record(
@@ -249,7 +252,12 @@ class RunningBlock:
         if step < mediator.step:
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,
-                f"step {step} had already passed (the block is in step {mediator.step}); go through steps in rising order",
+                f"step {step} had already passed (the block is in step {mediator.step}); "
+                + (
+                    "read tracer.result last: it waits for the end"
+                    if mediator.result_asked
+                    else "go through steps in rising order"
+                ),
                 location=f"tracer.iter[{step}]",
             )
         if step > mediator.step and (mediator.finished or not self._park(Location("", Kind.STEP, step))):
@@ -261,6 +269,7 @@ class RunningBlock:
     def await_result(self) -> Any:
         """Wait for the end of the generation and return its result."""
         mediator = self._mediator
+        mediator.result_asked = mediator.result_asked or not mediator.finished
         return mediator.result if mediator.finished else self._park(Location("", Kind.RESULT, 0))
 
     def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:

@@ -10,7 +10,8 @@ import torch
 from executor.control import Refusal
 from executor.envoy import Envoy
 from executor.fakes import is_fake
-from executor.served import Outputs, Served
+from executor.items import ListOutputs, Outputs, plainly
+from executor.served import Served
 from executor.strand import unseen
 from interpose.arrays import dtype_of, is_dense
 from interpose.v1 import trace_pb2 as pb
@@ -82,9 +83,11 @@ class SaveRegistry:
             self.mark(alias, snapshot)
             self.mark(value, snapshot)
             return alias
-        if isinstance(value, Outputs):
-            items = tuple(self.save(item, served) for item in value)
-            snapshot = tuple(self.snapshot(item) for item in items)
+        if isinstance(value, Outputs | ListOutputs):
+            saved = [self.save(item, served) for item in value]
+            snapshots = [self.snapshot(item) for item in saved]
+            listed = isinstance(value, ListOutputs)
+            items, snapshot = (saved, snapshots) if listed else (tuple(saved), tuple(snapshots))
             self.mark(items, snapshot)
             self.mark(value, snapshot)
             return items
@@ -132,6 +135,26 @@ class SaveRegistry:
         return False
 
 
+def refuse_names(value: Any) -> None:
+    """Refuse what is to be saved if it is or holds a name of the model where a value is meant.
+
+    Keys of dicts may be names, and so may modules that were in a container when it came from the notebook.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT, with the place and what to write instead.
+    """
+    seen: set[int] = set()
+    todo: list[Any] = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, Envoy):
+            if item is value or not item.may_be_kept:
+                raise item.misuse("saved", ".save()" if item is value else "")
+        elif isinstance(item, CONTAINERS) and id(item) not in seen and len(seen) <= _MAX_ITEMS:
+            seen.add(id(item))
+            todo.extend(item.values() if isinstance(item, dict) else item)
+
+
 class SaveEncoder:
     """Encodes the saved values of one message.
 
@@ -168,8 +191,13 @@ class SaveEncoder:
 
         Raises:
             WireError: it cannot travel.
-            Refusal: QUOTA_EXCEEDED, the trace saved more than it may.
+            Refusal: QUOTA_EXCEEDED, the trace saved more than it may; INVALID_ARGUMENT, it holds a name where a value is meant.
         """
+        refuse_names(value)
+        return self._encoder.encode(value)
+
+    def key(self, value: Any) -> Value:
+        """Return a key of a dict; errors as of `encode`."""
         return self._encoder.encode(value)
 
     def entries_from(self, first: int) -> list[tuple[int, object]]:
@@ -182,7 +210,8 @@ class SaveEncoder:
         return self._encoder.array(value).tensor
 
     def contents(self, value: Any) -> Value:
-        """Return a container's contents now, not a reference to it."""
+        """Return a container's contents now, not a reference to it; errors as of `encode`."""
+        refuse_names(value)
         reference = self._encoder.encode(value)
         return self.objects.values[reference.ref] if reference.WhichOneof("kind") == "ref" else reference
 
@@ -197,8 +226,8 @@ class SaveEncoder:
             return self._encoder.refer(value, lambda: Value(remote=stayed))
         if isinstance(value, torch.Tensor) and is_dense(value):  # any other is refused
             self._count(value.nbytes)
-        if isinstance(value, Outputs):
-            return self._encoder.encode(tuple(value))
+        if isinstance(value, Outputs | ListOutputs):
+            return self._encoder.encode(plainly(value))
         if isinstance(value, Envoy):
             return Value(module=value.path)
         return None

@@ -114,7 +114,7 @@ class _TraceResolver(Resolver):
         node = self._tree.find(path)
         if node is None:
             raise WireError(f"the served model has no module {path!r}")
-        return Envoy(self._tree, node)
+        return Envoy(self._tree, node, given=True)
 
     def tracer(self) -> object:
         return Tracer()

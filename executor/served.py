@@ -18,48 +18,10 @@ from typing import Any, NoReturn
 import torch
 
 from executor.control import Refusal
+from executor.items import Opaque, Path, Spot, as_served, check, outputs_like
 from executor.rows import Rows, SomeRows
 from executor.shards import WHOLE, Layout, Replicated
 from interpose.v1 import trace_pb2 as pb
-
-Path = tuple[object, ...]
-
-
-class Outputs(list):
-    """A tuple of the model's values whose items can be assigned: `module.output[0] = value`.
-
-    It unpacks, indexes and compares like the tuple it stands for, and is saved as a tuple.
-    """
-
-    def __init__(self, items: Any, owner: Served) -> None:
-        super().__init__(items)
-        self._owner = owner
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(key, int):
-            raise Refusal(
-                pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"a tuple of values at {self._owner.location} takes one item at a time: write value[0] = …",
-                location=self._owner.location,
-            )
-        check(self[key], value, f"{self._owner.location}[{key}]")
-        super().__setitem__(key, value)
-
-
-class Opaque:
-    """Something at a location that is not the request's own and is not given to blocks.
-
-    Using it in any way raises, so that it is never mistaken for a value.
-    """
-
-    def __init__(self, what: str) -> None:
-        object.__setattr__(self, "_what", what)
-
-    def __repr__(self) -> str:
-        return f"<not available: {object.__getattribute__(self, '_what')}>"
-
-    def __getattr__(self, name: str) -> Any:
-        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"not available to a block: {self._what}")
 
 
 class Change(enum.Enum):
@@ -163,13 +125,22 @@ class Served:
         self._leaves: list[Leaf] = []
         self._derived: list[tuple[object, Derived]] = []
         self._original = value
+        self._spot = Spot(location)
         self.value = self._expose(value, ())
+
+    def leave(self) -> None:
+        """The block has gone on from here: what it assigns in the value now would reach nothing."""
+        self._spot.over = (
+            "the block had gone on from there, when the model had used it already, so the model would not see it; assign it "
+            "before asking for the next location, or work on a copy: values = list(values)"
+        )
 
     def _expose(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
             return self._expose_tensor(value, path)
         if isinstance(value, tuple | list):
-            return Outputs([self._expose(item, (*path, i)) for i, item in enumerate(value)], self)
+            items = [self._expose(item, (*path, i)) for i, item in enumerate(value)]
+            return outputs_like(value, items, self._spot, path)
         if isinstance(value, dict):
             return {name: self._expose(item, (*path, name)) for name, item in value.items()}
         if value is None or isinstance(value, bool | int | float | str):
@@ -264,10 +235,14 @@ class Served:
         Raises:
             Refusal: the shape, length or type does not fit.
         """
-        if isinstance(value, tuple) and isinstance(self.value, Outputs):
-            value = Outputs(value, self)
         check(self.value, value, self.location)
-        self.value = value
+        if value is not self.value:
+            self._spot.over = (
+                f"{self.location} was replaced as a whole, so the model would not see it; assign in the new value: "
+                f"{self.location}[0] = …"
+            )
+            self._spot = Spot(self.location)
+            self.value = as_served(self.value, value, self._spot)
 
     def settle(self, current: Any) -> Any:
         """Write the block's changes back; return the value the model goes on with (`current` itself if unchanged).
@@ -400,44 +375,3 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's contents as numbers that are equal where the bits are."""
     numbers = _BITS.get(tensor.element_size())
     return tensor if numbers is None else tensor.view(numbers)
-
-
-def check(old: Any, new: Any, where: str) -> None:
-    """Refuse to replace `old` by `new` if the model could not go on with it.
-
-    Raises:
-        Refusal: INVALID_ARGUMENT that names the location, both shapes, and what to write instead.
-    """
-
-    def refuse(message: str) -> Refusal:
-        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=where)
-
-    if isinstance(old, Opaque):
-        raise refuse(f"{where} cannot be assigned: {old!r}")
-    if isinstance(old, torch.Tensor):
-        shape = list(old.shape)
-        if not isinstance(new, torch.Tensor):
-            raise refuse(
-                f"{where} is a tensor of shape {shape} and was assigned a {type(new).__name__}; assign a tensor of that "
-                "shape, or write in place: … [:] = value"
-            )
-        if new.shape != old.shape:
-            raise refuse(f"{where} has shape {shape} and was assigned a tensor of shape {list(new.shape)}")
-        if new.is_complex() and not old.is_complex():
-            raise refuse(f"{where} is {old.dtype} and was assigned {new.dtype}")
-    elif isinstance(old, Outputs):
-        if not isinstance(new, list | tuple) or len(new) != len(old):
-            got = f"{len(new)} items" if isinstance(new, list | tuple) else f"a {type(new).__name__}"
-            raise refuse(
-                f"{where} is a tuple of {len(old)} and was assigned {got}; assign a tuple of {len(old)}, or one item: "
-                f"{where}[0] = value"
-            )
-        for i, (one, other) in enumerate(zip(old, new, strict=True)):
-            check(one, other, f"{where}[{i}]")
-    elif isinstance(old, dict):
-        if not isinstance(new, dict) or set(new) != set(old):
-            raise refuse(f"{where} needs the keys {sorted(old)}")
-        for name in old:
-            check(old[name], new[name], f"{where}[{name!r}]")
-    elif old is not new and (type(old) is not type(new) or old != new):
-        raise refuse(f"{where} is {old!r}; only tensors can be assigned there")

@@ -19,6 +19,8 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from executor.adapters import layer_of, modules_of
 from executor.control import Refusal
 from executor.shards import Layouts
+from interpose.idioms import OF_MODELS
+from interpose.names import written
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
@@ -278,6 +280,10 @@ class ModuleTree:
     def unknown(self, node: Node, name: str) -> Refusal:
         """The error for a child that does not exist, with its near misses."""
         names = [*node.children, *node.views, *(self.pseudo if node is self.root else ())]
+        location = f"{node.path}.{name}" if node.path else name
+        if name in OF_MODELS and not node.title:
+            message = f"{written(node.path)} has no {name!r}: {OF_MODELS[name]}"
+            return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=location)
         if name.lstrip("-").isdigit() and node.children and all(child.isdigit() for child in node.children):
             message = f"{node.path}[{name}] does not exist: it has {len(node.children)} items"
             near: tuple[str, ...] = ()
@@ -290,6 +296,6 @@ class ModuleTree:
         return Refusal(
             pb.ERROR_CODE_UNKNOWN_LOCATION,
             message,
-            location=f"{node.path}.{name}" if node.path else name,
+            location=location,
             suggestions=near,
         )

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from interpose.capture import CaptureError
 from interpose.envoy import PSEUDO, Envoy, Node
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
+from interpose.idioms import OF_TRACERS
+from interpose.names import not_assigned
 from interpose.v1.trace_pb2 import Frame
 
 TRACER_WORDS = ("invoke", "barrier", "cache", "result", "iter", "all", "stop", "log")
@@ -48,6 +50,7 @@ def check_locations(
     for node in _nodes(body):
         _check_applied(node, roots, filename)
         _check_skipped(node, roots, filename)
+        _check_used(node, roots, filename)
         try:
             if isinstance(node, ast.Attribute | ast.Subscript):
                 _resolve(node, roots)
@@ -95,6 +98,35 @@ def _check_skipped(node: ast.AST, roots: Mapping[str, Node], filename: str) -> N
     if place is not None and place.path in PSEUDO:
         message = f"{place.path} is not a module that could be skipped; assign {place.path}.output = value"
         raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
+
+
+def _check_used(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
+    """Refuse a name of the model where a value is meant: saved, computed with, compared with numbers, or assigned."""
+    place, message = None, ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "save":
+        place = _module(node.args[0] if len(node.args) == 1 else node.func.value, roots)
+        message = place.misused("saved", ".save()") if place is not None else ""
+    elif isinstance(node, ast.BinOp | ast.UnaryOp) and not (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    ):
+        operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+        place = next(filter(None, (_module(operand, roots) for operand in operands)), None)
+        message = place.misused("computed with") if place is not None else ""
+    elif isinstance(node, ast.Assign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        attributes = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
+        place = next(filter(None, (_module(target, roots) for target in attributes)), None)
+        message = not_assigned(place.path) if place is not None else ""
+    if place is not None:
+        raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
+
+
+def _module(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
+    """Return the module that an expression is certain to be; None for anything else, and for one that does not exist."""
+    try:
+        return _resolve(node, roots)
+    except UnknownLocation:
+        return None
 
 
 def frame_at(node: ast.AST, filename: str) -> Frame:
@@ -179,6 +211,8 @@ def _fails(node: ast.AST, roots: Mapping[str, Node]) -> bool:
 def _check_tracer(name: str) -> None:
     if name in TRACER_WORDS or name.startswith("_"):
         return
-    near = difflib.get_close_matches(name, TRACER_WORDS, n=3)
-    hint = did_you_mean(near) if near else f"it has {', '.join(TRACER_WORDS)}"
+    near = [] if name in OF_TRACERS else difflib.get_close_matches(name, TRACER_WORDS, n=3)
+    hint = (
+        OF_TRACERS[name] if name in OF_TRACERS else did_you_mean(near) if near else f"it has {', '.join(TRACER_WORDS)}"
+    )
     raise UnknownLocation(f"a tracer has no {name!r}; {hint}", location=f"tracer.{name}", suggestions=near)

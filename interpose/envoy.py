@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
+from interpose.idioms import OF_MODELS
+from interpose.names import Name, not_a_value, not_assigned, of_tensors, written
 from interpose.v1 import model_pb2, value_pb2
 
 MODULE_WORDS = ("output", "input", "inputs", "next", "skip", "path", "save")
@@ -82,12 +84,14 @@ class Node:
         """The children that are numbered, in order."""
         return [child for name, child in self.children.items() if name.isdecimal()]
 
+    def misused(self, used: str, then: str = "") -> str:
+        """Say that its name is used as a value, and what to write instead (`interpose.names.not_a_value`)."""
+        return not_a_value(self.path, used, tuple(self.values), bool(self.items), then)
+
     def _item(self, index: int) -> Node:
         items = self.items
         if not items:
-            raise UnknownLocation(
-                f"{self.shown} is a {self.class_name} and has no numbered modules", location=self.path
-            )
+            raise UnknownLocation(self.misused("indexed", f"[{index}]"), location=self.path)
         # Under pipeline parallelism a description still has every layer; numbers are names, gaps are possible.
         found = self.children.get(str(index)) if index >= 0 else (items[index] if -index <= len(items) else None)
         if found is None:
@@ -100,6 +104,15 @@ class Node:
         return found
 
     def _unknown(self, name: str) -> UnknownLocation:
+        location = f"{self.path}.{name}" if self.path else name
+        if name in OF_MODELS and not self.canonical:
+            return UnknownLocation(f"{written(self.path)} has no {name!r}: {OF_MODELS[name]}", location=location)
+        if (
+            self.path
+            and of_tensors(name)
+            and name not in (parameter.partition(":")[0] for parameter in self.parameters)
+        ):
+            return UnknownLocation(self.misused(f"asked for {name!r}", f".{name}"), location=location)
         known = [*self.children, *self.pseudo, *self.words]
         near = difflib.get_close_matches(name, known, n=3, cutoff=_CUTOFF)
         deeper = [node.path for node in self.walk() if node is not self and node.path.rpartition(".")[2] == name]
@@ -108,7 +121,6 @@ class Node:
         has = ", ".join([*self.values, *_ranges(list(self.children))]) or "no modules of its own"
         message = f"{self.shown} ({self.class_name}) has no {'value' if self.canonical else 'module'} {name!r}; "
         message += did_you_mean(suggestions) if suggestions else f"it has {has}"
-        location = f"{self.path}.{name}" if self.path else name
         return UnknownLocation(message, location=location, suggestions=suggestions)
 
     def walk(self) -> Iterator[Node]:
@@ -188,7 +200,7 @@ def _parameter(parameter: model_pb2.Parameter) -> str:
     return f"{parameter.name}: {dtype}{list(parameter.shape)}"
 
 
-class Envoy:
+class Envoy(Name):
     """A module of the served model; its values exist only inside a block.
 
     Raises:
@@ -260,9 +272,20 @@ class Envoy:
         return Envoy(self._node.child(name), self._tree)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        found = self._node.children.get(name) or self._node.pseudo.get(name)
+        if found is not None:
+            raise InvalidArgument(
+                f"{not_assigned(found.path)}, inside `with model.trace(prompt):`", location=found.path
+            )
         raise self._outside(f"{name} = …")
 
+    def _misused(self, used: str, then: str = "") -> NoReturn:
+        message = f"{self._node.misused(used, then)}, inside `with model.trace(prompt):`"
+        raise InvalidArgument(message, location=self.path)
+
     def __getitem__(self, key: int | slice) -> Any:
+        if not self._node.items and not isinstance(key, int):
+            self._misused("indexed", "[…]")
         if isinstance(key, slice):
             return [Envoy(node, self._tree) for node in self._node.items[key]]
         if not hasattr(key, "__index__"):
@@ -270,15 +293,16 @@ class Envoy:
         return Envoy(self._node.child(key.__index__()), self._tree)
 
     def __len__(self) -> int:
+        if not self._node.items:
+            self._misused("measured by len()")
         return len(self._node.items)
 
-    def __bool__(self) -> bool:
-        return True
-
     def __iter__(self) -> Iterator[Envoy]:
+        if not self._node.items:
+            self._misused("gone through")
         return (Envoy(node, self._tree) for node in self._node.items)
 
-    def __eq__(self, other: object) -> bool:
+    def _same(self, other: object) -> bool:
         return isinstance(other, Envoy) and other._node is self._node
 
     def __hash__(self) -> int:

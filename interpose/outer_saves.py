@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from interpose import capture
+from interpose.names import Name
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range)
 
@@ -18,7 +19,9 @@ class OuterSaves:
         self._saved: list[object] = []
 
     def save(self, value: Any) -> Any:
-        """Note that a value is saved; return it."""
+        """Note that a value is saved; return it. A name of the model is no value."""
+        if isinstance(value, Name):
+            value.save()
         if not any(value is saved for saved in self._saved):
             self._saved.append(value)
         return value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
+
+from interpose.idioms import OF_RESULTS
 
 
 @dataclass
@@ -41,6 +43,10 @@ class Result:
     prompt_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f": {OF_RESULTS[name]}" if name in OF_RESULTS else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Result:

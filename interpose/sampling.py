@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interpose.errors import InvalidArgument, did_you_mean
+from interpose.idioms import OF_TRACES
 
 _NO_CHANCE = 1e-5  # a lower temperature is greedy to the engine
+
+_COMMON = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "min_tokens", "ignore_eos", "logprobs")
 
 # The constraints of structured outputs, and what each of them is.
 _CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -43,8 +46,11 @@ def check_sampling(sampling: Mapping[str, object], known: Sequence[str]) -> dict
             raise InvalidArgument(
                 "max_new_tokens belongs to model.generate(…); here it is max_tokens", suggestions=["max_tokens"]
             )
+        if name in OF_TRACES:
+            raise InvalidArgument(f"{name!r} is no sampling parameter: {OF_TRACES[name]}")
         near = difflib.get_close_matches(name, known, n=3)
-        hint = did_you_mean(near) if near else f"it has {', '.join(known)}"
+        common = ", ".join(one for one in _COMMON if one in known) or "those of vLLM"
+        hint = did_you_mean(near) if near else f"it has {common} … as vLLM's SamplingParams lists them"
         raise InvalidArgument(f"the engine has no sampling parameter {name!r}; {hint}", suggestions=near)
     count = sampling.get("n", 1)
     if type(count) is not int or count < 1:

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from executor.elsewhere import Elsewhere
-from executor.served import Path
+from executor.items import Path
 from executor.shards import Layouts, Unknown
 from executor.tree import LOGITS, ModuleTree, Node
 from executor.views.experts import Chosen

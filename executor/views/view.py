@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import torch
 
 from executor.control import Refusal
-from executor.served import Path, Served, check
+from executor.items import Path, check
+from executor.served import Served
 from executor.tree import Node
 from interpose.v1 import trace_pb2 as pb
 

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
-from tests.engine.harness import Block
+from tests.engine.harness import Block, check_failed
 from tests.oracle import Edit, difference
 
 PROMPT = [5, 400, 17, 99, 256]
@@ -64,6 +64,29 @@ def test_next_moves_one_module_on(bench: Bench) -> None:
         value = truth.value(bench.block(2), "output", step)
         expected = value[0] + value[1] if isinstance(value, tuple) else value
         assert difference(ran.saved[name], expected) <= 1e-4
+
+
+def test_a_tuple_of_the_model_is_a_tuple_in_a_block(bench: Bench) -> None:
+    """It passes for one, and every way to read it gives what was assigned, which is what the model goes on with."""
+    path = bench.block(1) + (".attn.c_attn" if bench.arch == "gpt2" else ".self_attn.qkv_proj")
+    at = expression(path)
+    source = (
+        f"out = {at}.output\nkinds = [isinstance(out, tuple), isinstance(out, list), len(out)].save()\n"
+        "h = out[0] if isinstance(out, tuple) else out\nbefore = h.save()\nout[0] = h * 2\n"
+        f"now, bias = out\nsame = [out[0] is now, {at}.output[0] is now, out is {at}.output, bias].save()\n"
+        "stacked = torch.stack(out[:1] + out[:1]).save()\nwhole = out.save()\nlogits = model.logits.output.save()\n"
+    )
+    [ran] = bench.engine.run(Block(PROMPT, source))
+    assert ran.failure is None, ran.failure
+    assert ran.saved["kinds"] == [True, False, 2] and ran.saved["same"] == [True, True, True, None]
+    truth = bench.oracle.run(PROMPT, 1, [Edit(path, "output", lambda value: (value[0] * 2, None))])
+    expected = bench.oracle.run(PROMPT).value(path)[0]
+    assert difference(ran.saved["before"], expected) <= 1e-4
+    assert type(ran.saved["whole"]) is tuple and difference(ran.saved["whole"][0], expected * 2) <= 1e-4
+    assert difference(ran.saved["stacked"], torch.stack([expected * 2] * 2)) <= 1e-4
+    assert difference(ran.saved["logits"], truth.logits[0]) <= 1e-4
+    late = f"out = {at}.output\nmodel.logits.output\nout[0] = out[0] * 2\n"
+    check_failed(bench.engine.run(Block(PROMPT, late))[0], pb.ERROR_CODE_INVALID_ARGUMENT, "had gone on from there", 3)
 
 
 def test_a_save_is_a_snapshot(bench: Bench) -> None:

@@ -61,7 +61,7 @@ def test_near_misses(model, use, suggestions):
 
 
 def test_a_module_without_numbers(model):
-    with pytest.raises(interpose.UnknownLocation, match="no numbered"):
+    with pytest.raises(interpose.UnknownLocation, match="cannot be indexed; write model.model.norm.output"):
         model.model.norm[0]
     with pytest.raises(interpose.InvalidArgument, match="numbered"):
         model.model.layers["0"]
