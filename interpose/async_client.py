@@ -12,7 +12,8 @@ from typing import Any
 from interpose.aio import in_thread
 from interpose.awaited import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
 from interpose.client import DEFAULT_TIMEOUT, Client, connect
-from interpose.edits import check_name, listed
+from interpose.edits import EDIT, check_name, listed
+from interpose.generation import AsyncGeneration
 from interpose.model import Model
 from interpose.v1.service_pb2 import Limits, StatusReply
 
@@ -41,7 +42,12 @@ class AsyncModel(Model):
 
     def edit(self, name: str) -> AsyncEditBlock:
         """Leave a block on the server: `async with model.edit("calm"):`. Args and errors as of `Model.edit`."""
-        return AsyncEditBlock(self, check_name(name))
+        return AsyncEditBlock(self, check_name(name)).watched(EDIT.replace("with", "async with", 1))
+
+    def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> AsyncGeneration:
+        """Generate: `result = await model.generate("Hello", max_new_tokens=3)`. Args and errors as of `Model.generate`."""
+        made = self._generation(AsyncGeneration, prompt, max_new_tokens, options)
+        return made.watched("write `result = await model.generate(…)`, or `async with model.generate(…) as tracer:`")
 
     async def edits(self) -> list[AsyncStandingEdit]:  # type: ignore[override]
         """Return the tenant's standing edits of this model, oldest first; each has a name and `await edit.clear()`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from interpose import capture
+from interpose.errors import InterposeWarning
 from interpose.outcome import Delivered, update_in_place
 from interpose.v1.trace_pb2 import SessionVariable
 
@@ -57,7 +60,10 @@ class Delivery:
                 has arrived stay as they are.
         """
         variables = list(variables)
+        savers: dict[str, list[int]] = {}
         for invoke, names, updates in self._together(values):
+            for name in names if invoke >= 0 else ():
+                savers.setdefault(name, []).append(invoke)
             if invoke < 0 and self._session is not None:
                 names, updates = self._newer(self._session, variables, names, updates)
             for index, contents in updates.items():
@@ -71,6 +77,26 @@ class Delivery:
             scope.assign(names)
             if self._session is not None:
                 self._session.assigned(scope, names)
+        for name, invokes in savers.items():
+            if len(invokes) > 1 and invokes[-1] < len(self._places):
+                self._warn_of_last(name, invokes)
+
+    def _warn_of_last(self, name: str, invokes: Sequence[int]) -> None:
+        """Warn, at the notebook's line, of a name that several prompts saved, unless each but the first has read it before."""
+        if all(name in self._places[invoke][0].reads for invoke in invokes[1:]):
+            return
+        block, scope = self._places[invokes[-1]]
+        stores = (node for statement in block.body for node in ast.walk(statement) if isinstance(node, ast.Name))
+        line = next(
+            (node.lineno for node in stores if node.id == name and isinstance(node.ctx, ast.Store)), block.first_line
+        )
+        message = (
+            f"{name!r} was saved by {len(invokes)} prompts of the trace and holds the value of the last. To keep all, "
+            f"write {name}s = [].save() in the outer block and {name}s.append(…) in the blocks of the prompts, or give each "
+            "block a name of its own"
+        )
+        registry = scope.globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, InterposeWarning, block.filename, line, registry=registry)
 
     def _newer(
         self,

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _ALL_INLINE = (1 << 32) - 1
 
 
+EDIT = 'write `with model.edit("name"):` and a block'
+
+
 class StandingEdit:
     """An edit that the server keeps; `model.edits()` lists them.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from interpose.edits import EditBlock, StandingEdit, check_name, check_names, clear, listed
+from interpose.edits import EDIT, EditBlock, StandingEdit, check_name, check_names, clear, listed
 from interpose.envoy import Envoy, Node, tree_of
 from interpose.errors import InvalidArgument
+from interpose.generation import Generation
 from interpose.progress import Progress
 from interpose.prompts import encode_prompt
 from interpose.sampling import check_adapter, check_sampling
@@ -22,6 +23,13 @@ from interpose.v1.trace_pb2 import Prompt
 
 if TYPE_CHECKING:
     from interpose.client import Client
+
+
+T = TypeVar("T", bound=Tracer)
+G = TypeVar("G", bound=Generation)
+
+_TRACE = "write `with model.trace(…) as tracer:` and a block; without a block, model.generate(prompt, max_new_tokens=n) generates"
+_GENERATE = "read its .text or .token_ids, or write `with model.generate(…) as tracer:` and a block"
 
 
 class Model(Envoy):
@@ -67,20 +75,47 @@ class Model(Envoy):
         Raises:
             InvalidArgument: the prompt is none of these, or the engine has no such sampling parameter.
         """
+        made = self._traced(Tracer, prompt, stream, blocking, fetch, edits, lora, sampling)
+        return made.watched(_TRACE)
+
+    def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> Generation:
+        """Generate: `model.generate("Hello", max_new_tokens=3).text`; or, with a block, the same as `trace`.
+
+        Without `with` it runs when something of its result is first asked for, or at once as a statement of its own.
+
+        Args:
+            prompt: as for `trace`.
+            max_new_tokens: the same as `max_tokens`.
+            options: the options and sampling parameters of `trace`.
+        """
+        return self._generation(Generation, prompt, max_new_tokens, options).watched(_GENERATE)
+
+    def _generation(self, kind: type[G], prompt: Any, max_new_tokens: int | None, options: dict[str, Any]) -> G:
+        if max_new_tokens is not None:
+            if "max_tokens" in options:
+                raise InvalidArgument("max_new_tokens and max_tokens are the same; give one of them")
+            options["max_tokens"] = max_new_tokens
+        known: dict[str, Any] = {"stream": False, "blocking": True, "fetch": None, "edits": (), "lora": None}
+        known = {name: options.pop(name, default) for name, default in known.items()}
+        return self._traced(kind, prompt, sampling=options, **known)
+
+    def _traced(
+        self,
+        kind: type[T],
+        prompt: Any,
+        stream: bool,
+        blocking: bool,
+        fetch: bool | None,
+        edits: Sequence[str],
+        lora: str | None,
+        sampling: dict[str, Any],
+    ) -> T:
         if prompt is None and "input_ids" in sampling:
             names = ("input_ids", "attention_mask", "token_type_ids")
             prompt = {name: sampling.pop(name) for name in names if name in sampling}
         encoded = None if prompt is None else self.encode_prompt(prompt)
         options = TraceOptions(stream, blocking, fetch, check_names(edits), self.check_lora(lora))
-        return Tracer(self, encoded, self.check_sampling(sampling), options)
-
-    def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **sampling: Any) -> Tracer:
-        """The same as `trace`, with `max_new_tokens` for `max_tokens`."""
-        if max_new_tokens is not None:
-            if "max_tokens" in sampling:
-                raise InvalidArgument("max_new_tokens and max_tokens are the same; give one of them")
-            sampling["max_tokens"] = max_new_tokens
-        return self.trace(prompt, **sampling)
+        return kind(self, encoded, self.check_sampling(sampling), options)
 
     def scan(self, prompt: Any, **sampling: Any) -> Tracer:
         """Run a block on shapes and types alone: `with model.scan("Hello"):`. Nothing is generated and no tokens are spent.
@@ -98,7 +133,8 @@ class Model(Envoy):
         """
         if prompt is None:
             raise InvalidArgument("model.scan(prompt) takes one prompt; its length decides the shapes")
-        return Tracer(self, self.encode_prompt(prompt), self.check_sampling(sampling), TraceOptions(scan=True))
+        made = Tracer(self, self.encode_prompt(prompt), self.check_sampling(sampling), TraceOptions(scan=True))
+        return made.watched("write `with model.scan(prompt):` and a block")
 
     def edit(self, name: str) -> EditBlock:
         """Leave a block on the server: `with model.edit("calm"):`; it runs in requests with `edits=["calm"]`.
@@ -113,7 +149,7 @@ class Model(Envoy):
             InvalidArgument: the block saves, or holds what cannot travel.
             QuotaExceeded: the tenant has as many edits, or bytes in them, as it may.
         """
-        return EditBlock(self, check_name(name))
+        return EditBlock(self, check_name(name)).watched(EDIT)
 
     def edits(self) -> list[StandingEdit]:
         """Return the tenant's standing edits of this model, oldest first; each has a name and `clear()`."""

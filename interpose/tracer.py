@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from interpose.model import Model
 
 
+_INVOKE = "write `with tracer.invoke(prompt):` and a block"
+
+
 class Tracer(CapturedBlock):
     """One trace; made by `model.trace`.
 
@@ -148,9 +151,9 @@ class Tracer(CapturedBlock):
                     "tracer.invoke() without a prompt and stream=True exclude each other: its block is no request whose "
                     "outputs could bring what it saves; trace without stream=True"
                 )
-            return Invoker(self, None, {})
+            return Invoker(self, None, {}).watched(_INVOKE)
         own = {"lora": self._options.lora} | self._model.check_sampling(sampling)
-        return Invoker(self, self._model.encode_prompt(prompt), own)
+        return Invoker(self, self._model.encode_prompt(prompt), own).watched(_INVOKE)
 
     def barrier(self, n: int) -> Barrier:
         """Make a meeting point for n of this trace's invokes: `barrier = tracer.barrier(2)`, and `barrier()` in two blocks.

@@ -8,7 +8,16 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
-from interpose.capture import GUARD, SAVE, CapturedContext, CaptureError, compile_block, function_source, run_outer
+from interpose.capture import (
+    GUARD,
+    SAVE,
+    statement,
+    CapturedContext,
+    CaptureError,
+    compile_block,
+    function_source,
+    run_outer,
+)
 
 
 class Trace(CapturedContext):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.interpreters import installed
 
-PROGRAMS = ("program.py", "classes_program.py", "language_program.py")
+PROGRAMS = ("program.py", "classes_program.py", "language_program.py", "statement_program.py")
 
 
 @pytest.mark.parametrize("version", installed())
