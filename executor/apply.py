@@ -28,6 +28,7 @@ from executor.adapters import adapts, layer_of
 from executor.control import Refusal
 from executor.elsewhere import Elsewhere
 from executor.items import kind_of, made_of
+from executor.parameters import Parameters, Wanted
 from executor.shards import Layouts
 from executor.skips import holds_attention
 from executor.tree import LOGITS, SAMPLES, ModuleTree, Node
@@ -44,15 +45,17 @@ class Call:
     Attributes:
         node: the module; the pseudo node `logits` stands for the model's whole unembedding.
         single: whether the values are single rows, [features] instead of [rows, features].
+        wanted: what is read of the module's weights, instead of applying it.
     """
 
     node: Node
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     single: bool
+    wanted: Wanted | None = None
 
     def __str__(self) -> str:
-        return f"{self.node.path}(…)"
+        return f"{self.node.path}(…)" if self.wanted is None else f"{self.node.path}.{self.wanted.name}"
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -66,7 +69,7 @@ class Call:
             (key, tuple(value.shape), str(value.dtype)) if isinstance(value, torch.Tensor) else (key, value)
             for key, value in values
         ]
-        return zlib.crc32(f"{self.node.path}{layout}".encode())
+        return zlib.crc32(f"{self.node.path}{layout}{self.wanted}".encode())
 
 
 def why_not_applied(node: Node) -> str:
@@ -110,6 +113,9 @@ class Applier:
         tree: the model's modules.
         config: the engine's VllmConfig.
         memory_bytes: bound on the largest value that one call makes.
+
+    Attributes:
+        parameters: reads the model's weights.
     """
 
     def __init__(self, tree: ModuleTree, config: Any, memory_bytes: int) -> None:
@@ -119,6 +125,8 @@ class Applier:
         self._tp_size = config.parallel_config.tensor_parallel_size
         self._dtype: torch.dtype = config.model_config.dtype
         self._layouts: dict[str, Layouts] = {}
+        widths = (config.model_config.get_hidden_size(), config.model_config.get_head_size())
+        self.parameters = Parameters(self._tp_size, memory_bytes, widths)
 
     # The block's side: nothing here waits for other ranks, and the module may be on another stage.
 
@@ -228,8 +236,10 @@ class Applier:
             Refusal: it cannot be applied to these values, or the result is spread over the ranks in an unknown way.
             Exception: whatever the module raised.
         """
-        self.check(call)
         node = call.node
+        if call.wanted is not None:
+            return self.parameters.read(node, call.wanted)
+        self.check(call)
         context = set_forward_context(None, self._config, skip_compiled=True)
         hook = register_module_forward_pre_hook(_check_inner)
         try:

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import torch
 import vllm
-from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.sampling_params import SamplingParams
 
 from executor.apply import why_not_applied
 from executor.elsewhere import Elsewhere
 from executor.options import step_tokens
+from executor.parameters import described
 from executor.tree import ModuleTree, Node
 from executor.views.view import Unreachable
 from interpose.arrays import dtype_of
@@ -40,22 +39,6 @@ def sampling_parameters() -> list[str]:
     """Return the names of the sampling parameters that a trace may set."""
     names = [field.name for field in msgspec.structs.fields(SamplingParams)]
     return [name for name in names if not name.startswith("_") and name not in _NOT_OFFERED]
-
-
-def _whole_shape(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> list[int]:
-    """Return a parameter's shape as if it were neither split over ranks nor repacked by a kernel.
-
-    Linear layers say their sizes themselves; some backends repack their weights after loading, so the tensors do not.
-    """
-    if isinstance(module, LinearBase) and name in ("weight", "bias"):
-        width = module.output_size
-        if isinstance(module, QKVParallelLinear):
-            width = module.total_num_heads * module.head_size
-            width += module.total_num_kv_heads * (module.head_size + module.v_head_size)
-        return [width, module.input_size] if name == "weight" else [width]
-    if isinstance(module, VocabParallelEmbedding):
-        return [module.num_embeddings, module.embedding_dim] if name == "weight" else [module.num_embeddings]
-    return list(parameter.shape)
 
 
 def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
@@ -99,7 +82,7 @@ def describe_module(node: Node) -> pb.Module:
         path=node.path,
         class_name=type(module).__name__,
         detail=_detail(module),
-        parameters=_parameters(module),
+        parameters=described(module),
         not_applied=why_not_applied(node),
     )
 
@@ -114,14 +97,6 @@ def _canonical(node: Node) -> Iterator[pb.CanonicalNode]:
         yield pb.CanonicalNode(path=node.path, title=node.title, values=values, not_applied=why_not_applied(node))
         for child in node.children.values():
             yield from _canonical(child)
-
-
-def _parameters(module: torch.nn.Module) -> list[pb.Parameter]:
-    described = []
-    for name, parameter in module.named_parameters(recurse=False):
-        dtype: Any = dtype_of(parameter.dtype)
-        described.append(pb.Parameter(name=name, shape=_whole_shape(module, name, parameter), dtype=dtype))
-    return described
 
 
 def _detail(module: torch.nn.Module) -> str:

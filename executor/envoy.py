@@ -12,6 +12,7 @@ import torch
 
 from executor.control import Refusal
 from executor.elsewhere import Elsewhere
+from executor.parameters import names_of, refuse_write
 from executor.tree import ModuleTree, Node
 from executor.views.view import Part, tensor_at
 from interpose.idioms import OF_MODELS, OF_TRACERS
@@ -103,6 +104,8 @@ class Envoy(Name):
         if child is None and node is self._tree.root:
             child = self._tree.pseudo.get(name)
         if child is None:
+            if node.layer is not None and name in names_of(node.layer):
+                return current().parameter(node, name)
             if node.path and name not in OF_MODELS and (of_tensors(name) or hasattr(torch.Tensor, name)):
                 raise self.misuse(f"asked for {name!r}", f".{name}")
             raise self._tree.unknown(node, name)
@@ -161,6 +164,8 @@ class Envoy(Name):
         else:
             node = self._node
             known = name in node.children or (node is self._tree.root and name in self._tree.pseudo)
+            if node.layer is not None and name in names_of(node.layer):
+                raise refuse_write(node.path, name)
             message = f"{name!r} cannot be assigned on a module; its output, input and inputs can"
             if known:
                 message = not_assigned(f"{node.path}.{name}" if node.path else name)

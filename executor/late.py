@@ -6,6 +6,7 @@ with `.clone()`; without that, it fails, so that no edit is silently missing.
 
 from __future__ import annotations
 
+import torch
 from torch.utils.weak import TensorWeakRef
 
 from executor.control import Refusal
@@ -21,12 +22,20 @@ class Late:
     """The values that a block was given at locations that it has left, as far as it still holds them."""
 
     def __init__(self) -> None:
-        self._given: list[tuple[TensorWeakRef, int, str]] = []
+        self._given: list[tuple[TensorWeakRef, int, str | Refusal]] = []
         self._room = _ROOM
 
     def leave(self, served: Served) -> None:
         """Watch the values of a location from now on."""
         self._given.extend((TensorWeakRef(value), value._version, served.location) for value in served.given())
+        self._make_room()
+
+    def watch(self, value: torch.Tensor, refusal: Refusal) -> None:
+        """Watch a value that may not be changed at all; `refusal` is raised if it is."""
+        self._given.append((TensorWeakRef(value), value._version, refusal))
+        self._make_room()
+
+    def _make_room(self) -> None:
         if len(self._given) > self._room:
             self._given = [entry for entry in self._given if entry[0]() is not None]
             self._room = max(_ROOM, 2 * len(self._given))
@@ -44,9 +53,11 @@ class Late:
         self._check(self._given)
 
     @staticmethod
-    def _check(given: list[tuple[TensorWeakRef, int, str]]) -> None:
+    def _check(given: list[tuple[TensorWeakRef, int, str | Refusal]]) -> None:
         with unseen():
             changed = next((where for one, version, where in given if _version(one, version) != version), None)
+        if isinstance(changed, Refusal):
+            raise changed
         if changed is not None:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,

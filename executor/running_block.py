@@ -9,11 +9,14 @@ from __future__ import annotations
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from executor.apply import Applier
+import torch
+
+from executor.apply import Applier, Call
 from executor.barriers import Barrier
 from executor.control import Cancel, Refusal, Stop
 from executor.failures import describe, frames_here
 from executor.items import check
+from executor.parameters import Wanted, refuse_write
 from executor.progress import Kind, Location, State
 from executor.recorder import Recorder, wish
 from executor.saves import refuse_names
@@ -156,8 +159,24 @@ class RunningBlock:
         mediator = self._mediator
         if mediator.fakes is not None:
             args, kwargs = mediator.fakes.real((args, kwargs))
-        call = self._applier.prepare(node, args, kwargs)
-        self.strand.check_modes(f"{call} was applied", node.path)
+        return self._answered(self._applier.prepare(node, args, kwargs))
+
+    def parameter(self, node: Node, name: str) -> Any:
+        """Return a weight of a module: a tensor, or what gives its rows."""
+
+        def read(wanted: Wanted) -> torch.Tensor:
+            value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
+            if self._mediator.fakes is not None:
+                return self._mediator.fakes.like(value)
+            self._mediator.late.watch(value, refuse_write(node.path, name))
+            return value
+
+        return self._applier.parameters.open(node, name, read)
+
+    def _answered(self, call: Call) -> Any:
+        """Park until the engine has answered a call."""
+        mediator = self._mediator
+        self.strand.check_modes(f"{call} was asked for", call.node.path)
         mediator.call = call
         try:
             made = self.strand.park(call)

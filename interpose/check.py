@@ -15,7 +15,7 @@ from interpose.capture import CaptureError
 from interpose.envoy import PSEUDO, Envoy, Node
 from interpose.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.idioms import OF_TRACERS
-from interpose.names import not_assigned
+from interpose.names import not_assigned, read_only
 from interpose.v1.trace_pb2 import Frame
 
 TRACER_WORDS = ("invoke", "barrier", "cache", "result", "iter", "all", "stop", "log")
@@ -117,6 +117,11 @@ def _check_used(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None
         attributes = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
         place = next(filter(None, (_module(target, roots) for target in attributes)), None)
         message = not_assigned(place.path) if place is not None else ""
+        for assigned in attributes:
+            target = assigned.value if isinstance(assigned, ast.Subscript) else assigned
+            owner = _module(target.value, roots) if isinstance(target, ast.Attribute) else None
+            if owner is not None and isinstance(target, ast.Attribute) and target.attr in owner.weights:
+                place, message = owner, read_only(owner.path, target.attr)
     if place is not None:
         raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
 
@@ -172,7 +177,7 @@ def _resolve(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
         return roots.get(node.id)
     if isinstance(node, ast.Attribute):
         base = _resolve(node.value, roots)
-        if base is None or node.attr in base.words or node.attr.startswith("_"):
+        if base is None or node.attr in base.words or node.attr in base.weights or node.attr.startswith("_"):
             return None
         return base.child(node.attr)
     if isinstance(node, ast.Subscript):

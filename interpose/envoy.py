@@ -59,6 +59,11 @@ class Node:
         return MODULE_WORDS if self.path else MODULE_WORDS + MODEL_WORDS
 
     @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of its parameters and buffers."""
+        return tuple(parameter.partition(":")[0] for parameter in self.parameters)
+
+    @property
     def shown(self) -> str:
         """The path as an error names it."""
         return self.path or "the model"
@@ -107,13 +112,9 @@ class Node:
         location = f"{self.path}.{name}" if self.path else name
         if name in OF_MODELS and not self.canonical:
             return UnknownLocation(f"{written(self.path)} has no {name!r}: {OF_MODELS[name]}", location=location)
-        if (
-            self.path
-            and of_tensors(name)
-            and name not in (parameter.partition(":")[0] for parameter in self.parameters)
-        ):
+        if self.path and of_tensors(name):
             return UnknownLocation(self.misused(f"asked for {name!r}", f".{name}"), location=location)
-        known = [*self.children, *self.pseudo, *self.words]
+        known = [*self.children, *self.pseudo, *self.weights, *self.words]
         near = difflib.get_close_matches(name, known, n=3, cutoff=_CUTOFF)
         deeper = [node.path for node in self.walk() if node is not self and node.path.rpartition(".")[2] == name]
         deeper += [f"{node.path}.{name}" for node in self.walk() if name in node.values]
@@ -267,7 +268,7 @@ class Envoy(Name):
     def __getattr__(self, name: str) -> Envoy:
         if name.startswith("_"):  # probes of notebooks and of copy, pickle …
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in self._node.values:
+        if name in self._node.values or name in self._node.weights:
             raise self._outside(name)
         return Envoy(self._node.child(name), self._tree)
 
@@ -321,7 +322,7 @@ class Envoy(Name):
 
     def __dir__(self) -> list[str]:
         names = [name for name in (*self._node.children, *self._node.pseudo) if name.isidentifier()]
-        return sorted([*names, *self._node.words, *object.__dir__(self)])
+        return sorted([*names, *self._node.words, *self._node.weights, *object.__dir__(self)])
 
     def __repr__(self) -> str:
         return "\n".join(self._node.lines())

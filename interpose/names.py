@@ -66,6 +66,15 @@ def not_assigned(path: str) -> str:
     return f"{name} is a name for a place in the model and cannot be replaced; assign its value: {name}.output = …"
 
 
+def read_only(path: str, name: str) -> str:
+    """Say that a weight was written to, and what to write instead."""
+    module = written(path)
+    return (
+        f"{module}.{name} is read-only: requests of others compute with it. Change what the module gives, for example "
+        f"{module}.output[:] += delta, or work on a copy: w = {module}.{name}.clone()"
+    )
+
+
 class Name:
     """Base of envoys: operations that only values have raise what `_misused` raises."""
 

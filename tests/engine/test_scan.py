@@ -124,3 +124,16 @@ def test_errors_are_those_of_a_trace(bench: Bench) -> None:
         with model.scan(PROMPT):
             1 / 0
     assert bench.engine.interleaver.idle
+
+
+def test_weights_have_their_shapes(bench: Bench) -> None:
+    model = notebook(bench.engine)
+    mlp = layers(bench, model)[1].mlp
+    down = mlp.c_proj if bench.arch == "gpt2" else mlp.down_proj
+    with model.scan(PROMPT):
+        weight = down.weight.save()
+        made = (down.input @ down.weight.T).save()
+    with model.trace(PROMPT):
+        expected = down.weight.save()
+    assert weight.is_meta and form(weight) == form(expected)
+    assert made.is_meta and list(made.shape) == [len(PROMPT), expected.shape[0]]

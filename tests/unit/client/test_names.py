@@ -123,3 +123,26 @@ def test_torch_functions_are_refused_too(model):
 
 def test_how_a_place_is_written():
     assert written("model.layers.2.mlp") == "model.model.layers[2].mlp" and written("") == "model"
+
+
+def test_weights_are_values_of_a_block_and_are_not_written_to(service, model):
+    down = model.model.layers[1].mlp.down_proj
+    with model.trace("Hello"):
+        row = model.model.layers[1].mlp.down_proj.weight[3].save()
+        product = (down.weight @ down.weight.T).save()
+    assert len(service.traces) == 1, (row, product)
+    for outside in (lambda: down.weight, lambda: setattr(down, "weight", 0)):
+        with pytest.raises(interpose.InvalidArgument, match=r"inside `with model\.trace"):
+            outside()
+    with (
+        pytest.raises(interpose.InvalidArgument, match=r"down_proj\.weight is read-only") as caught,
+        model.trace("Hello"),
+    ):
+        down.weight = 0
+    refusal(caught, "down.weight = 0")
+    with pytest.raises(interpose.InvalidArgument, match=r"mlp\.down_proj\.output\[:\] \+= delta") as caught:
+        with model.trace("Hello"):
+            model.model.layers[1].mlp.down_proj.weight[0] += 1
+    with pytest.raises(interpose.UnknownLocation, match="did you mean weight"), model.trace("Hello"):
+        x = down.wieght
+    assert "weight" in dir(down) and len(service.traces) == 1, x
