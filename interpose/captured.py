@@ -21,10 +21,12 @@ class CapturedBlock(capture.CapturedContext):
     def watched(self: C, remedy: str) -> C:
         """Note where it was made; without a `with` it does nothing, and says so with `remedy`.
 
+        Called by the function that the user's code calls.
+
         Raises:
             InvalidArgument: it is a statement of its own.
         """
-        written = here()
+        written = here(2)
         self._remedy = remedy
         self._unused = Unused(self, f"this did nothing: {remedy}", written)
         if written.statement:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass
-from types import FrameType
 
-from interpose.capture.statement import caller, is_dropped
+from interpose.capture.statement import is_dropped
 from interpose.errors import InterposeWarning
 from interpose.v1.trace_pb2 import Frame
 
@@ -32,9 +32,9 @@ class Written:
         return Frame(filename=self.filename, line=self.line, text=text)
 
 
-def here() -> Written:
-    """Return where the user's code calls the library."""
-    frame: FrameType = caller("interpose")
+def here(depth: int) -> Written:
+    """Return where a function was called: of the one that calls this for 1, of its caller for 2, and so on."""
+    frame = sys._getframe(depth + 1)
     return Written(frame.f_code.co_filename, frame.f_lineno, is_dropped(frame))
 
 

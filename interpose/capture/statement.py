@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import dis
-import sys
 from types import FrameType
 
 _CACHE = dis.opmap.get("CACHE", -1)
 _POP_TOP = dis.opmap["POP_TOP"]
-
-
-def caller(package: str) -> FrameType:
-    """Returns the frame that called into a package: the innermost one that is not the package's own code."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        frame = frame.f_back
-    return frame
 
 
 def is_dropped(frame: FrameType) -> bool:

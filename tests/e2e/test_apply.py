@@ -141,3 +141,19 @@ def test_refusals_come_from_the_notebook_where_they_can(pair: Pair) -> None:
         with model.trace(PROMPT):
             norm(torch.ones(2, 3))
     assert "norm(torch.ones" in caught.value.frames[-1].text
+
+
+def test_weights_are_read_whole(pair: Pair) -> None:
+    """Over two ranks too, as the checkpoint has them: rows that lie on both, columns, and what each rank has."""
+    embed, norm, mlp = pair.embed, pair.norm, pair.layers[1].mlp
+    down = mlp.c_proj if pair.gpt2 else mlp.down_proj
+    with pair.model.trace(PROMPT):
+        rows = embed.weight[[5, 400]].save()
+        table, matrix, scale = embed.weight.save(), down.weight.save(), norm.weight.save()
+    state = pair.oracle.model.state_dict()
+    assert torch.equal(table, state[f"{embed.path}.weight"]) and torch.equal(rows, table[[5, 400]])
+    expected = state[f"{down.path}.weight"]
+    assert torch.equal(matrix, expected.T if pair.gpt2 else expected)
+    assert torch.equal(scale, state[f"{norm.path}.weight"])
+    with pytest.raises(interpose.InvalidArgument, match="is read-only"), pair.model.trace(PROMPT):
+        embed.weight[:] = 0

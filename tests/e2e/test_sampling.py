@@ -28,6 +28,15 @@ def test_a_chat_goes_through_the_models_template(model: interpose.Model) -> None
     assert torch.equal(hidden, same) and again.result.token_ids == tracer.result.token_ids
 
 
+def test_without_a_block(model: interpose.Model) -> None:
+    """`model.generate` without `with` is its result."""
+    result = model.generate(PROMPT, max_new_tokens=3, temperature=0.0, ignore_eos=True)
+    with model.trace(PROMPT, max_tokens=3, temperature=0.0, ignore_eos=True) as tracer:
+        token = model.samples.output.item().save()
+    assert len(result.token_ids) == 3 and result.token_ids[0] == token
+    assert (result.text, result.token_ids) == (tracer.result.text, tracer.result.token_ids)
+
+
 def test_sequences(model: interpose.Model) -> None:
     """Each of n sequences has a block of its own, and is what a trace with its seed gives alone."""
     with model.trace(PROMPT, n=3, seed=11, temperature=1.0, max_tokens=4, ignore_eos=True) as tracer:

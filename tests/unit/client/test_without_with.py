@@ -190,3 +190,13 @@ def test_names_of_their_own_and_names_that_are_carried_on_are_no_reason_to_warn(
         with model.trace("a", n=2, temperature=1.0):
             one = model.logits.output.save()
     assert (two, count) == (1, 1) and one == [0, 1]
+
+
+def test_a_function_that_traces_may_be_a_statement(service, model):
+    def traced(prompt):
+        with model.trace(prompt):
+            pass
+        return model.generate(prompt).text
+
+    traced("Hello")
+    assert len(service.traces) == 2
