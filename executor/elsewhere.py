@@ -1,4 +1,4 @@
-"""A module that another pipeline stage has, as far as blocks here must know it."""
+"""A module that another pipeline stage has, as far as blocks here must know it; and what is known of a module on any stage."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ class Elsewhere(torch.nn.Module):
         super().__init__()
         self.described = described
         self.attention = attention
+
+
+def names_of(module: torch.nn.Module) -> list[str]:
+    """Return the names of a module's own parameters and buffers, without those that its class calls private."""
+    if isinstance(module, Elsewhere):
+        return [parameter.name for parameter in module.described.parameters]
+    named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [name for name, _ in named if not name.startswith("_")]

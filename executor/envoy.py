@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from executor.control import Refusal
-from executor.elsewhere import Elsewhere
-from executor.parameters import names_of, refuse_write
+from executor.elsewhere import Elsewhere, names_of
+from executor.parameters import refuse_write
 from executor.tree import ModuleTree, Node
 from executor.views.view import Part, tensor_at
 from interpose.idioms import OF_MODELS, OF_TRACERS

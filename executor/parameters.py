@@ -27,7 +27,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from executor.control import Refusal
-from executor.elsewhere import Elsewhere
+from executor.elsewhere import Elsewhere, names_of
 from executor.shards import Columns
 from executor.tree import Node
 from interpose.arrays import dtype_of
@@ -55,14 +55,6 @@ class Wanted:
 
     name: str
     rows: tuple[int, ...] | None = None
-
-
-def names_of(module: torch.nn.Module) -> list[str]:
-    """Return the names of a module's own parameters and buffers, without those that its class calls private."""
-    if isinstance(module, Elsewhere):
-        return [parameter.name for parameter in module.described.parameters]
-    named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return [name for name, _ in named if not name.startswith("_")]
 
 
 def described(module: torch.nn.Module) -> list[model_pb2.Parameter]:
@@ -203,9 +195,8 @@ class Parameters:
         if parts > 1 and isinstance(layer, VocabParallelEmbedding):
             if layer.num_embeddings != layer.org_vocab_size:
                 raise _refuse(where, "the vocabulary has tokens that were added")
-            height, left = layer.num_embeddings_per_partition, layer.num_embeddings
-            segments = [(rank, 0, min(height, left - rank * height)) for rank in range(self._tp_size)]
-            return _by_rows([one for one in segments if one[2] > 0], pick, tensor.device)
+            segments = vocabulary_segments(self._tp_size, layer.num_embeddings_per_partition, layer.num_embeddings)
+            return _by_rows(segments, pick, tensor.device)
         if parts > 1 and isinstance(layer, ColumnParallelLinear) and name in ("weight", "bias"):
             layout = node.layouts.of("output", (0,))
             if not isinstance(layout, Columns):
@@ -244,6 +235,17 @@ def _segments(layout: Columns, ranks: int) -> list[tuple[int, int, int]]:
         found += [(rank, offset, width) for rank in range(0, ranks, copies)]
         offset += width
     return found
+
+
+def vocabulary_segments(ranks: int, height: int, tokens: int) -> list[tuple[int, int, int]]:
+    """Return where the rows of the tokens are, as `_segments`; the last ranks may have padding.
+
+    Args:
+        height: rows on each rank.
+        tokens: in the vocabulary.
+    """
+    counts = [min(height, tokens - rank * height) for rank in range(ranks)]
+    return [(rank, 0, count) for rank, count in enumerate(counts) if count > 0]
 
 
 def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch.device) -> Pick:

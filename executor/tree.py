@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 
 from executor.adapters import layer_of, modules_of
 from executor.control import Refusal
+from executor.elsewhere import names_of
 from executor.shards import Layouts
 from interpose.idioms import OF_MODELS
 from interpose.names import written
@@ -280,6 +281,7 @@ class ModuleTree:
     def unknown(self, node: Node, name: str) -> Refusal:
         """The error for a child that does not exist, with its near misses."""
         names = [*node.children, *node.views, *(self.pseudo if node is self.root else ())]
+        names += names_of(node.layer) if node.layer is not None else []
         location = f"{node.path}.{name}" if node.path else name
         if name in OF_MODELS and not node.title:
             message = f"{written(node.path)} has no {name!r}: {OF_MODELS[name]}"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+import executor.parameters
+import executor.shards
 from executor.control import Refusal
-from executor.parameters import Parameters, Wanted
-from executor.shards import Layouts
+from executor.parameters import Parameters, Wanted, _by_rows, _segments, vocabulary_segments
+from executor.shards import Columns, Layouts
 from executor.tree import Node
 from interpose.v1 import trace_pb2 as pb
 
@@ -97,8 +102,69 @@ def test_packed_and_quantised_ones_are_refused_with_the_reason() -> None:
 
 def test_rows_are_fetched_where_they_lie() -> None:
     """In parts, with heads that several ranks hold, as `Columns` gathers them."""
-    from executor.parameters import _segments
-    from executor.shards import Columns
-
     assert _segments(Columns([(4, 1), (2, 2)]), 4) == [(0, 0, 4), (1, 0, 4), (2, 0, 4), (3, 0, 4), (0, 4, 2), (2, 4, 2)]
     assert Wanted("weight") != Wanted("weight", (1,)) and "rows=(1,)" in str(Wanted("weight", (1,)))
+
+
+class Group:
+    """The tensor-parallel group of threads that stand for ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.world_size = size
+        self._here = threading.local()
+        self._barrier = threading.Barrier(size)
+        self._given: list[Any] = [None] * size
+
+    @property
+    def rank_in_group(self) -> int:
+        rank: int = self._here.rank
+        return rank
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        self._given[self.rank_in_group] = tensor
+        self._barrier.wait(60)
+        whole = torch.cat(self._given, dim=dim)
+        self._barrier.wait(60)
+        return whole
+
+    def run(self, work: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        """Return what each rank's work gives."""
+
+        def rank_of(rank: int) -> torch.Tensor:
+            self._here.rank = rank
+            return work(rank)
+
+        with ThreadPoolExecutor(self.world_size) as threads:
+            return list(threads.map(rank_of, range(self.world_size)))
+
+
+@pytest.mark.parametrize("parts", [[(3, 1)], [(4, 1), (2, 1), (2, 1)], [(4, 1), (2, 2), (2, 2)], [(4, 1), (2, 4)]])
+def test_rows_of_several_ranks_are_put_together(monkeypatch: pytest.MonkeyPatch, parts: list[tuple[int, int]]) -> None:
+    """What `Columns` cuts over ranks by columns comes back as the rows of the weight, all of it and some of it."""
+    group = Group(4)
+    for module in (executor.parameters, executor.shards):
+        monkeypatch.setattr(module, "get_tp_group", lambda: group)
+    layout = Columns(parts)
+    whole = torch.randn(sum(width * 4 // copies for width, copies in parts), 5)
+    some = torch.tensor([len(whole) - 1, 0, 3, 3])
+
+    def read(rank: int) -> torch.Tensor:
+        mine = layout.scatter(whole.t()).t()
+        fetch = _by_rows(_segments(layout, 4), lambda rows: mine[rows], whole.device)
+        return torch.cat([fetch(torch.arange(len(whole))), fetch(some)])
+
+    for found in group.run(read):
+        assert torch.equal(found, torch.cat([whole, whole[some]]))
+
+
+def test_padding_of_the_vocabulary_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(4)
+    monkeypatch.setattr(executor.parameters, "get_tp_group", lambda: group)
+    padded = torch.randn(16, 3)
+    segments = vocabulary_segments(4, 4, 10)
+    assert segments == [(0, 0, 4), (1, 0, 4), (2, 0, 2)]
+
+    def read(rank: int) -> torch.Tensor:
+        return _by_rows(segments, lambda rows: padded[4 * rank :][rows], padded.device)(torch.arange(10))
+
+    assert all(torch.equal(found, padded[:10]) for found in group.run(read))
