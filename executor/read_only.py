@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import torch
 
 from executor.control import Refusal
+from executor.items import Opaque, Path
 from executor.rows import SomeRows
-from executor.served import Change, Opaque, Path, Served
+from executor.served import Change, Served
 from executor.shards import Layout
 from interpose.v1 import trace_pb2 as pb
 
