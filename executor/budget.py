@@ -5,6 +5,7 @@ its handler raises into the block when the block is over budget, and does nothin
 timer is armed only around a block (some microseconds each way). Signals also interrupt sleeps and lock waits, which
 asynchronous exceptions do not; they need the process's main thread, and the workers run their busy loop on it. One
 allocation that is larger than the budget is refused by the address-space limit, which is lowered while a block runs.
+What no signal interrupts, one long call in C, the worker's watchdog ends together with the worker.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 from executor.control import BudgetExceeded
+from executor.watchdog import GRACE_SECONDS, Heartbeat, padded
 from interpose.v1 import trace_pb2 as pb
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _TICK_SECONDS = 0.05
+_STRUCK_SECONDS = 0.01  # once the time is over
+NOBODY = padded("")
 _PAGE = resource.getpagesize()
 
 
@@ -36,15 +43,23 @@ class Budget:
     Args:
         step_seconds: wall time one block may take in one step.
         memory_bytes: how much one block may let the process grow in one step.
+        heartbeat: tells the worker's watchdog that a block runs (`executor.watchdog`), for code that no signal ends.
+
+    Attributes:
+        step_seconds, memory_bytes: as given.
+        struck: whether the timer has raised since `arm`. Python drops what is raised in a `__del__`.
     """
 
-    def __init__(self, step_seconds: float, memory_bytes: int) -> None:
+    def __init__(self, step_seconds: float, memory_bytes: int, heartbeat: Heartbeat | None = None) -> None:
         self.step_seconds = step_seconds
+        self.struck = False
+        self._heartbeat = heartbeat
         self.memory_bytes = memory_bytes
         self._running: Callable[[], bool] | None = None
         self._deadline = 0.0
         self._started = 0.0
         self._base: tuple[int, int] = (0, 0)
+        self._bounded = True
         self._limits = resource.getrlimit(resource.RLIMIT_AS)
         self._main = threading.current_thread() is threading.main_thread()
         self._handler: Any = signal.SIG_DFL
@@ -54,23 +69,32 @@ class Budget:
         """Take the process's size now as what a block's growth is measured from."""
         self._base = _memory_pages()
 
-    def arm(self, running: Callable[[], bool], used: float) -> None:
+    def arm(self, running: Callable[[], bool], used: float, trace: bytes = NOBODY, memory: bool = True) -> None:
         """Start watching a block.
 
         Args:
             running: whether the code that an interrupt would hit is the block's.
             used: seconds the block has used in this step already.
+            trace: the trace's id (`watchdog.padded`), to be named if nothing but the worker's end ends the block.
+            memory: whether the process's growth is bounded too.
         """
         self._running = running
+        self._bounded = memory
+        self.struck = False
         self._started = time.monotonic()
         self._deadline = self._started + max(0.0, self.step_seconds - used)
-        if self._main:
+        if self._heartbeat is not None:
+            self._heartbeat.beat(self.step_seconds + GRACE_SECONDS)
+            self._heartbeat.arm(self._deadline, trace)
+        if not self._main:
+            return
+        if memory:
             ceiling = self._base[0] * _PAGE + 2 * self.memory_bytes
             soft, hard = self._limits
             if soft == resource.RLIM_INFINITY or ceiling < soft:
                 resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
-            self._handler = signal.signal(signal.SIGALRM, self._on_tick)
-            self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
+        self._handler = signal.signal(signal.SIGALRM, self._on_tick)
+        self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
 
     def disarm(self) -> float:
         """Stop watching; return the seconds since `arm`."""
@@ -81,7 +105,10 @@ class Budget:
             remaining, interval = self._timer
             signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
             signal.signal(signal.SIGALRM, self._handler)
-            resource.setrlimit(resource.RLIMIT_AS, self._limits)
+            if self._bounded:
+                resource.setrlimit(resource.RLIMIT_AS, self._limits)
+        if self._heartbeat is not None:
+            self._heartbeat.disarm()
         return elapsed
 
     def exceeded(self) -> BudgetExceeded:
@@ -94,10 +121,16 @@ class Budget:
 
     def _on_tick(self, signum: int, frame: Any) -> None:
         running = self._running
-        if running is None or not running():
+        if running is None or not running() or (frame is not None and frame.f_code in _UNBROKEN):
             return
         if time.monotonic() >= self._deadline:
+            if not self.struck:
+                # Each of many objects may have a `__del__` that never ends.
+                self.struck = True
+                signal.setitimer(signal.ITIMER_REAL, _STRUCK_SECONDS, _STRUCK_SECONDS)
             raise self.exceeded()
+        if not self._bounded:
+            return
         grown = (_memory_pages()[1] - self._base[1]) * _PAGE
         if grown > self.memory_bytes:
             raise BudgetExceeded(
@@ -105,3 +138,13 @@ class Budget:
                 f"the block let memory grow by {grown >> 20} MiB in one step, more than the {self.memory_bytes >> 20} MiB "
                 "it may; keep less, or save values and drop them",
             )
+
+
+# Code that arms and disarms: broken off there, a budget would stay armed. The next tick comes later.
+_UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budget.disarm)}
+
+
+def unbroken(function: F) -> F:
+    """Mark a function that arms and disarms a budget: the timer raises in what it calls, not in itself."""
+    _UNBROKEN.add(function.__code__)
+    return function

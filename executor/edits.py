@@ -12,9 +12,11 @@ from typing import Any
 
 from executor.budget import Budget
 from executor.control import Refusal
+from executor.programs import Codes
 from executor.rebuild import BindingFailed
 from executor.scope import TraceScope
 from executor.tree import ModuleTree
+from executor.watchdog import padded
 from executor.work import Work
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob
@@ -80,8 +82,20 @@ class Edits:
 
     def _bind_one(self, key: str, edit: pb.Edit, work: Work, arrival: int, rank: int) -> BoundEdit:
         try:
+            codes = Codes()
+            codes.add(work.codes)
             trace = pb.Trace(id=key, scope=edit.scope)
-            scope = TraceScope(trace, 1, work.session, self._tree, _no_blob, self._budget, arrival=arrival)
+            scope = TraceScope(
+                trace,
+                1,
+                work.session,
+                self._tree,
+                _no_blob,
+                self._budget,
+                codes,
+                arrival=arrival,
+                blame=padded(work.trace.id),
+            )
             code, namespace = scope.program(edit.program, ())
         except BindingFailed as error:
             error.failure.message = f"the edit {edit.name!r} cannot run: {error.failure.message}"

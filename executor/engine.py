@@ -17,13 +17,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from executor.adapters import Adapters
+from executor.compiler import Compiler
 from executor.failures import clip
 from executor.fairness import NOBODY, Flow
 from executor.options import check_config, engine_options, prepare_environment, step_tokens
 from executor.outputs import output_event, result_of
 from executor.preparation import prompt_of, sampling_of
+from executor.programs import TraceCodes
 from executor.rpc import call_workers
 from executor.start_failure import CannotStart, failure_of, noted
+from executor.verdicts import Verdicts
 from executor.work import Work
 from interpose.errors import with_retry
 from interpose.result import Result
@@ -62,8 +65,17 @@ class TraceEngine:
         llm: vLLM's engine.
     """
 
-    def __init__(self, llm: AsyncLLM, description: model_pb2.ModelDescription, adapters: Adapters) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        description: model_pb2.ModelDescription,
+        adapters: Adapters,
+        compiler: Compiler,
+        verdicts: Verdicts,
+    ) -> None:
         self.llm = llm
+        self._compiler = compiler
+        self._verdicts = verdicts
         self._adapters = adapters
         self._description = description
         self._running = 0
@@ -92,18 +104,21 @@ class TraceEngine:
         config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
         check_config(config)
         progress("starting workers and loading the model")
+        verdicts = Verdicts()
         # Its constructor blocks until the workers are up, for minutes with a large model.
         loop = asyncio.get_running_loop()
         with noted():
             llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
         try:
-            return await cls._warm(model, llm, progress)
+            return await cls._warm(model, llm, verdicts, progress)
         except BaseException:
             await loop.run_in_executor(None, llm.shutdown)
             raise
 
     @classmethod
-    async def _warm(cls, model: ModelSettings, llm: AsyncLLM, progress: Callable[[str], None]) -> TraceEngine:
+    async def _warm(
+        cls, model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progress: Callable[[str], None]
+    ) -> TraceEngine:
         progress("reading the module tree")
         described = await call_workers(llm, "interpose_describe")
         description = model_pb2.ModelDescription.FromString(described[0])
@@ -121,7 +136,7 @@ class TraceEngine:
         async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
             pass
         progress("ready")
-        return cls(llm, description, adapters)
+        return cls(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts)
 
     def describe(self) -> model_pb2.ModelDescription:
         """Return the model's description."""
@@ -141,6 +156,7 @@ class TraceEngine:
 
     async def shutdown(self) -> None:
         """Stop the engine and its workers."""
+        self._compiler.close()
         await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
 
     async def run(self, trace: pb.Trace, session: str = "", flow: Flow = NOBODY) -> AsyncIterator[pb.Event]:
@@ -165,6 +181,7 @@ class TraceEngine:
         without = wholes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in without]
         requests = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
+        codes = await self._compiled(trace)
         events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
         results: dict[int, Result] = {}
@@ -196,7 +213,9 @@ class TraceEngine:
                         done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         count = len(together) if index in together else 0
-                        done = await self._invoke(trace, index, requests[index], session, flow, events, count, results)
+                        done = await self._invoke(
+                            trace, index, requests[index], session, flow, events, count, results, codes
+                        )
                     if not done:
                         failed.add(index)
                 finally:
@@ -206,7 +225,7 @@ class TraceEngine:
                 events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)))
             except (EngineDeadError, EngineGenerateError) as error:
                 failed.add(index)
-                events.put_nowait(_stopped(trace, index, error))
+                events.put_nowait(self._stopped(trace, index, error))
             finally:
                 ended[index].set()
 
@@ -244,19 +263,24 @@ class TraceEngine:
                 "max_tokens=2 shows them"
             )
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
-        args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps)
+        codes = (await self._compiled(trace)).for_invokes([0])
+        args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps, codes)
         state = "failed"
         try:
             replies = await call_workers(self.llm, "interpose_scan", *args)
             state, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
         except EngineDeadError as error:
-            raise TraceFailed(_stopped(trace, 0, error).failed) from None
+            raise TraceFailed(self._stopped(trace, 0, error).failed) from None
         finally:
             if state == "failed":
                 with contextlib.suppress(Exception):
                     await call_workers(self.llm, "interpose_drop", trace.id)
         finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
         return [finished, *map(pb.Event.FromString, ended)]
+
+    async def _compiled(self, trace: pb.Trace) -> TraceCodes:
+        """Return what a trace's texts compile to, made in a process of its own."""
+        return await asyncio.to_thread(TraceCodes.of, trace, self._compiler.compile)
 
     async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
         """Abort what still runs of a trace, and let the workers forget it."""
@@ -276,15 +300,18 @@ class TraceEngine:
         events: asyncio.Queue[Any],
         together: int,
         results: dict[int, Result],
+        codes: TraceCodes,
     ) -> bool:
         """Run one invoke; return whether it ended without a failure.
 
         Args:
             together: how many of the trace's invokes must start in the same step as this one.
             results: takes what it generated.
+            codes: what the trace's texts compile to.
         """
         prompt, sampling = request
         invoke = trace.invokes[index]
+        without = wholes(trace)
         work = Work(
             pb.Trace(
                 id=trace.id,
@@ -301,8 +328,9 @@ class TraceEngine:
             len(trace.invokes),
             session,
             together,
-            {number: trace.invokes[number] for number in wholes(trace)},
+            {number: trace.invokes[number] for number in without},
             flow,
+            codes.for_invokes((index, *without)),
         )
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
@@ -378,6 +406,17 @@ class TraceEngine:
                 )
                 raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
 
+    def _stopped(self, trace: pb.Trace, index: int, error: Exception) -> pb.Event:
+        """The failure of an invoke whose engine has ended: this trace's fault, or another's."""
+        if not self._verdicts.guilty(trace.id):
+            return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)
+        message = (
+            "a block of this trace held a worker for longer than the time it may take in one step, in code that nothing can "
+            "interrupt (one long call in C, or a timer that it switched off), so the worker was ended; make the call smaller, or "
+            "do the work in the notebook after the trace"
+        )
+        return _failed(trace, index, pb.ERROR_CODE_DEADLINE_EXCEEDED, message)
+
     def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
         invoke, tokenizer = trace.invokes[index], self.llm.get_tokenizer()
@@ -392,7 +431,3 @@ class TraceEngine:
 def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
     failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
     return pb.Event(failed=with_retry(failure))
-
-
-def _stopped(trace: pb.Trace, index: int, error: Exception) -> pb.Event:
-    return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)

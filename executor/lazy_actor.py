@@ -53,13 +53,14 @@ class LazyWorkerActor:
             os.environ.setdefault(name, value)
         import ray
 
+        from executor import watchdog
         from executor.checkpoint import check_on_node
         from executor.environment import hide_keys
         from executor.interface import use_interface_of
         from executor.lifeline import hold
 
         hide_keys()
-        hold(ticket, self.rank)
+        watchdog.start(hold(ticket, self.rank))
         use_interface_of(ray.util.get_node_ip_address())
         self._startup = startup
         startup.remember()

@@ -1,7 +1,8 @@
 """One idle connection between the engine and each of its workers, whose end tells either side that the other is gone; and an
 engine that goes when its replica does.
 
-Nothing is sent on it. The kernels at both ends ask each other whether they are still there, so that neither a busy
+Nothing is sent on it but what a worker's watchdog says before it ends the worker (`executor.watchdog`).
+The kernels at both ends ask each other whether they are still there, so that neither a busy
 interpreter nor a block that holds its lock looks like a dead worker. A process that dies ends its connection at once; a node
 that is cut off does so for the others within `SILENCE_SECONDS`, and for itself, if its own cable is out, within a minute. Ray
 notices the first within seconds and the second within a minute, and a worker that waits for another in a collective operation
@@ -21,6 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 # The first question after so many seconds without traffic, then one each second, and after so many without an answer it is over.
 _IDLE_SECONDS = 2
@@ -54,6 +56,9 @@ class Lifeline:
     Args:
         host: the address of this node in the cluster; it listens there.
         world_size: how many workers there are.
+
+    Attributes:
+        overdue: the ids of traces for which watchdogs ended workers.
     """
 
     def __init__(self, host: str, world_size: int) -> None:
@@ -62,6 +67,7 @@ class Lifeline:
         self._listener = socket.create_server((host, 0), family=family, backlog=world_size + 16)
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
+        self.overdue: list[str] = []
         self.ticket = Ticket(host, int(self._listener.getsockname()[1]), secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self) -> None:
@@ -93,8 +99,7 @@ class Lifeline:
         with self._lock:
             if self._selector.get_map() is None:  # it has been closed
                 return []
-            # Workers send nothing: whatever can be read is an end.
-            return sorted(key.data for key, _ in self._selector.select(timeout))
+            return sorted(key.data for key, _ in self._selector.select(timeout) if self._ended(key.fileobj))
 
     def close(self) -> None:
         """End all connections: workers that are still there exit. Idempotent."""
@@ -103,6 +108,15 @@ class Lifeline:
             for key in list((self._selector.get_map() or {}).values()):
                 key.fileobj.close()  # type: ignore[union-attr]
             self._selector.close()
+
+    def _ended(self, connection: Any) -> bool:
+        """Whether a connection that can be read has ended; what a watchdog says comes before that."""
+        try:
+            said = connection.recv(4096)
+        except OSError:
+            return True
+        self.overdue += said.decode(errors="replace").split()
+        return not said
 
     def _greeting(self, connection: socket.socket) -> int:
         """Return the rank that a connection belongs to, -1 if it is no worker's."""
@@ -131,8 +145,11 @@ def _left(deadline: float) -> float:
     return left
 
 
-def hold(ticket: Ticket, rank: int) -> None:
+def hold(ticket: Ticket, rank: int) -> int:
     """Connect to the engine; this process exits when the engine is gone.
+
+    Returns:
+        The connection's descriptor.
 
     Raises:
         OSError: the engine cannot be reached.
@@ -142,6 +159,7 @@ def hold(ticket: Ticket, rank: int) -> None:
     connection.settimeout(None)
     _keep_alive(connection)
     threading.Thread(target=_exit_with, args=(connection,), name="interpose-lifeline", daemon=True).start()
+    return connection.fileno()
 
 
 def exit_with_parent() -> None:

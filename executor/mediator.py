@@ -16,7 +16,7 @@ import torch
 from executor.accounting import Tally
 from executor.apply import Applier, Call
 from executor.barriers import Barrier
-from executor.budget import Budget
+from executor.budget import NOBODY, Budget
 from executor.control import Cancel, Refusal
 from executor.fakes import Fakes
 from executor.late import Late
@@ -52,6 +52,7 @@ class Mediator:
         whole: whether it has no prompt and sees the rows of its companions.
         streamed: whether what it saves leaves step by step.
         fakes: makes its tensors, of a block that is scanned.
+        blame: the id of the client's trace, as the budget takes it.
 
     Attributes:
         registry, emit, companions, whole, fakes: as given.
@@ -96,6 +97,7 @@ class Mediator:
         whole: bool = False,
         streamed: bool = False,
         fakes: Fakes | None = None,
+        blame: bytes = NOBODY,
     ) -> None:
         self.registry = registry
         self.request_id = request_id
@@ -130,6 +132,7 @@ class Mediator:
         self.result: Any = None
         self.result_asked = False
         self._budget = budget
+        self._blame = blame
         self._random = random_state
         self._block = RunningBlock(self, code, sources, tree, applier, streamed)
         self._strand = self._block.strand
@@ -247,7 +250,7 @@ class Mediator:
         """Let the block run until it parks or ends, within its budget and with its own random generators."""
         if self._random is not None:
             self._random.enter()
-        self._budget.arm(self._strand.is_running, self.used)
+        self._budget.arm(self._strand.is_running, self.used, self._blame)
         try:
             turn()
         except BaseException as error:

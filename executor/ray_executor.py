@@ -33,6 +33,7 @@ from executor.lifeline import Lifeline, exit_with_parent
 from executor.shared_memory import forget_names
 from executor.start_failure import leave_note
 from executor.startup import Startup
+from executor.verdicts import report
 
 logger = init_logger(__name__)
 
@@ -231,6 +232,7 @@ class Answers:
 def _watch(owner: weakref.ref[LazyRayExecutor], lifeline: Lifeline, ranks: dict[Any, int]) -> None:
     while True:
         dead = lifeline.lost(POLL_SECONDS)
+        report(lifeline.overdue)
         executor = owner()
         if executor is None or executor.shutting_down or not ray.is_initialized():
             return

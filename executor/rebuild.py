@@ -7,22 +7,23 @@ block's turn, and what it raises becomes a failure with the user's own lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from executor.budget import Budget
+from executor.budget import Budget, unbroken
 from executor.control import Refusal
 from executor.failures import describe
+from executor.programs import Codes, Unit
 from executor.random_state import RandomState
 from interpose import instances
 from interpose.capture import remake
 from interpose.instances import NotTaken
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Binding, Class, Function, Instance, Namespace
+from interpose.v1.value_pb2 import Class, Function, Instance, Namespace
 from interpose.wire import Decode, WireError
 
 
@@ -52,6 +53,7 @@ class Watch:
         budget: the worker's bounds; all of a trace's code that runs here has one step's time together.
         sources: the user's lines by file name.
         random_state: gives the trace's random generators, None while its code uses none.
+        blame: the id of the client's trace, as the budget takes it.
     """
 
     def __init__(
@@ -59,12 +61,15 @@ class Watch:
         budget: Budget,
         sources: dict[str, dict[int, str]],
         random_state: Callable[[], RandomState | None],
+        blame: bytes,
     ) -> None:
         self._budget = budget
+        self._blame = blame
         self._sources = sources
         self._random_state = random_state
         self._used = 0.0
 
+    @unbroken
     def run(self, do: Callable[[], object]) -> None:
         """Call `do`.
 
@@ -77,7 +82,7 @@ class Watch:
         self._budget.begin_step()
         if random is not None:
             random.enter()
-        self._budget.arm(lambda: running, self._used)
+        self._budget.arm(lambda: running, self._used, self._blame)
         try:
             try:
                 with ordinary_tensors():
@@ -101,14 +106,20 @@ class Rebuilder:
         new_namespace: makes the dict that the names of one function or class live in.
         note: is told each text: source, file name, first line.
         watch: runs what the user wrote.
+        codes: what the texts compile to.
     """
 
     def __init__(
-        self, new_namespace: Callable[[], dict[str, Any]], note: Callable[[str, str, int], None], watch: Watch
+        self,
+        new_namespace: Callable[[], dict[str, Any]],
+        note: Callable[[str, str, int], None],
+        watch: Watch,
+        codes: Codes,
     ) -> None:
         self._new_namespace = new_namespace
         self._note = note
         self._watch = watch
+        self._codes = codes
 
     def function(self, function: Function, decode: Decode) -> object:
         """Return a function; it is announced before what it reads is decoded."""
@@ -117,10 +128,7 @@ class Rebuilder:
         # A default is read while the function is made, everything else while it runs.
         defaults = [binding for binding in function.reads if remake.is_default(binding.name)]
         decode.into(namespace, defaults)
-        place = (function.source, function.filename, function.first_line, function.indent, function.name)
-        tracers = tracers_in(function.reads)
-        code = compiled(lambda: remake.compile_function(*place, tracers), function.name, function.filename)
-        exec(code, namespace)
+        exec(self._codes.of(Unit.of_function(function)), namespace)
         made = namespace[function.name]
         decode.announce(made)
         decode.into(namespace, [binding for binding in function.reads if not remake.is_default(binding.name)])
@@ -131,10 +139,7 @@ class Rebuilder:
         self._note(source.source, source.filename, source.first_line)
         namespace = self._new_namespace()
         decode.into(namespace, source.needs)
-        given = frozenset(binding.name for binding in source.needs)
-        place = (source.source, source.filename, source.first_line, source.indent, source.name)
-        tracers = tracers_in([*source.needs, *source.reads])
-        code = compiled(lambda: remake.compile_class(*place, given, tracers), source.name, source.filename)
+        code = self._codes.of(Unit.of_class(source))
         self._watch.run(lambda: exec(code, namespace))
         made = namespace[source.name]
         if not isinstance(made, type):
@@ -175,28 +180,3 @@ class Rebuilder:
         decode.announce(made)
         decode.into(vars(made), namespace.attributes)
         return made
-
-
-def tracers_in(bindings: Iterable[Binding]) -> frozenset[str]:
-    """Return the names that are bound to the tracer."""
-    return frozenset(binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer")
-
-
-def compiled(compile_it: Callable[[], CodeType], what: str, filename: str) -> CodeType:
-    """Return code that a source compiles to.
-
-    Args:
-        compile_it: compiles it.
-        what: whose source it is, for the message.
-        filename: where it stands.
-
-    Raises:
-        WireError: this server's Python cannot compile it.
-    """
-    try:
-        return compile_it()
-    except SyntaxError as error:
-        reason = f"{error.msg} ({filename}, line {error.lineno})"
-    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # of what is nested too deeply, for one
-        reason = f"{type(error).__name__}: {error} ({filename})"
-    raise WireError(f"the server's Python cannot compile {what}: {reason}")

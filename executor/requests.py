@@ -21,8 +21,10 @@ from executor.fakes import Fakes
 from executor.host import Host
 from executor.increments import SaveStream
 from executor.mediator import Mediator
+from executor.programs import Codes
 from executor.rebuild import BindingFailed
 from executor.scope import TraceScope
+from executor.watchdog import padded
 from executor.work import Work
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import WireError
@@ -77,6 +79,7 @@ class Requests:
             # What a block binds is its own to change; tensors made in the engine's inference mode are not.
             with torch.inference_mode(False):
                 scope = self._scope_of(work)
+                scope.codes.add(work.codes)
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, work, scope.arrival)
             if cached_tokens:
@@ -146,6 +149,7 @@ class Requests:
             whole=whole,
             streamed=work.trace.stream,
             fakes=Fakes() if work.trace.scan else None,
+            blame=padded(work.trace.id),
         )
 
     def _scope_of(self, work: Work) -> TraceScope:
@@ -158,6 +162,7 @@ class Requests:
                 self._tree,
                 lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
                 self._budget,
+                Codes(),
                 arrival=self._arrivals,
             )
             self._arrivals += 1

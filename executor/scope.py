@@ -24,11 +24,13 @@ from executor.barriers import Barrier
 from executor.budget import Budget
 from executor.control import Control
 from executor.envoy import Envoy, Tracer, current
+from executor.programs import Codes, Unit
 from executor.random_state import RandomState
-from executor.rebuild import Rebuilder, Watch, compiled, ordinary_tensors, tracers_in
+from executor.rebuild import Rebuilder, Watch, ordinary_tensors
 from executor.saves import SaveRegistry
 from executor.stayed import Stayed
 from executor.tree import ModuleTree
+from executor.watchdog import padded
 from interpose import arrays
 from interpose.capture import rewrite
 from interpose.saving import call_save
@@ -180,9 +182,13 @@ class TraceScope:
         tree: the model's modules.
         get_blob: returns the bytes of an uploaded value.
         budget: bounds what the user's classes do while they are made.
+        codes: what the trace's texts compile to; every request brings those that it needs.
         arrival: how many traces came to this worker before; blocks of earlier traces are served first.
+        blame: the id of the client's trace if that is another, as the budget takes it.
 
     Attributes:
+        codes: as given.
+        blame: the id of the client's trace.
         stayed: the tensors of earlier traces that it uses.
     """
 
@@ -194,9 +200,12 @@ class TraceScope:
         tree: ModuleTree,
         get_blob: Callable[[Blob], Any],
         budget: Budget,
+        codes: Codes,
         arrival: int = 0,
+        blame: bytes = b"",
     ) -> None:
         self.arrival = arrival
+        self.codes = codes
         self.id = trace.id
         self.expected = expected
         self.remote = trace.remote
@@ -211,8 +220,9 @@ class TraceScope:
         )  # captured containers, by index, whose changes the increments of an invoke carry
         self._exports: dict[int, dict[str, Any]] = {}
         self._random: RandomState | None = None
-        watch = Watch(budget, self.sources.lines, self.random_state)
-        rebuild = Rebuilder(new_namespace, self.sources.add, watch)
+        self.blame = blame or padded(trace.id)
+        watch = Watch(budget, self.sources.lines, self.random_state, self.blame)
+        rebuild = Rebuilder(new_namespace, self.sources.add, watch, codes)
         self.barriers: dict[int, Barrier] = {}
         self.stayed = Stayed(get_blob)
         resolver = _TraceResolver(tree, rebuild, watch, self.stayed, self.barriers, self.sources.name)
@@ -235,7 +245,7 @@ class TraceScope:
         self._shared_at_start = dict(self.shared)
 
     def program(self, program: pb.Program, after: Iterable[int]) -> tuple[CodeType, dict[str, Any]]:
-        """Compile an invoke's block and bind the names it reads.
+        """Load an invoke's block and bind the names it reads.
 
         Args:
             program: the block.
@@ -246,8 +256,7 @@ class TraceScope:
             WireError: this server's Python cannot compile the source, or a value is malformed or cannot be rebuilt here.
         """
         self.sources.add(program.source, program.filename, program.first_line)
-        place = (program.source, program.filename, program.first_line, program.indent)
-        code = compiled(lambda: rewrite.compile_block(*place, tracers_in(program.reads)), "the block", program.filename)
+        code = self.codes.of(Unit.of_block(program))
         namespace = new_namespace()
         with ordinary_tensors():
             self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executor.fairness import NOBODY, Flow
+from executor.programs import Code
 from interpose.v1 import trace_pb2 as pb
 
 # How a block ended that needs nothing any more and changed nothing: its request may be evicted and computed anew.
@@ -24,6 +25,7 @@ class Work:
         together: how many invokes of the trace must start in the same step as this one, itself included; 0 or 1: none.
         wholes: the trace's invokes without a prompt, by index: their blocks run beside those of all requests that start with it.
         flow: whose it is.
+        codes: what the texts that come with the request compile to (`executor.programs.Codes`).
     """
 
     trace: pb.Trace
@@ -33,6 +35,7 @@ class Work:
     together: int = 0
     wholes: dict[int, pb.Invoke] = field(default_factory=dict)
     flow: Flow = NOBODY
+    codes: dict[str, Code] | None = None
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
@@ -46,6 +49,7 @@ class Work:
                 "together": self.together,
                 "wholes": [(index, invoke.SerializeToString()) for index, invoke in self.wholes.items()],
                 "flow": (self.flow.tenant, self.flow.session, self.flow.share),
+                "codes": self.codes,
             }
         }
 
@@ -58,7 +62,9 @@ class Work:
         trace = pb.Trace.FromString(args["trace"])
         wholes = {index: pb.Invoke.FromString(data) for index, data in args["wholes"]}
         flow = Flow(*args["flow"])
-        return cls(trace, args["invoke"], args["expected"], args["session"], args["together"], wholes, flow)
+        return cls(
+            trace, args["invoke"], args["expected"], args["session"], args["together"], wholes, flow, args["codes"]
+        )
 
 
 @dataclass(frozen=True)

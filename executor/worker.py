@@ -29,12 +29,14 @@ from executor.host import Host
 from executor.interleaver import Interleaver
 from executor.joining import gather, join
 from executor.outbox import LocalOutbox, Outbox, RayOutbox
+from executor.programs import Code
 from executor.ranks import AllRanks, Alone
 from executor.scan import scan
 from executor.stages import OneStage, Pipeline
 from executor.startup import Startup
 from executor.tree import ModuleTree
 from executor.views.catalogue import add_views
+from executor.watchdog import heartbeat
 from executor.work import Work
 from interpose.result import Result
 from interpose.v1 import trace_pb2 as pb
@@ -103,7 +105,7 @@ class InterposeWorker(_Base):
         host = Host(
             tree=tree,
             applier=Applier(tree, self.vllm_config, settings["block_memory_bytes"]),
-            budget=Budget(settings["step_seconds"], settings["block_memory_bytes"]),
+            budget=Budget(settings["step_seconds"], settings["block_memory_bytes"], heartbeat()),
             outbox=self.interpose_outbox,
             limits=Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
             ranks=AllRanks() if tensor_parallel > 1 or pipelined else Alone(),
@@ -138,10 +140,12 @@ class InterposeWorker(_Base):
             self.model_runner.end_traced()
         return output
 
-    def interpose_scan(self, trace: bytes, session: str, prompt: list[int], steps: int) -> Ended:
+    def interpose_scan(
+        self, trace: bytes, session: str, prompt: list[int], steps: int, codes: dict[str, Code] | None = None
+    ) -> Ended:
         """Run a block on shapes; see `executor.scan.scan`."""
         runner = self.model_runner
-        work = Work(pb.Trace.FromString(trace), 0, 1, session)
+        work = Work(pb.Trace.FromString(trace), 0, 1, session, codes=codes)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
 

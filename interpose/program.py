@@ -106,12 +106,9 @@ class TraceBuilder:
             raise InvalidArgument(
                 f"a trace may have {self.limits.max_invokes} invokes; start another trace for the rest"
             )
-        size = len(block.source.encode())
-        if self.limits.max_program_bytes and size > self.limits.max_program_bytes:
-            raise InvalidArgument(
-                f"the block's source has {size} bytes, the server takes {self.limits.max_program_bytes}; keep large "
-                "constants in variables outside of it"
-            )
+        refusal = self._shipper.sources.refusal("the block", block.source, block.body)
+        if refusal:
+            raise InvalidArgument(refusal)
         reads = {}
         for name in block.reads:
             value = _lookup(scope, name)

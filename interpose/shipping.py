@@ -16,6 +16,7 @@ from interpose import calls, capture, instances, symbols
 from interpose.barrier import Barrier
 from interpose.envoy import Envoy, Node
 from interpose.remote import RemoteValue
+from interpose.sizes import Sources
 from interpose.v1 import value_pb2
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value
@@ -45,6 +46,7 @@ class Shipper:
         self._is_tracer = is_tracer
         self.encoder: Encoder
         self.pieces: list[capture.Piece] = []
+        self.sources = Sources(limits)
         self._modules: dict[str, set[str]] = {}  # of each of the user's modules: the attributes that were sent
 
     def special(self, obj: Any) -> Value | None:
@@ -152,7 +154,7 @@ class Shipper:
                 "cell or a file, or inside the block",
                 function,
             )
-        self._check_size(source.source, f"the function {source.name}")
+        self._check_size(source.source, f"the function {source.name}", source.body)
 
         what = f"the function {source.name}"
         self.pieces.append(capture.piece(what, source.filename, source.first_line, source.variables, source.stores))
@@ -191,7 +193,7 @@ class Shipper:
                 "define the class at the top level, or give it the value as a default of a method",
                 cls,
             )
-        self._check_size(source.source, f"the class {name}")
+        self._check_size(source.source, f"the class {name}", source.node)
         self.pieces.append(
             capture.piece(f"the class {name}", source.filename, source.first_line, source.variables, source.stores)
         )
@@ -273,12 +275,10 @@ class Shipper:
                 raise
         return bindings
 
-    def _check_size(self, source: str, what: str) -> None:
-        size, most = len(source.encode()), self._limits.max_program_bytes
-        if most and size > most:
-            raise WireError(
-                f"{what} has {size} bytes of source, the server takes {most}; keep large constants in variables outside of it"
-            )
+    def _check_size(self, source: str, what: str, node: ast.AST) -> None:
+        refusal = self.sources.refusal(what, source, [node])
+        if refusal:
+            raise WireError(refusal)
 
 
 def _travels_by_parts(cls: type) -> bool:

@@ -143,7 +143,18 @@ def check_trace(
         values.extend(binding.value for binding in bindings)
     for invoke in trace.invokes:
         values.extend(binding.value for binding in invoke.program.reads)
-    return _check_values(values, limits, tenant.trust == "full" and limits.pickled, trace.id)
+    sources: dict[tuple[str, str, int], int] = {}
+    for invoke in trace.invokes:
+        _count_source(invoke.program, sources)
+    remotes = _check_values(values, limits, tenant.trust == "full" and limits.pickled, trace.id, sources)
+    total = sum(sources.values())
+    if total > limits.max_trace_program_bytes:
+        raise refuse(
+            f"the trace's blocks, functions and classes have {total} bytes of source; the limit is "
+            f"{limits.max_trace_program_bytes}: trace fewer different blocks at a time, or keep large constants in variables",
+            trace.id,
+        )
+    return remotes
 
 
 def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
@@ -158,7 +169,15 @@ def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
         )
     _check_program(edit.program, model.limits, "", -1)
     values = [*edit.scope.values, *(binding.value for binding in edit.program.reads)]
-    if _check_values(values, model.limits, tenant.trust == "full" and model.limits.pickled, ""):
+    sources: dict[tuple[str, str, int], int] = {}
+    _count_source(edit.program, sources)
+    remotes = _check_values(values, model.limits, tenant.trust == "full" and model.limits.pickled, "", sources)
+    if sum(sources.values()) > model.limits.max_trace_program_bytes:
+        raise refuse(
+            f"the edit's block, functions and classes have {sum(sources.values())} bytes of source; the limit is "
+            f"{model.limits.max_trace_program_bytes}: keep large constants in variables"
+        )
+    if remotes:
         raise refuse("an edit outlives the session whose values it refers to: fetch them, and send them with it")
     for value in values:
         if value.tensor.WhichOneof("payload") == "blob":
@@ -248,7 +267,12 @@ def _check_source(source: Source, what: str, limits: Limits, trace_id: str, invo
     """Refuse a text that is too long, or that stands where no file has a line."""
     size = len(source.source.encode())
     if size > limits.max_program_bytes:
-        raise refuse(f"{what} has {size} bytes of source; the limit is {limits.max_program_bytes}", trace_id, invoke)
+        raise refuse(
+            f"{what} has {size} bytes of source; the limit is {limits.max_program_bytes}: keep large constants in variables "
+            "outside of it",
+            trace_id,
+            invoke,
+        )
     if source.first_line > MAX_LINE or source.indent > MAX_COLUMN or len(source.filename) > MAX_FILENAME:
         raise refuse(
             f"{what} is said to begin in line {source.first_line}, column {source.indent} of a file with a name of "
@@ -286,8 +310,22 @@ def _check_sampling(
         )
 
 
-def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, trace_id: str) -> Remotes:
+def _count_source(source: Source, sources: dict[tuple[str, str, int], int]) -> None:
+    """Note the size of a text that has to be compiled; the same text at the same place is compiled once."""
+    sources[source.source, source.filename, source.first_line] = len(source.source.encode())
+
+
+def _check_values(
+    todo: list[value_pb2.Value],
+    limits: Limits,
+    pickled: bool,
+    trace_id: str,
+    sources: dict[tuple[str, str, int], int],
+) -> Remotes:
     """Count values and look for those that need trust; what they mean is checked where they are decoded.
+
+    Args:
+        sources: takes the sizes of functions' and classes' texts (`_count_source`).
 
     Returns:
         The blobs of earlier traces that are among them.
@@ -307,6 +345,7 @@ def _check_values(todo: list[value_pb2.Value], limits: Limits, pickled: bool, tr
         if kind in ("function", "class_source"):
             source: value_pb2.Function | value_pb2.Class = getattr(value, kind)
             _check_source(source, repr(source.name[:80]), limits, trace_id)
+            _count_source(source, sources)
         elif kind == "remote":
             check_view(value.remote.view, trace_id)
             remotes.setdefault(value.remote.session_id, set()).add(value.remote.blob_id)

@@ -53,7 +53,7 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., python_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_upload_bytes", "max_saved_bytes", "max_invokes", "chunk_bytes", "inline_bytes", "max_program_bytes", "step_seconds", "pickled")
+    __slots__ = ("max_message_bytes", "max_upload_bytes", "max_saved_bytes", "max_invokes", "chunk_bytes", "inline_bytes", "max_program_bytes", "step_seconds", "pickled", "max_program_nodes", "max_trace_program_bytes")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class Limits(_message.Message):
     MAX_PROGRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PICKLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROGRAM_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TRACE_PROGRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_upload_bytes: int
     max_saved_bytes: int
@@ -72,7 +74,9 @@ class Limits(_message.Message):
     max_program_bytes: int
     step_seconds: float
     pickled: bool
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_saved_bytes: _Optional[int] = ..., max_invokes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., max_program_bytes: _Optional[int] = ..., step_seconds: _Optional[float] = ..., pickled: bool = ...) -> None: ...
+    max_program_nodes: int
+    max_trace_program_bytes: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_saved_bytes: _Optional[int] = ..., max_invokes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., max_program_bytes: _Optional[int] = ..., step_seconds: _Optional[float] = ..., pickled: bool = ..., max_program_nodes: _Optional[int] = ..., max_trace_program_bytes: _Optional[int] = ...) -> None: ...
 
 class DescribeModelRequest(_message.Message):
     __slots__ = ("model",)

@@ -15,6 +15,7 @@ import torch
 
 from executor.options import trace_options
 from executor.outputs import output_event, result_of
+from executor.programs import Code, TraceCodes, Unit, made
 from executor.work import Work
 from interpose.capture.analysis import block_reads_writes
 from interpose.result import Result
@@ -101,6 +102,11 @@ class Block:
     lora: Any = None  # the engine's LoRARequest
 
 
+def compile_here(units: list[Unit]) -> dict[str, Code]:
+    """Compile texts in this process, which may be long: for programs of the tests' own."""
+    return {unit.key: made(unit, 1 << 30) for unit in units}
+
+
 class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
@@ -115,6 +121,7 @@ class LocalEngine:
         self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local"), **options)
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
+        self.compile = compile_here
 
     def close(self) -> None:
         """Give the engine's memory and process groups back."""
@@ -213,6 +220,7 @@ class LocalEngine:
         by_invoke: dict[tuple[str, int], Ran] = {}
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
+            without = [number for number, invoke in enumerate(trace.invokes) if invoke.whole]
             work = Work(
                 pb.Trace(
                     id=trace.id,
@@ -228,7 +236,8 @@ class LocalEngine:
                 count,
                 "",
                 block.together,
-                {number: invoke for number, invoke in enumerate(trace.invokes) if invoke.whole},
+                {number: trace.invokes[number] for number in without},
+                codes=codes[trace.id].for_invokes([index, *without]),
             )
             self.count += 1
             request_id = f"r{self.count}"
@@ -245,9 +254,11 @@ class LocalEngine:
 
         without: list[tuple[pb.Trace, int, dict[int, Result]]] = []
         generated: dict[str, dict[int, Result]] = {}
+        codes: dict[str, TraceCodes] = {}
         for blocks in traces:
             trace = captured or self.trace(blocks, shared or {})
             generated[trace.id] = {}
+            codes[trace.id] = TraceCodes.of(self._with_edits(trace), self.compile)
             without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.whole]
             trace.stream = trace.stream or stream
             for index, block in enumerate(blocks):
@@ -300,6 +311,12 @@ class LocalEngine:
             increment = pb.Increment.FromString(data)
             by_invoke[(trace_id, increment.invoke)].increments.insert(0, increment)
         return rans
+
+    def _with_edits(self, trace: pb.Trace) -> pb.Trace:
+        whole = pb.Trace()
+        whole.CopyFrom(trace)
+        whole.applied.extend(self.applied)
+        return whole
 
     def edit(self, name: str, source: str, **captured: Any) -> pb.Edit:
         """Make a standing edit of a block."""

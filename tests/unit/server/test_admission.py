@@ -94,6 +94,32 @@ def test_a_long_program() -> None:
     assert "limit is 1024" in refusal(message).message
 
 
+def test_a_mebibyte_of_source_is_refused_with_default_settings() -> None:
+    message = trace()
+    message.invokes[0].program.source = "x=1\n" * 260_000
+    model = ModelSettings(model="tiny")
+    with pytest.raises(ServiceFailure) as error:
+        admission.check_trace(message, model, ANONYMOUS, DESCRIPTION)
+    assert error.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    assert "the limit is 65536: keep large constants in variables" in error.value.failure.message
+
+
+def test_the_sources_of_a_trace_together() -> None:
+    limits = Limits(max_program_bytes=1024, max_trace_program_bytes=1500)
+    message = trace()
+    texts = [f"def f(): return {str(number) * 800!r}" for number in range(2)]
+    functions = [value_pb2.Value(function=value_pb2.Function(name="f", source=text)) for text in texts]
+    message.scope.values.extend([functions[0], functions[0]])
+    model = ModelSettings(model="tiny", limits=limits)
+    admission.check_trace(message, model, ANONYMOUS, DESCRIPTION)
+    message.scope.values.append(functions[1])
+    with pytest.raises(ServiceFailure, match="the limit is 1500: trace fewer different blocks"):
+        admission.check_trace(message, model, ANONYMOUS, DESCRIPTION)
+    edit = pb.Edit(name="e", scope=message.scope)
+    with pytest.raises(ServiceFailure, match="the edit's block, functions and classes have"):
+        admission.check_edit(edit, model, ANONYMOUS)
+
+
 @pytest.mark.parametrize("place", [{"first_line": 1 << 31}, {"indent": 1 << 31}, {"filename": "x" * 5000}])
 def test_a_program_stands_where_a_file_has_lines(place: dict[str, object]) -> None:
     """Compilers count lines and columns in 32 bits, and every line of a traceback repeats the name."""
