@@ -25,9 +25,10 @@ ENDLESS = "for step in tracer.iter[:]:\n    pass\n"
 LARGE = "hidden = model.model.layers[0].output[0].new_ones(99999).save()\n"
 
 
-def endless() -> pb.Trace:
+def endless(model: str) -> pb.Trace:
     """A trace that takes long."""
     long = trace(ENDLESS, (), max_tokens=500)
+    long.model = model
     long.invokes[0].sampling.add(name="ignore_eos").value.boolean = True
     return long
 
@@ -35,8 +36,9 @@ def endless() -> pb.Trace:
 class Background(threading.Thread):
     """Runs a trace; keeps how it ended."""
 
-    def __init__(self, service: RunningService, session: str) -> None:
+    def __init__(self, service: RunningService, session: str, model: str = "llama") -> None:
         super().__init__(daemon=True)
+        self._model = model
         self._service = service
         self._session = session
         self.failure: pb.Failure | None = None
@@ -45,7 +47,7 @@ class Background(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._service.submit(endless(), self._session)
+            self._service.submit(endless(self._model), self._session)
         except ServiceFailure as error:
             self.failure = error.failure
 
@@ -187,6 +189,37 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
     job_tracer.job.forget()
     service.close_session(session)
     report(Seen(FAULTS[5], shown(from_failure(running.failure)), saw, back, 0, leaks(service, before)))
+
+
+@pytest.mark.timeout(400)
+def test_a_block_that_nothing_interrupts(service: RunningService, client: interpose.Client) -> None:
+    """Its worker is ended long before vLLM would give it up: its trace is told why, its neighbour's may be tried again."""
+    session, other = service.open_session(), service.open_session()
+    model = client.model("gpt2")
+    before = There.of(service)
+    running = Background(service, other, "gpt2")
+    hostile = trace("sum(range(10**12))\n", ())
+    hostile.model = "gpt2"
+    begun = time.monotonic()
+    [failed] = [event.failed for event in service.submit(hostile, session) if event.WhichOneof("kind") == "failed"]
+    assert failed.code == pb.ERROR_CODE_DEADLINE_EXCEEDED, failed
+    assert "in code that nothing can interrupt" in failed.message
+    running.join(30)
+    saw = time.monotonic() - begun
+    assert running.failure is not None
+    assert running.failure.code == pb.ERROR_CODE_UNAVAILABLE and running.failure.retry_after > 0
+    assert saw < 60
+
+    def run() -> None:
+        with model.trace("one two three"):
+            logits = model.logits.output.save()
+        assert logits.shape[0] == 1
+
+    wait_for(lambda: answers(run), 300)
+    back = time.monotonic() - begun
+    service.close_session(session)
+    service.close_session(other)
+    report(Seen(FAULTS[12], shown(from_failure(running.failure)), saw, back, 0, leaks(service, before)))
 
 
 def test_the_directory_that_is_killed(service: RunningService, client: interpose.Client) -> None:
