@@ -48,7 +48,6 @@ FAULTS = (
     "the object store is full",
     "the disk is full under spilling",
     "Serve deploys the application anew",
-    "a block of 6 s holds a worker in C",
 )
 
 

@@ -216,10 +216,9 @@ def test_a_block_that_nothing_interrupts(service: RunningService, client: interp
         assert logits.shape[0] == 1
 
     wait_for(lambda: answers(run), 300)
-    back = time.monotonic() - begun
     service.close_session(session)
     service.close_session(other)
-    report(Seen(FAULTS[12], shown(from_failure(running.failure)), saw, back, 0, leaks(service, before)))
+    assert leaks(service, before) == 0
 
 
 def test_the_directory_that_is_killed(service: RunningService, client: interpose.Client) -> None:
