@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,15 @@ from tests.unit.server.checkpoints import write_checkpoint
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("RAY_", "INTERPOSE_"))]:
-        monkeypatch.delenv(name)
+def _no_variables() -> Iterator[None]:
+    """Run a test without variables of Ray and of the service; the command sets some, which end with the test."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(("RAY_", "INTERPOSE_")):
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_a_ray_client_address_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
