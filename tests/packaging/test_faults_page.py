@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interpose.errors import ConnectionLost, QuotaExceeded, Unavailable
+from interpose.errors import ConnectionLost, InvalidArgument, QuotaExceeded, Unavailable
 from tests.cluster.matrix import FAULTS, PAGE, Seen, render, rows, shown, stable
 
 
@@ -27,5 +27,6 @@ def test_rows_that_were_seen_again_are_replaced() -> None:
 def test_what_a_client_sees() -> None:
     assert shown(None) == "nothing: its trace went on"
     assert shown(Unavailable("x", retry_after=5.0)) == "`Unavailable`, retryable"
-    assert shown(QuotaExceeded("x")) == "`QuotaExceeded`"
+    assert shown(QuotaExceeded("x")) == "`QuotaExceeded`, retryable"
+    assert shown(InvalidArgument("x")) == "`InvalidArgument`"
     assert shown(ConnectionLost("x")) == "`ConnectionLost`, retryable"
