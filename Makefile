@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-lowest test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make test       the test suite'
 	@echo 'make test-cluster  several replicas, models and nodes, and what is lost of them: as root, with iproute2'
 	@echo 'make test-lowest  the unit tests and a trace with the lowest versions that pyproject.toml allows: downloads them'
+	@echo 'make test-compose  the image for CPUs built, and docker-compose.yml run with it: where a Docker daemon answers'
 	@echo 'make test-unit  the tests that need no engine: seconds'
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
@@ -77,6 +78,10 @@ test-cluster: $(STAMP)
 
 test-lowest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lowest
+
+# What it measures is printed as it comes.
+test-compose: $(STAMP)
+	$(BIN)/python -m pytest --capture=no --verbose tests/compose
 
 test-unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/unit

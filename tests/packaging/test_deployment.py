@@ -44,7 +44,9 @@ def test_the_documents_other_commands() -> None:
             assert f" AS {command[command.index('--target') + 1]}\n" in DOCKERFILE
         elif command[:2] == ["docker", "compose"]:
             profiles = [command[i + 1] for i, word in enumerate(command) if word == "--profile"]
-            assert set(profiles) <= {"cpu", "gpu"} and "up" in command
+            assert set(profiles) <= {"cpu", "gpu"} and {"up", "down", "restart"} & set(command)
+        elif command[0] == "docker":
+            assert command[1:] in (["kill"], ["stop"])
         elif "port-forward" in command:
             assert command[-2] in {f"service/{name}" for name in services} and command[-1] == "9000:9000"
         else:
@@ -103,6 +105,14 @@ def test_the_image_is_made_in_stages_and_nobody_special_runs_it() -> None:
         assert re.search(r"^USER 1000:1000$", body, re.MULTILINE)
         assert not re.search(r"^RUN ", body, re.MULTILINE)
         assert set(re.findall(r"--from=(\S+)", body)) == {f"build-{target}"}
+
+
+def test_the_image_for_cpus_compiles_nothing_and_its_model_can_be_read() -> None:
+    """No compiler is there, so torch's is off; and weights are written for their owner alone, who is root in a build."""
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL))
+    assert re.search(r"^ENV TORCH_COMPILE_DISABLE=1$", stages["cpu"], re.MULTILINE)
+    assert "g++" in stages["compiling"] and "g++" not in stages["runtime"] + stages["cpu"]
+    assert "demo-model /models/tiny-llama && chmod -R a+rX /models" in stages["build-cpu"]
 
 
 def is_sent(path: str) -> bool:
@@ -171,6 +181,7 @@ def test_a_head_and_two_workers_on_one_private_network(profile: str) -> None:
     assert "ports" in heads[0] and all("deploy" in worker for worker in workers) == (profile == "gpu")
     for node in nodes.values():
         assert node["image"] == f"interpose:{profile}" and node["build"]["target"] == profile
+        assert node["read_only"] is True and "/tmp" in node["volumes"] and node["environment"]["HOME"] == "/tmp"
         assert node["cap_drop"] == ["ALL"] and node["environment"]["RAY_AUTH_MODE"] == "token"
         assert node["depends_on"] == {"token": {"condition": "service_completed_successfully"}}
         (token,) = [volume for volume in node["volumes"] if volume.startswith("token:")]
@@ -206,7 +217,7 @@ def test_what_it_serves_are_settings_for_two_workers(profile: str, monkeypatch: 
     (model,) = settings.models
     assert model.world_size == 2 and model.model.startswith("/models/")
     assert (model.device == "gpu") == (profile == "gpu")
-    assert rest == (["--dtype", "float32"] if profile == "cpu" else [])
+    assert rest == (["--dtype", "float32", "--enforce-eager"] if profile == "cpu" else [])
 
 
 def _serve_parser(serve: Any) -> Any:
