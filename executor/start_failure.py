@@ -43,7 +43,7 @@ _PASSING = frozenset(
 # The same, in the words that one process hands on from another.
 _PASSING_WORDS = re.compile(
     r"connection (was )?(closed|reset|refused|lost|aborted)|NCCL error|broken pipe|did not connect to the engine|"
-    r"took longer than \d+ s",
+    r"took longer than \d+ s|^cancelled$",  # the last: a process that was shutting down stopped waiting for a message
     re.IGNORECASE,
 )
 _HANDED_ON = re.compile(r"Worker failed with error '(.*)', please check the stack trace above", re.DOTALL)

@@ -78,6 +78,7 @@ def test_an_unknown_architecture_comes_with_near_misses_and_without_all_others()
         ActorDiedError(),
         ConnectionResetError("by peer"),
         TimeoutError("loading the model in the workers took longer than 600 s"),
+        RuntimeError("cancelled"),
         RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.2]:3456"),
         RuntimeError(
             "Worker failed with error 'NCCL error: unhandled system error', please check the stack trace above"
