@@ -31,6 +31,12 @@ def nested(levels: int) -> str:
     return "".join(lines) + " " * levels + "b\n"
 
 
+def closures(count: int) -> str:
+    """A function with so many variables that lambdas read: the compiler's time grows with their square, its memory does not."""
+    kept = "".join(f"    x{i} = 1\n" for i in range(count))
+    return f"def f():\n{kept}    return [{', '.join(f'lambda: x{i}' for i in range(count))}]\n"
+
+
 def ran(compiler: Compiler, unit: Unit) -> dict[str, object]:
     names: dict[str, object] = {}
     exec(Codes(compiler.compile([unit])).of(unit), names)
@@ -74,7 +80,7 @@ def test_what_cannot_be_compiled_is_told(compiler: Compiler, source: str, words:
 def test_a_text_that_takes_too_long_ends_and_the_next_one_compiles() -> None:
     impatient = Compiler(1 << 30, seconds=3.0)
     try:
-        unit = block(nested(20))
+        unit = block(closures(20_000))
         codes = Codes(impatient.compile([unit]))
         with pytest.raises(WireError, match="did not compile the block in 3 s"):
             codes.of(unit)
