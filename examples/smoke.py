@@ -54,7 +54,7 @@ def check(model: Any) -> str:
         logits = model.logits.output.float().save()
         result = tracer.result.save()
     with model.trace(PROMPT, **SAMPLING):
-        model.blocks[middle].mlp.act[:] = 0
+        model.blocks[middle].resid_post[:] = 0
         changed = model.logits.output.float().save()
     stream, logits, changed = (np.asarray(value) for value in (stream, logits, changed))
     print(f"residual stream after layer {middle}: {stream.shape}, logits: {logits.shape}, result: {result.text!r}")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import experiment
-import matplotlib.pyplot as plt
 import numpy as np
+import pictures
 
 TOWARDS = ["The water is cold and", "The night is dark and", "The fox runs into the"]
 AWAY = ["The capital of Spain is", "One, two, three,", "Paris is in"]
 PROMPT = "Once upon a time there was"
-LAYER = 2
+DEPTH = 0.5  # of the layer that the probe reads; 1: after the last
 STEPS = 32
 QUANTILE = 0.9  # of the readings without an alarm: what raises it
 
@@ -38,6 +38,8 @@ class Watch:
         arrived: [steps], how many readings were here with each output.
         alarm: what raises it.
         stopped: how many tokens the run with an alarm had given when it was left.
+        layer: after which the probe reads.
+        prompt: what the model went on with.
     """
 
     direction: np.ndarray
@@ -47,47 +49,53 @@ class Watch:
     arrived: list[int]
     alarm: float
     stopped: int
+    layer: int
+    prompt: str = PROMPT
 
 
-def probe_of(model: Any) -> Any:
+def probe_of(model: Any, layer: int) -> Any:
     """Return the direction that the monitor looks along, [hidden], of length 1."""
-    direction = experiment.difference_of_means(model, LAYER, TOWARDS, AWAY)
+    direction = experiment.difference_of_means(model, layer, TOWARDS, AWAY)
     return direction / direction.norm()
 
 
-def watched(model: Any, direction: Any) -> Any:
+def watched(model: Any, prompt: str, layer: int, direction: Any) -> Any:
     """Begin a generation whose block takes two readings in each step; return what gives its outputs."""
-    with model.trace(PROMPT, max_tokens=STEPS, temperature=0.0, ignore_eos=True, stream=True) as tracer:
+    with model.trace(prompt, max_tokens=STEPS, temperature=0.0, ignore_eos=True, stream=True) as tracer:
         readings = [].save()
         for _step in tracer.iter[:]:
-            reading = float(model.blocks[LAYER].resid_post[-1] @ direction)
-            logprobs = model.logits.output[0].log_softmax(-1)
+            reading = float(model.blocks[layer].resid_post[-1].float() @ direction)
+            logprobs = model.logits.output[0].float().log_softmax(-1)
             readings.append((reading, float(-(logprobs.exp() * logprobs).sum())))
     return tracer.stream()
 
 
-def run(model: Any) -> Watch:
+def run(model: Any, prompt: str = PROMPT) -> Watch:
     """Watch a generation to its end, then one with an alarm."""
-    direction = probe_of(model)
+    layer = experiment.layer_at(model, DEPTH)
+    direction = probe_of(model, layer)
     arrived: list[int] = []
-    for output in watched(model, direction):
+    for output in watched(model, prompt, layer, direction):
         tokens, readings = output.token_ids, list(output.saves["readings"])
         arrived.append(len(readings))
     alarm = float(np.quantile([reading for reading, _ in readings], QUANTILE))
     stopped = 0
-    with watched(model, direction) as outputs:
+    with watched(model, prompt, layer, direction) as outputs:
         for output in outputs:
             stopped = len(output.token_ids)
             if output.saves["readings"][-1][0] > alarm:
                 break  # leaving it cancels the trace
     values = experiment.as_array(readings)
-    return Watch(experiment.as_array(direction), tokens, values[:, 0], values[:, 1], arrived, alarm, stopped)
+    return Watch(
+        experiment.as_array(direction), tokens, values[:, 0], values[:, 1], arrived, alarm, stopped, layer, prompt
+    )
 
 
 def draw(model: Any, found: Watch, picture: Path) -> None:
     """Write both readings over the tokens, and where the alarm ended the second run."""
-    labels = experiment.tokens_of(model, found.tokens)
-    figure, (probe, entropy) = plt.subplots(2, 1, figsize=(12, 6), sharex=True, height_ratios=(1.6, 1))
+    labels = experiment.labels_of(model, found.tokens)
+    figure = pictures.figure(11, 6)
+    probe, entropy = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
     places = np.arange(len(found.tokens))
     over = found.readings > found.alarm
     probe.plot(places, found.readings, color="tab:blue", marker="o", markersize=4)
@@ -96,16 +104,15 @@ def draw(model: Any, found: Watch, picture: Path) -> None:
     probe.axvspan(found.stopped - 0.5, len(labels) - 0.5, color="0.9", label="never generated with the alarm on")
     probe.set_xlim(-0.5, len(labels) - 0.5)
     probe.set_ylabel("projection on the probe")
-    probe.set_title(f"“{PROMPT} …”: what the monitor reads at each token", loc="left", fontsize=11)
+    probe.set_title(f"“{found.prompt} …”: what the monitor reads at each token", loc="left", fontsize=11)
     probe.margins(y=0.2)
     probe.legend(loc="upper left", ncols=3)
     entropy.bar(places, found.entropies, color="tab:gray")
     entropy.set_ylabel("entropy (nats)")
-    entropy.set_xticks(places, labels, rotation=60, family="monospace", fontsize=8)
-    figure.subplots_adjust(bottom=0.16, left=0.07, right=0.99, top=0.95, hspace=0.06)
-    caption = f"Residual stream after layer {LAYER} at the newest token, and the distribution that the next token is drawn from."
-    experiment.save(figure, caption, picture)
+    entropy.set_xticks(places, labels, rotation=90, family="monospace", fontsize=8)
+    caption = f"Residual stream after layer {found.layer} at the newest token, and what the next token is drawn from."
+    pictures.save(figure, caption, picture)
 
 
 if __name__ == "__main__":
-    experiment.main(__doc__, run, draw, "stream_monitor.png")
+    experiment.main(__doc__, run, draw, "stream_monitor.png", {"prompt": PROMPT})

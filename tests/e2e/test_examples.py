@@ -41,7 +41,7 @@ def example(
 
     picture = tmp_path / "picture.png"
     arguments = ["--address", service.address, "--model", "llama", "--picture", str(picture)]
-    experiment.main(module.__doc__, run, module.draw, "unused.png", arguments)
+    experiment.main(module.__doc__, run, module.draw, "unused.png", argv=arguments)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
     return module, results[0]
@@ -107,12 +107,18 @@ def test_logit_lens(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> Non
             top = llama.lm_head(llama.model.norm(stream)).softmax(-1).max(-1)
             assert found.ids[layer].tolist() == top.indices.tolist()
             np.testing.assert_allclose(found.probabilities[layer], top.values.numpy(), atol=TOLERANCE)
+            last = llama.lm_head(llama.model.norm(stream))[-1]
+            assert found.ranks[layer] == int((last > last[found.answer]).sum()) + 1
+            assert found.climb[layer] == pytest.approx(float(last.softmax(-1)[found.answer]), abs=TOLERANCE)
+    assert found.answer == int(logits(llama, ids).argmax())
+    assert found.ranks[-1] == 1
 
 
 def test_activation_patching(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     patching, found = example
     assert found.clean == tokenizer.encode(patching.CLEAN)
-    assert sum(one != other for one, other in zip(found.clean, found.corrupted, strict=True)) == 1
+    assert found.corrupted == tokenizer.encode(patching.CORRUPTED)
+    assert len(found.clean) == len(found.corrupted)
 
     clean, corrupted = logits(llama, found.clean), logits(llama, found.corrupted)
     first, second = int(clean.argmax()), int(corrupted.argmax())
@@ -140,16 +146,14 @@ def test_activation_patching(example: tuple[Any, Any], llama: Any, tokenizer: An
 def test_steering(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     steering, found = example
     means = [
-        torch.stack([streams(llama, tokenizer.encode(prompt))[steering.LAYER][-1] for prompt in prompts]).mean(0)
+        torch.stack([streams(llama, tokenizer.encode(prompt))[found.layer][-1] for prompt in prompts]).mean(0)
         for prompts in (steering.TOWARDS, steering.AWAY)
     ]
     direction = means[0] - means[1]
     np.testing.assert_allclose(found.direction, direction.numpy(), atol=TOLERANCE)
     prompt = tokenizer.encode(steering.PROMPT)
     for row, strength in enumerate(steering.STRENGTHS):
-        with hooked(
-            llama.model.layers[steering.LAYER], lambda stream, strength=strength: stream + strength * direction
-        ):
+        with hooked(llama.model.layers[found.layer], lambda stream, strength=strength: stream + strength * direction):
             first = logits(llama, prompt)
             last = streams(llama, prompt)[-1][-1]
             with torch.no_grad():
@@ -225,7 +229,7 @@ def test_sae(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     sae, found = example
     assert found.ids == tokenizer.encode(sae.PROMPT)
     encoder, encoder_bias, decoder, decoder_bias = sae.dictionary(llama.config.hidden_size)
-    stream = streams(llama, found.ids)[sae.LAYER]
+    stream = streams(llama, found.ids)[found.layer]
     features = torch.relu((stream - decoder_bias) @ encoder + encoder_bias)
     np.testing.assert_allclose(found.activations, features.numpy(), atol=TOLERANCE)
     strongest = int(features[-1].argmax())
@@ -234,18 +238,18 @@ def test_sae(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     def without(stream: torch.Tensor) -> torch.Tensor:
         return stream - features[:, strongest, None] * decoder[strongest]
 
-    with hooked(llama.model.layers[sae.LAYER], without):
+    with hooked(llama.model.layers[found.layer], without):
         change = logits(llama, found.ids)
     change = change - logits(llama, found.ids)
     np.testing.assert_allclose(found.change, change.numpy(), atol=10 * TOLERANCE)
     assert np.abs(found.change).max() > 0.01
 
 
-def test_probe(example: tuple[Any, Any], llama: Any) -> None:
+def test_probe(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     probe, found = example
     assert len(found.activations) == 10_000
-    ids = probe.prompts(llama.config.vocab_size)
-    truth = np.concatenate([streams(llama, prompt)[probe.LAYER].numpy() for prompt in ids.tolist()])
+    ids = probe.prompts(llama.config.vocab_size, set(tokenizer.all_special_ids))
+    truth = np.concatenate([streams(llama, prompt)[found.layer].numpy() for prompt in ids.tolist()])
     np.testing.assert_allclose(found.activations, truth, atol=TOLERANCE)
     cut = int(probe.TRAINING * probe.PROMPTS) * probe.LENGTH
     weights = probe.train(truth[:cut].astype(np.float64), found.labels[:cut])
@@ -257,7 +261,7 @@ def test_probe(example: tuple[Any, Any], llama: Any) -> None:
 def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     monitor, found = example
     towards, away = (
-        torch.stack([streams(llama, tokenizer.encode(prompt))[monitor.LAYER][-1] for prompt in prompts]).mean(0)
+        torch.stack([streams(llama, tokenizer.encode(prompt))[found.layer][-1] for prompt in prompts]).mean(0)
         for prompts in (monitor.TOWARDS, monitor.AWAY)
     )
     direction = (towards - away) / (towards - away).norm()
@@ -265,7 +269,7 @@ def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) ->
     ids, readings, entropies = tokenizer.encode(monitor.PROMPT), [], []
     for token in found.tokens:
         stream = streams(llama, ids)
-        readings.append(float(stream[monitor.LAYER][-1] @ direction))
+        readings.append(float(stream[found.layer][-1] @ direction))
         distribution = torch.distributions.Categorical(logits=logits(llama, ids))
         entropies.append(float(distribution.entropy()))
         assert int(distribution.logits.argmax()) == token
@@ -275,3 +279,28 @@ def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) ->
     assert found.arrived == list(range(1, monitor.STEPS + 1)), "each reading is here with its token"
     first = next(i for i, reading in enumerate(readings) if reading > found.alarm)
     assert found.stopped == first + 1 < monitor.STEPS
+
+
+def test_prompts_that_do_not_go_together_are_refused(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command: it says why and what to give instead, and draws nothing."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    experiment, patching = (importlib.import_module(name) for name in ("experiment", "activation_patching"))
+    prompts = {"clean": patching.CLEAN, "corrupted": patching.CORRUPTED}
+    picture = tmp_path / "picture.png"
+    for corrupted, said in (("The capital of Spain is", "the same number of tokens"), (patching.CLEAN, "are the same")):
+        arguments = [
+            "--address",
+            service.address,
+            "--model",
+            "llama",
+            "--picture",
+            str(picture),
+            "--corrupted",
+            corrupted,
+        ]
+        with pytest.raises(SystemExit, match=said) as refused:
+            experiment.main(patching.__doc__, patching.run, patching.draw, "unused.png", prompts, arguments)
+        assert "--corrupted" in str(refused.value)
+    assert not picture.exists()

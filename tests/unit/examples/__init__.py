@@ -1,0 +1,1 @@
+"""What the examples do without a service: their pictures, and what they refuse."""
