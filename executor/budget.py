@@ -10,6 +10,7 @@ What no signal interrupts, one long call in C, the worker's watchdog ends togeth
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import threading
@@ -22,6 +23,7 @@ from executor.control import BudgetExceeded
 from executor.watchdog import GRACE_SECONDS, Heartbeat, padded
 from interpose.v1 import trace_pb2 as pb
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TICK_SECONDS = 0.05
@@ -60,6 +62,7 @@ class Budget:
         self._started = 0.0
         self._base: tuple[int, int] = (0, 0)
         self._bounded = True
+        self._collects = False
         self._limits = resource.getrlimit(resource.RLIMIT_AS)
         self._main = threading.current_thread() is threading.main_thread()
         self._handler: Any = signal.SIG_DFL
@@ -83,6 +86,8 @@ class Budget:
         self.struck = False
         self._started = time.monotonic()
         self._deadline = self._started + max(0.0, self.step_seconds - used)
+        self._collects = gc.isenabled()
+        gc.disable()  # what others have left to be collected would run here
         if self._heartbeat is not None:
             self._heartbeat.beat(self.step_seconds + GRACE_SECONDS)
             self._heartbeat.arm(self._deadline, trace)
@@ -107,9 +112,38 @@ class Budget:
             signal.signal(signal.SIGALRM, self._handler)
             if self._bounded:
                 resource.setrlimit(resource.RLIMIT_AS, self._limits)
+        if self._collects:
+            gc.enable()
         if self._heartbeat is not None:
             self._heartbeat.disarm()
         return elapsed
+
+    def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:
+        """Call code of the engine's that may run code of a block's objects: encode them, or let go of them.
+
+        Args:
+            do: what to call. It may be broken off anywhere.
+            used, trace: as of `arm`.
+
+        Returns:
+            What `do` returned, and the seconds that it took.
+
+        Raises:
+            BudgetExceeded: it took longer than the block may. What a `__del__` raises is dropped by Python, so that `do` may have
+                come to its end.
+        """
+        running = True
+        self.arm(lambda: running, used, trace, memory=False)
+        try:
+            try:
+                done = do()
+            finally:
+                running = False
+        finally:
+            elapsed = self.disarm()
+        if self.struck:
+            raise self.exceeded()
+        return done, elapsed
 
     def exceeded(self) -> BudgetExceeded:
         """What ends a block that took too long."""
@@ -131,17 +165,23 @@ class Budget:
             raise self.exceeded()
         if not self._bounded:
             return
-        grown = (_memory_pages()[1] - self._base[1]) * _PAGE
-        if grown > self.memory_bytes:
+        if self._grown() > self.memory_bytes:
+            gc.collect()
+            grown = self._grown()
+            if grown <= self.memory_bytes:
+                return
             raise BudgetExceeded(
                 pb.ERROR_CODE_QUOTA_EXCEEDED,
                 f"the block let memory grow by {grown >> 20} MiB in one step, more than the {self.memory_bytes >> 20} MiB "
                 "it may; keep less, or save values and drop them",
             )
 
+    def _grown(self) -> int:
+        return (_memory_pages()[1] - self._base[1]) * _PAGE
+
 
 # Code that arms and disarms: broken off there, a budget would stay armed. The next tick comes later.
-_UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budget.disarm)}
+_UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budget.disarm, Budget.run)}
 
 
 def unbroken(function: F) -> F:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from executor.control import Refusal
 from executor.failures import clip
-from executor.outbox import Outbox
 from executor.saves import SaveEncoder
 from executor.scope import TraceScope
 from interpose.v1 import trace_pb2 as pb
@@ -34,9 +33,9 @@ def collect(
     names: Mapping[str, Any],
     containers: Mapping[int, Any],
     limits: Limits,
-    outbox: Outbox,
+    put_blob: Callable[[str, memoryview], object],
 ) -> list[pb.Event]:
-    """Encode what one invoke saved, or what a whole trace shared.
+    """Encode what one invoke saved, or what a whole trace shared; code of the saved objects may run.
 
     Args:
         scope: the trace.
@@ -44,7 +43,7 @@ def collect(
         names: the values that names are bound to; of an invoke's, only those that are saved or hold saved values are sent.
         containers: captured containers that changed, by index in the trace's scope.
         limits: bounds on saves.
-        outbox: takes the blobs.
+        put_blob: takes a blob's id and its bytes.
 
     Returns:
         One Saves event (none if there is nothing to send), or one Failed event.
@@ -56,7 +55,7 @@ def collect(
         blob_id = f"{scope.id}/{invoke if invoke >= 0 else 'shared'}/{blobs}"
         blobs += 1
         # Another invoke of the trace may still change a value of the user's own; the copy is what was there now.
-        outbox.put(scope.session, scope.id, blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
+        put_blob(blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
         return blob_id
 
     # Nothing is inline in a trace whose client leaves its tensors here.
@@ -73,9 +72,10 @@ def collect(
         for index, value in containers.items():
             what = "a captured container"
             saves.updates.add(index=index, value=encoder.contents(value))
-    except (WireError, Refusal) as error:
+    except Exception as error:  # of the encoder, or of the saved object's own code
         code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
-        message = clip(f"{what!r} cannot be saved: {error}")
+        said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
+        message = clip(f"{what!r} cannot be saved: {said}{error}")
         return [pb.Event(failed=pb.Failure(code=code, message=message, trace_id=scope.id, invoke=invoke))]
     scope.saved_bytes += encoder.bytes
     if not saves.names and not saves.updates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from executor.collect import collect
+from executor.control import BudgetExceeded
 from executor.fakes import explained
 from executor.host import Host
 from executor.mediator import Mediator
@@ -33,6 +34,7 @@ class Endings:
         self._requests = requests
         self._end = end
         self._outbox = host.outbox
+        self._budget = host.budget
         self._limits = host.limits
         self._reports = host.reports
         self._precision = host.precision
@@ -70,10 +72,22 @@ class Endings:
             events = [stream.end(mediator.namespace, mediator.steps)]
             failed = failed or stream.failure
         if failed is None:
-            scope.export(mediator.invoke, mediator.namespace, writes)
+            if scope.expected > 1:
+                scope.export(mediator.invoke, mediator.namespace, writes)
             if self._reports and stream is None:
-                names = {name: mediator.namespace[name] for name in writes if name in mediator.namespace}
-                events = collect(scope, mediator.invoke, names, {}, self._limits, self._outbox)
+                events = self._bounded(
+                    scope,
+                    mediator.invoke,
+                    mediator.used,
+                    # Its values are named nowhere else, or they could not go with the block.
+                    lambda put: collect(scope, mediator.invoke, mediator.bound(writes), {}, self._limits, put),
+                )
+        mediator.let_go(lambda: scope.leave(mediator.namespace, mediator.defines))
+        if (
+            failed is None and mediator.failure is not None
+        ):  # what it had saved is encoded, and what it had not has just gone
+            failed = mediator.failure
+            events = [event for event in events if event.WhichOneof("kind") == "increment"]
         if failed is not None:
             events.append(pb.Event(failed=failed))
         if self._reports:
@@ -95,6 +109,27 @@ class Endings:
             mediator.logs += edit.logs
         self._requests.forget_edits(mediator.request_id)
 
+    def _bounded(
+        self, scope: TraceScope, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]
+    ) -> list[pb.Event]:
+        """Encode what was saved within the budget of the block that saved it: its objects have code of their own.
+
+        Args:
+            invoke: the invoke, -1 for the shared values.
+            used: seconds that the block has used in this step already.
+            encode: given what takes blobs, returns the events.
+        """
+        blobs: list[tuple[str, memoryview]] = []
+        try:
+            events, _ = self._budget.run(lambda: encode(lambda *blob: blobs.append(blob)), used, scope.blame)
+        except BudgetExceeded as error:
+            message = f"while what was saved was encoded, {error.message}"
+            return [pb.Event(failed=pb.Failure(code=error.code, message=message, trace_id=scope.id, invoke=invoke))]
+        if any(event.WhichOneof("kind") == "saves" for event in events):
+            for blob_id, data in blobs:
+                self._outbox.put(scope.session, scope.id, blob_id, data)
+        return events
+
     def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
         """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
         if scope is not None:
@@ -103,6 +138,14 @@ class Endings:
                 self._requests.scopes.pop(scope.id, None)
                 self._outbox.forget(scope.id)
                 if self._reports:
-                    names, containers = scope.changed()
-                    events = events + collect(scope, -1, names, containers, self._limits, self._outbox)
+                    shared = self._bounded(
+                        scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
+                    )
+                    events = events + shared
+                late = scope.let_go()
+                if late is not None:
+                    failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=invoke)
+                    kept = [event for event in events if event.WhichOneof("kind") not in ("saves", "failed")]
+                    events = [*kept, pb.Event(failed=failed)]
+        self._requests.look_idle()
         return [event.SerializeToString() for event in events]

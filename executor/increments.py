@@ -9,7 +9,6 @@ sent once. So a block that saves one row in each step sends one row in each step
 from __future__ import annotations
 
 import operator
-import time
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import numpy
 import torch
 
+from executor.budget import Budget
 from executor.collect import Limits
-from executor.control import Refusal
+from executor.control import BudgetExceeded, Refusal
 from executor.failures import clip
 from executor.outbox import Outbox
 from executor.saves import SaveEncoder, Search
@@ -40,7 +40,7 @@ class SaveStream:
         program: the invoke's block.
         invoke: the invoke's index.
         limits: bounds on what is saved.
-        seconds: that making one increment may take.
+        budget: bounds the making of one increment.
         outbox: takes increments and blobs.
 
     Attributes:
@@ -48,13 +48,14 @@ class SaveStream:
     """
 
     def __init__(
-        self, scope: TraceScope, program: pb.Program, invoke: int, limits: Limits, seconds: float, outbox: Outbox
+        self, scope: TraceScope, program: pb.Program, invoke: int, limits: Limits, budget: Budget, outbox: Outbox
     ) -> None:
         self.failure: pb.Failure | None = None
         self._scope = scope
         self._invoke = invoke
         self._limits = limits
-        self._seconds = seconds
+        self._budget = budget
+        self._held: list[tuple[str, memoryview]] = []  # blobs of the increment that is being made
         self._outbox = outbox
         # What another invoke may change too is sent when the whole trace has ended.
         self._captured = scope.captured() if scope.expected == 1 else {}
@@ -80,7 +81,7 @@ class SaveStream:
             last: whether the block does nothing more before the request has ended.
         """
         if self._open:
-            increment = self._increment(namespace, steps, final=False)
+            increment = self._bounded(namespace, steps, final=False)
             increment.last = last or self.failure is not None
             self._open = not increment.last
             self._outbox.increment(self._scope.session, self._scope.id, increment.SerializeToString())
@@ -89,15 +90,35 @@ class SaveStream:
     def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:
         """Return what is new since the last step, when the request has ended."""
         self._open = False
-        increment = self._increment(namespace, steps, final=True)
+        increment = self._bounded(namespace, steps, final=True)
         increment.last = True
         return pb.Event(increment=increment)
+
+    def _bounded(self, namespace: Mapping[str, Any], steps: int, final: bool) -> pb.Increment:
+        """Return what is new, which is encoded within a budget: objects of the block's have code of their own."""
+        sequence = self._sequence
+        try:
+            increment, _ = self._budget.run(lambda: self._increment(namespace, steps, final), 0.0, self._scope.blame)
+        except BudgetExceeded:
+            self._held.clear()
+            increment = pb.Increment(invoke=self._invoke, sequence=sequence, steps=steps)
+            self._sequence = sequence + 1
+            self._fail(increment, pb.ERROR_CODE_DEADLINE_EXCEEDED, self._too_long())
+        for blob_id, data in self._held:
+            self._outbox.put(self._scope.session, self._scope.id, blob_id, data)
+        self._held.clear()
+        return increment
+
+    def _too_long(self) -> str:
+        return (
+            f"sending what the block saved in one step took longer than {self._budget.step_seconds:g} s; save tensors instead of "
+            "long lists of numbers"
+        )
 
     def _increment(self, namespace: Mapping[str, Any], steps: int, final: bool) -> pb.Increment:
         increment = pb.Increment(invoke=self._invoke, sequence=self._sequence, steps=steps)
         self._sequence += 1
         if self.failure is None:
-            began = time.monotonic()
             counted = self._encoder.bytes
             try:
                 self._change(increment, namespace, final)
@@ -111,13 +132,6 @@ class SaveStream:
                     increment,
                     pb.ERROR_CODE_QUOTA_EXCEEDED,
                     f"the trace saved more than the {limit} MiB it may; save fewer rows or a smaller dtype",
-                )
-            elif time.monotonic() - began > self._seconds:
-                self._fail(
-                    increment,
-                    pb.ERROR_CODE_DEADLINE_EXCEEDED,
-                    f"sending what the block saved in one step took longer than {self._seconds:g} s; save tensors instead of "
-                    "long lists of numbers",
                 )
         return increment
 
@@ -170,7 +184,7 @@ class SaveStream:
         blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
         self._blobs += 1
         # The block goes on and may change a value of its own; the copy is what was there now.
-        self._outbox.put(self._scope.session, self._scope.id, blob_id, memoryview(bytes(data)))
+        self._held.append((blob_id, memoryview(bytes(data))))
         return blob_id
 
 

@@ -265,6 +265,7 @@ class Interleaver:
         if self._requests.streams:
             for request_id in self._batch.spans:
                 self._stream_step(request_id)
+        self._requests.after_step()
 
     def _look_back(self) -> None:
         """Fail those who left on any rank what must not stay in the cache, without which their next steps would be wrong, and

@@ -7,7 +7,7 @@ sides share needs no lock; a block's torch modes are its own (`executor.strand`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
@@ -17,9 +17,10 @@ from executor.accounting import Tally
 from executor.apply import Applier, Call
 from executor.barriers import Barrier
 from executor.budget import NOBODY, Budget
-from executor.control import Cancel, Refusal
+from executor.control import BudgetExceeded, Cancel, Refusal
 from executor.fakes import Fakes
 from executor.late import Late
+from executor.process_state import OwnState
 from executor.progress import Kind, Location, State
 from executor.random_state import RandomState
 from executor.recorder import Recorder
@@ -29,6 +30,18 @@ from executor.served import Served
 from executor.skips import Skips
 from executor.tree import ModuleTree
 from interpose.v1 import trace_pb2 as pb
+
+_CLOSINGS = 8  # attempts to end a block that does not want to
+_STRAYED = (
+    "the block gave control to the engine in another way than by asking for a location (it switched to or threw into a greenlet "
+    "that is not its own); remove that, and use only greenlets that the block has made"
+)
+_INSTEAD = (
+    "everybody's blocks run there, so it was put back; open modes with a `with` statement that ends before the next location, "
+    "and leave signals and timers alone"
+)
+
+_unending: list[object] = []  # the strands of blocks that nothing ends
 
 
 class Mediator:
@@ -132,10 +145,21 @@ class Mediator:
         self.result: Any = None
         self.result_asked = False
         self._budget = budget
+        self._code = code
         self._blame = blame
+        self._own = OwnState()
         self._random = random_state
         self._block = RunningBlock(self, code, sources, tree, applier, streamed)
         self._strand = self._block.strand
+
+    def bound(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of the names that are bound, with what they are bound to."""
+        return {name: self.namespace[name] for name in names if name in self.namespace}
+
+    @property
+    def defines(self) -> bool:
+        """Whether the block defines functions or classes, which find its names for as long as anybody calls them."""
+        return any(isinstance(part, CodeType) for part in self._code.co_consts)
 
     @property
     def live(self) -> bool:
@@ -235,9 +259,32 @@ class Mediator:
 
     def cancel(self) -> None:
         """End the block without a result."""
-        if self.live and self._strand.alive:
-            self.throw(Cancel())
+        self._close()
         self.state = State.CANCELLED
+
+    def let_go(self, do: Callable[[], object]) -> None:
+        """Drop objects of the block's, whose `__del__` may run, within its budget.
+
+        Args:
+            do: drops them.
+        """
+        try:
+            _, seconds = self._budget.run(do, self.used, self._blame)
+            self.used += seconds
+        except BudgetExceeded as error:
+            if self.failure is None:
+                self.state, self.failure = State.FAILED, self._block.describe(error)
+
+    def _close(self) -> None:
+        """End the block's code where it is, however it takes that."""
+        self._strand.closing = True
+        for _ in range(_CLOSINGS):
+            if not self._strand.alive:
+                return
+            self._turn(lambda: self._strand.throw(Cancel()))
+        if self._strand.alive:
+            # Python would end it when nobody refers to it any more, outside of any budget.
+            _unending.append(self._strand)
 
     def never(self, location: Location) -> Refusal:
         """Why a location is not served: the generation is over."""
@@ -247,19 +294,44 @@ class Mediator:
         return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=str(location))
 
     def _turn(self, turn: Callable[[], None]) -> None:
-        """Let the block run until it parks or ends, within its budget and with its own random generators."""
+        """Let the block run until it parks or ends, within its budget, with its own random generators and process state."""
+        self._own.enter()
         if self._random is not None:
             self._random.enter()
         self._budget.arm(self._strand.is_running, self.used, self._blame)
+        stray: BaseException | None = None
         try:
             turn()
         except BaseException as error:
-            # The timer struck while the block was already ending; the block is over all the same.
-            if not self._strand.dead:
-                raise
-            self.failure = self._block.describe(error)
-            self.state = State.FAILED
+            stray = error
         finally:
             self.used += self._budget.disarm()
             if self._random is not None:
                 self._random.leave()
+            left = self._own.leave(self._strand.dead)
+        self._judge(stray, left)
+
+    def _judge(self, stray: BaseException | None, left: list[str]) -> None:
+        """Fail a block that did in its turn what no block may.
+
+        Args:
+            stray: what came out of it.
+            left: what it changed in the process, of what it may not change.
+        """
+        if self._strand.closing:
+            return
+        if stray is not None and self._strand.dead:
+            # The timer struck while the block was already ending; the block is over all the same.
+            self.state, self.failure = State.FAILED, self._block.describe(stray)
+        elif stray is not None or (self._strand.alive and not self._strand.parked):
+            self._break_off(_STRAYED)
+        elif self._budget.struck and self.state is not State.FAILED:
+            self._break_off(self._budget.exceeded().message, pb.ERROR_CODE_DEADLINE_EXCEEDED)
+        elif left and self.state is not State.FAILED:
+            what = " and ".join(left)
+            self._break_off(f"the block left {what} changed in the engine's process; {_INSTEAD}")
+
+    def _break_off(self, message: str, code: pb.ErrorCode = pb.ERROR_CODE_INTERVENTION) -> None:
+        self._close()
+        self.state, self.failure = State.FAILED, pb.Failure(code=code, message=message)
+        self.failure.trace_id, self.failure.invoke = self.trace_id, self.invoke

@@ -18,6 +18,7 @@ from executor.control import Refusal
 from executor.edits import Edits
 from executor.failures import clip
 from executor.fakes import Fakes
+from executor.garbage import Garbage
 from executor.host import Host
 from executor.increments import SaveStream
 from executor.mediator import Mediator
@@ -45,6 +46,7 @@ class Requests:
         scopes: the scopes of the traces, and of the edits by their keys.
         wholes: the blocks without a prompt, by trace id.
         streams: sends what streamed traces save, by request id, where this rank reports.
+        after_step: to be called when a step is over; collects what blocks left behind.
     """
 
     def __init__(self, host: Host) -> None:
@@ -60,6 +62,8 @@ class Requests:
         self._outbox = host.outbox
         self._limits = host.limits
         self._reports = host.reports
+        self._garbage = Garbage(host.budget)
+        self.after_step = self._garbage.look
         self._edits = Edits(host.tree, host.budget)
         self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
         self._writes: dict[str, list[str]] = {}
@@ -72,6 +76,7 @@ class Requests:
 
     def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
         """Make the mediator of a new request; the block starts when its first step begins."""
+        self._garbage.begin()
         scope: TraceScope | None = None
         invoke = work.trace.invokes[0]
         self._brought.update(_key_of(work.trace.id, index) for index in work.wholes)
@@ -98,7 +103,7 @@ class Requests:
         self._writes[request_id] = list(invoke.program.writes)
         if work.trace.stream and self._reports:
             self.streams[request_id] = SaveStream(
-                scope, invoke.program, work.invoke, self._limits, self._budget.step_seconds, self._outbox
+                scope, invoke.program, work.invoke, self._limits, self._budget, self._outbox
             )
         self._ids[(scope.id, work.invoke)] = request_id
         for index, whole in work.wholes.items():
@@ -234,9 +239,13 @@ class Requests:
     def forget_edits(self, request_id: str) -> None:
         """Drop the standing edits that ran in a request."""
         for key in self._edits.forget(request_id):
-            self.mediators.pop(key, None)
+            edit = self.mediators.pop(key, None)
             self.live.pop(key, None)
-            self.scopes.pop(key, None)
+            scope = self.scopes.pop(key, None)
+            if edit is not None:
+                edit.let_go(edit.namespace.clear)
+            if scope is not None:
+                scope.let_go()
 
     def drop(self, trace_id: str) -> None:
         """The trace was given up: end its blocks and forget it. Idempotent."""
@@ -247,6 +256,7 @@ class Requests:
                         edit.cancel()
                 self.forget_edits(request_id)
                 mediator.cancel()
+                mediator.let_go(mediator.namespace.clear)
                 self.live.pop(request_id, None)
                 self.mediators.pop(request_id)
                 self._writes.pop(request_id, None)
@@ -258,8 +268,16 @@ class Requests:
                 del self._stillborn[request_id]
         for key in [key for key in self._ids if key[0] == trace_id]:
             del self._ids[key]
-        self.scopes.pop(trace_id, None)
+        scope = self.scopes.pop(trace_id, None)
         self._outbox.forget(trace_id)
+        if scope is not None:
+            scope.let_go()
+        self.look_idle()
+
+    def look_idle(self) -> None:
+        """If nothing of any trace is here any more, have Python collect by itself again."""
+        if not self:
+            self._garbage.end()
 
 
 def _key_of(trace_id: str, invoke: int) -> str:

@@ -55,6 +55,12 @@ class SaveRegistry:
     def __len__(self) -> int:
         return len(self._saved)
 
+    def clear(self) -> None:
+        """Forget everything; the trace has ended."""
+        self._saved.clear()
+        self._copies.clear()
+        self._held.clear()
+
     def hold(self, served: Served) -> None:
         """A block may hand values of the location it is at to others, until `release`."""
         if served not in self._held:

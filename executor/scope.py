@@ -8,6 +8,7 @@ expected invoke has ended, the shared values and the captured containers that we
 from __future__ import annotations
 
 import builtins
+import gc
 import hashlib
 import importlib
 import re
@@ -22,8 +23,9 @@ import torch
 
 from executor.barriers import Barrier
 from executor.budget import Budget
-from executor.control import Control
+from executor.control import BudgetExceeded, Control
 from executor.envoy import Envoy, Tracer, current
+from executor.garbage import finalizes
 from executor.programs import Codes, Unit
 from executor.random_state import RandomState
 from executor.rebuild import Rebuilder, Watch, ordinary_tensors
@@ -48,16 +50,18 @@ _USES_RANDOM = re.compile(
 
 
 class Sources:
-    """The user's source lines by file name and line number, and whether they draw random numbers."""
+    """The user's source lines by file name and line number, and whether they draw random numbers, or run when objects go."""
 
     def __init__(self) -> None:
         self.lines: dict[str, dict[int, str]] = {}
         self.random = False
+        self.final = False
 
     def add(self, source: str, filename: str, first_line: int) -> None:
         lines = self.lines.setdefault(filename, {})
         lines.update(enumerate(source.splitlines(), first_line))
         self.name(source)
+        self.final = self.final or finalizes(source)
 
     def name(self, text: str) -> None:
         """Note what the user's code is, or what it names in a library."""
@@ -221,8 +225,10 @@ class TraceScope:
         self._exports: dict[int, dict[str, Any]] = {}
         self._random: RandomState | None = None
         self.blame = blame or padded(trace.id)
+        self._budget = budget
+        self._spaces: list[dict[str, Any]] = []  # the names of functions and classes, and of blocks that define some
         watch = Watch(budget, self.sources.lines, self.random_state, self.blame)
-        rebuild = Rebuilder(new_namespace, self.sources.add, watch, codes)
+        rebuild = Rebuilder(self._new_space, self.sources.add, watch, codes)
         self.barriers: dict[int, Barrier] = {}
         self.stayed = Stayed(get_blob)
         resolver = _TraceResolver(tree, rebuild, watch, self.stayed, self.barriers, self.sources.name)
@@ -264,6 +270,15 @@ class TraceScope:
             namespace.update(self._exports.get(writer, {}))
         return code, namespace
 
+    @property
+    def final(self) -> bool:
+        """Whether the trace's code says that some of it runs when objects go."""
+        return self.sources.final
+
+    def _new_space(self) -> dict[str, Any]:
+        self._spaces.append(new_namespace())
+        return self._spaces[-1]
+
     def random_state(self) -> RandomState | None:
         """Return the trace's random generators, or None if none of its code can use any."""
         if self._random is None and self.sources.random:
@@ -291,6 +306,37 @@ class TraceScope:
     def export(self, invoke: int, namespace: dict[str, Any], writes: Iterable[str]) -> None:
         """Keep what an ended block bound, for invokes that read it."""
         self._exports[invoke] = {name: namespace[name] for name in writes if name in namespace}
+
+    def leave(self, namespace: dict[str, Any], defines: bool) -> None:
+        """An invoke's block has ended: drop what its names are bound to; called within the block's budget.
+
+        Args:
+            defines: whether the block defines functions. Other invokes may call them, so their names stay to the trace's end.
+        """
+        if defines and self.expected > 1:
+            self._spaces.append(namespace)
+        else:
+            namespace.clear()
+        if self.final and self.expected == 1:
+            gc.collect()
+
+    def let_go(self) -> BudgetExceeded | None:
+        """The trace has ended: drop every object of its blocks within their budget; return what ended it if that took longer."""
+        try:
+            self._budget.run(self._drop, 0.0, self.blame)
+        except BudgetExceeded as error:
+            return error
+        return None
+
+    def _drop(self) -> None:
+        self.registry.clear()
+        names: list[dict[str, Any]] = [self.shared, self._shared_at_start, self._exchanged, *self._exports.values()]
+        for one in (*names, *self._spaces):
+            one.clear()
+        self._decoder.forget()
+        self._spaces.clear()
+        if self.final:
+            gc.collect()
 
     def captured(self) -> dict[int, int]:
         """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id.

@@ -12,6 +12,7 @@ from executor.cache_guard import CacheGuard
 from executor.control import Refusal
 from executor.failures import clip
 from executor.fakes import is_fake
+from executor.items import ListOutputs, Outputs
 from executor.mediator import Mediator
 from executor.progress import Kind
 from executor.ranks import Ranks, digest
@@ -132,6 +133,8 @@ class Serving:
             return value
         try:
             if mediator.failure is None:
+                if mediator.fakes is None:
+                    check_plain(served.value, str(at))
                 if at is not None and at.path == SAMPLES:
                     self._check_tokens(served.value, str(at))
                 value = served.settle(value)
@@ -168,3 +171,28 @@ class Serving:
                 f"{self._vocabulary - 1}",
                 location=location,
             )
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_CONTAINERS = frozenset({Outputs, ListOutputs, tuple, list, dict})
+
+
+def check_plain(value: Any, location: str) -> None:
+    """Refuse what has code of its own among a location's values: it would run where the change is written back.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT, with the type and what to write instead.
+    """
+    kind = type(value)
+    if kind in _PLAIN or value is None:
+        return
+    if kind in _CONTAINERS:
+        for item in value.values() if kind is dict else value:
+            check_plain(item, location)
+    elif issubclass(kind, torch.Tensor | tuple | list | dict):
+        plain = "tensor: value.as_subclass(torch.Tensor)" if issubclass(kind, torch.Tensor) else "tuple, list or dict"
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"{location} was assigned a {kind.__name__}, whose own code the engine does not run; assign a plain {plain}",
+            location=location,
+        )

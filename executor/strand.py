@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from greenlet import getcurrent, greenlet
 
-from executor.control import Refusal
+from executor.control import Cancel, Refusal
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,12 +44,19 @@ class Strand:
         main: the block, from its beginning to its end.
         block: what `running` gives while it runs.
         device: where the model's values are.
+
+    Attributes:
+        parked: whether the block waits for the forward, and has not just switched to another greenlet.
+        closing: whether the block is to end and may wait for nothing more.
     """
 
     def __init__(self, main: Callable[..., None], block: RunningBlock, device: torch.device) -> None:
         self._greenlet = _Greenlet(main)
         self._greenlet.block = block
+        self.parked = False
+        self.closing = False
         self._device = device
+        self._outside: Any = None  # the engine's greenlet, while the block runs
         self._inference = False
         self._grad = False
         with self._placed():
@@ -66,8 +73,8 @@ class Strand:
         return self._greenlet.dead
 
     def is_running(self) -> bool:
-        """Whether the code that runs now is the block's."""
-        return getcurrent() is self._greenlet
+        """Whether the code that runs now is the block's, in a greenlet of its own making maybe."""
+        return self._outside is not None and getcurrent() is not self._outside
 
     # From outside.
 
@@ -82,9 +89,11 @@ class Strand:
     def _turn(self, switch: Callable[[], Any]) -> None:
         with torch.inference_mode(self._inference), self._placed():
             torch._C._set_grad_enabled(self._grad)
+            self._outside = getcurrent()
             try:
                 switch()
             finally:
+                self._outside = None
                 self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def _placed(self) -> AbstractContextManager[object]:
@@ -94,8 +103,18 @@ class Strand:
     # From inside.
 
     def park(self, wanted: object) -> Any:
-        """Let the forward go on; return what the block is resumed with."""
-        return self._greenlet.parent.switch(wanted)
+        """Let the forward go on; return what the block is resumed with.
+
+        Raises:
+            Cancel: the block is to end.
+        """
+        if self.closing:
+            raise Cancel
+        self.parked = True
+        try:
+            return self._greenlet.parent.switch(wanted)
+        finally:
+            self.parked = False
 
     def check_modes(self, what: str, where: str) -> None:
         """Refuse to park inside a torch mode that the block has opened.

@@ -46,9 +46,10 @@ class Turns:
         scope = self._scopes[mediator.trace_id]
         together = mediator.companions > 0
         if scope.shared or together:
-            scope.share_into(mediator.namespace, together)
+            # What a name was bound to before may go, with code of its own.
+            mediator.let_go(lambda: scope.share_into(mediator.namespace, together))
             turn()
-            scope.share_from(mediator.namespace, together)
+            mediator.let_go(lambda: scope.share_from(mediator.namespace, together))
         else:
             turn()
 

@@ -6,6 +6,7 @@ of workers beside steps arrives by `collective_rpc` under the names `interpose_*
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,8 @@ class InterposeWorker(_Base):
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
         )
         runner.interleaver = Interleaver(host)
+        gc.collect()
+        gc.freeze()  # what blocks leave behind is collected while others wait (`executor.garbage`)
         if pipelined:  # the others' steps are the stock worker's, without a method that only says so
             self.execute_model = self._execute_staged
         self._tell("ready")
@@ -235,4 +238,5 @@ class InterposeWorker(_Base):
         outbox = getattr(self, "interpose_outbox", None)
         if outbox is not None:
             outbox.close()
+        gc.unfreeze()
         super().shutdown()

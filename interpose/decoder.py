@@ -173,6 +173,12 @@ class Decoder:
         """Return the object of the table's entry `index`."""
         return self.decode(Value(ref=index))
 
+    def forget(self) -> None:
+        """Drop what was made; nothing more is decoded."""
+        self._made.clear()
+        self._waiting.clear()
+        self._classes.clear()
+
     def made(self) -> dict[int, Any]:
         """Return the objects of the table that have been rebuilt so far, by index."""
         return dict(self._made)
