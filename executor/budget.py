@@ -112,8 +112,7 @@ class Budget:
             signal.signal(signal.SIGALRM, self._handler)
             if self._bounded:
                 resource.setrlimit(resource.RLIMIT_AS, self._limits)
-        if self._collects:
-            gc.enable()
+        (gc.enable if self._collects else gc.disable)()  # whichever of them the block called
         if self._heartbeat is not None:
             self._heartbeat.disarm()
         return elapsed

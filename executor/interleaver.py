@@ -267,6 +267,10 @@ class Interleaver:
                 self._stream_step(request_id)
         self._requests.after_step()
 
+    def let_pass(self) -> None:
+        """A step goes by in which no block waits for anything, while there are traces."""
+        self._requests.after_step()
+
     def _look_back(self) -> None:
         """Fail those who left on any rank what must not stay in the cache, without which their next steps would be wrong, and
         those who wrote something else on another rank."""

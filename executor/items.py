@@ -213,6 +213,11 @@ def _named(kind: Any) -> type[Outputs]:
     return made
 
 
+def made_here(kind: type) -> bool:
+    """Whether a class is of a location's tuples and lists: one of this module's, or the model's own of a named tuple."""
+    return kind is Outputs or kind is ListOutputs or kind in _kinds or kind in _kinds.values()
+
+
 def as_served(old: Any, new: Any, spot: Spot) -> Any:
     """Return an assigned value in the form that a block gets: its items can be assigned as those of the old value could.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal's functions make an enumeration of all that they return
 import contextlib
+import gc
 import locale
 import operator
 import os
@@ -40,7 +41,7 @@ _SIGNALS = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One piece of state.
 
@@ -203,10 +204,26 @@ def _set_environment(before: dict[Any, Any]) -> None:
             os.environb[name] = value
 
 
+_UMASK = os.umask(0o077)
+os.umask(_UMASK)
+
+
 def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    """Return the mask; reading is setting, and what it is set to meanwhile holds for other threads' files."""
+    return os.umask(_UMASK)
+
+
+def _collector() -> tuple[Any, ...]:
+    return gc.get_threshold(), gc.get_debug()
+
+
+def _set_collector(state: tuple[Any, ...]) -> None:
+    gc.set_threshold(*state[0])
+    gc.set_debug(state[1])
+
+
+def _set_callbacks(callbacks: tuple[Any, ...]) -> None:
+    gc.callbacks[:] = callbacks
 
 
 def _set_locale(name: str) -> None:
@@ -224,25 +241,32 @@ def _set_warnings(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-TURN = (
+# Read before and after every turn.
+_CHEAP = (
     Entry("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Entry("a torch function mode or default device", _modes, _set_modes, fails=True, same=True),
     Entry("a torch dispatch mode", torch._C._len_torch_dispatch_stack, _set_dispatch_modes, fails=True),
-    Entry("autocast", _autocast, _set_autocast, fails=True),
-    Entry("the precision of matrix products", _precision, _set_precision),
-    Entry("how torch computes", _numerics, _set_numerics),
     Entry("the number of threads", torch.get_num_threads, torch.set_num_threads),
     Entry("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Entry("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     Entry("a trace or profile function", lambda: (sys.gettrace(), sys.getprofile()), _set_observers, True, same=True),
     Entry("a standard stream or hook of the interpreter", _streams, _set_streams, same=True),
     Entry("the handler of SIGTERM or SIGINT", _endings, _set_endings, fails=True, same=True),
+    Entry("what the garbage collector does", _collector, _set_collector),
+)
+# The engine itself never changes these while it serves. So they are read once when the block begins, and after every turn.
+_STEADY = (
+    Entry("autocast", _autocast, _set_autocast, fails=True),
+    Entry("the precision of matrix products", _precision, _set_precision),
+    Entry("how torch computes", _numerics, _set_numerics),
     Entry("the mask of signals", _mask, _set_mask, fails=True),
 )
+TURN = _CHEAP + _STEADY
 END = (
     Entry("the environment", _environment, _set_environment),
     Entry("the working directory", os.getcwd, os.chdir),
     Entry("the file mode mask", _umask, os.umask),
+    Entry("the garbage collector's callbacks", lambda: tuple(gc.callbacks), _set_callbacks, same=True),
     Entry("the locale", lambda: locale.setlocale(locale.LC_ALL), _set_locale),
     Entry("the filters of warnings", lambda: list(warnings.filters), _set_warnings),
     Entry("numpy's error handling", numpy.geterr, lambda state: numpy.seterr(**state)),
@@ -262,12 +286,11 @@ def read(entries: tuple[Entry, ...]) -> State:
 
 def differing(entries: tuple[Entry, ...], one: State, other: State) -> list[int]:
     """Return the places of what differs between two states."""
-    places = []
-    for place, entry in enumerate(entries):
-        same = _identical(one[place], other[place]) if entry.same else one[place] == other[place]
-        if not same:
-            places.append(place)
-    return places
+    return [
+        place
+        for place, (entry, a, b) in enumerate(zip(entries, one, other, strict=True))
+        if a is not b and not (_identical(a, b) if entry.same else a == b)
+    ]
 
 
 def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -281,13 +304,14 @@ class OwnState:
     def __init__(self) -> None:
         self._outside: State = ()
         self._mine: dict[int, Any] = {}
+        self._steady: State = ()
         self._at_start: State | None = None
 
     def enter(self) -> None:
         """The block runs: make its changes again."""
-        self._outside = read(TURN)
         if self._at_start is None:
-            self._at_start = read(END)
+            self._steady, self._at_start = read(_STEADY), read(END)
+        self._outside = read(_CHEAP) + self._steady
         for place, value in self._mine.items():
             TURN[place].write(value)
 

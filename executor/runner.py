@@ -118,6 +118,8 @@ class InterleavingRunner(_Base):
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
             self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
+            if not self.tracing:
+                interleaver.let_pass()
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

@@ -12,7 +12,7 @@ from executor.cache_guard import CacheGuard
 from executor.control import Refusal
 from executor.failures import clip
 from executor.fakes import is_fake
-from executor.items import ListOutputs, Outputs
+from executor.items import made_here
 from executor.mediator import Mediator
 from executor.progress import Kind
 from executor.ranks import Ranks, digest
@@ -174,7 +174,7 @@ class Serving:
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_CONTAINERS = frozenset({Outputs, ListOutputs, tuple, list, dict})
+_CONTAINERS = frozenset({tuple, list, dict})
 
 
 def check_plain(value: Any, location: str) -> None:
@@ -186,7 +186,7 @@ def check_plain(value: Any, location: str) -> None:
     kind = type(value)
     if kind in _PLAIN or value is None:
         return
-    if kind in _CONTAINERS:
+    if kind in _CONTAINERS or made_here(kind):
         for item in value.values() if kind is dict else value:
             check_plain(item, location)
     elif issubclass(kind, torch.Tensor | tuple | list | dict):

@@ -16,6 +16,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
+from vllm.utils.gc_utils import freeze_gc_heap
 
 from executor.accounting import Precision
 from executor.adapters import check_wrapped
@@ -117,8 +118,7 @@ class InterposeWorker(_Base):
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
         )
         runner.interleaver = Interleaver(host)
-        gc.collect()
-        gc.freeze()  # what blocks leave behind is collected while others wait (`executor.garbage`)
+        freeze_gc_heap()  # what blocks leave behind is collected while others wait (`executor.garbage`)
         if pipelined:  # the others' steps are the stock worker's, without a method that only says so
             self.execute_model = self._execute_staged
         self._tell("ready")
@@ -239,4 +239,5 @@ class InterposeWorker(_Base):
         if outbox is not None:
             outbox.close()
         gc.unfreeze()
+        gc.enable()  # traces may still be held
         super().shutdown()

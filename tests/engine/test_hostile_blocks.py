@@ -200,7 +200,8 @@ def test_what_could_stop_others_fails_the_block(worker: Worker, source: str, cod
         "os.umask(0o123)",
         "warnings.simplefilter('error')",
         "numpy.seterr(all='raise')",
-        "gc.enable(); gc.set_debug(0)",
+        "gc.enable(); gc.set_threshold(1)",
+        "gc.callbacks.append(print)",
         "locale.setlocale(locale.LC_ALL, 'C.UTF-8')",
     ],
 )

@@ -15,6 +15,7 @@ from torch.utils import _pytree
 from executor.control import Refusal
 from executor.items import ListOutputs, Outputs, Spot, as_served, kind_of, made_of, outputs_like, plainly
 from executor.served import Served
+from executor.serving import check_plain
 
 Pair = collections.namedtuple("Pair", ["hidden", "residual"])
 
@@ -146,3 +147,37 @@ def test_the_model_goes_on_with_a_tuple_of_its_own_kind() -> None:
     at.value[0] = X
     settled = at.settle(at._original)
     assert type(settled) is Pair and torch.equal(settled.hidden, X) and settled.residual is at._original.residual
+
+
+class Looping(torch.Tensor):
+    """A tensor with code of its own."""
+
+
+class Sequence(tuple):
+    """A tuple with code of its own."""
+
+
+def test_what_a_location_gives_may_be_written_back() -> None:
+    """Tuples, named tuples and lists of a location, the model's own named tuple, and what a block makes of them."""
+    for model in ((A, B), Pair(A, B), [A, (B, Pair(A, B))], {"pair": Pair(A, B)}):
+        value = served(model).value
+        check_plain(value, "x.output")
+    named = served(Pair(A, B)).value
+    check_plain((named, Pair(A, B), named._replace(hidden=X), None, 1), "x.output")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        A.as_subclass(Looping),
+        Sequence([A, B]),
+        [(A, A.as_subclass(Looping))],
+        type("Mine", (Outputs,), {})([A], Spot("x.output")),
+        {"one": collections.namedtuple("Unknown", ["one"])(A)},
+        collections.OrderedDict(one=A),
+    ],
+    ids=["tensor", "tuple", "nested", "subclass of ours", "foreign named tuple", "dict"],
+)
+def test_values_with_code_of_their_own_are_not_written_back(value: Any) -> None:
+    with pytest.raises(Refusal, match="whose own code the engine does not run"):
+        check_plain(value, "x.output")
