@@ -83,9 +83,7 @@ class Endings:
                     lambda put: collect(scope, mediator.invoke, mediator.bound(writes), {}, self._limits, put),
                 )
         mediator.let_go(lambda: scope.leave(mediator.namespace, mediator.defines))
-        if (
-            failed is None and mediator.failure is not None
-        ):  # what it had saved is encoded, and what it had not has just gone
+        if failed is None and mediator.failure is not None:  # an object that it let go of ran too long
             failed = mediator.failure
             events = [event for event in events if event.WhichOneof("kind") == "increment"]
         if failed is not None:

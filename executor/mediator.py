@@ -20,7 +20,7 @@ from executor.budget import NOBODY, Budget
 from executor.control import BudgetExceeded, Cancel, Refusal
 from executor.fakes import Fakes
 from executor.late import Late
-from executor.process_state import OwnState
+from executor.process_state import OwnState, complaint
 from executor.progress import Kind, Location, State
 from executor.random_state import RandomState
 from executor.recorder import Recorder
@@ -35,10 +35,6 @@ _CLOSINGS = 8  # attempts to end a block that does not want to
 _STRAYED = (
     "the block gave control to the engine in another way than by asking for a location (it switched to or threw into a greenlet "
     "that is not its own); remove that, and use only greenlets that the block has made"
-)
-_INSTEAD = (
-    "everybody's blocks run there, so it was put back; open modes with a `with` statement that ends before the next location, "
-    "and leave signals and timers alone"
 )
 
 _unending: list[object] = []  # the strands of blocks that nothing ends
@@ -328,8 +324,7 @@ class Mediator:
         elif self._budget.struck and self.state is not State.FAILED:
             self._break_off(self._budget.exceeded().message, pb.ERROR_CODE_DEADLINE_EXCEEDED)
         elif left and self.state is not State.FAILED:
-            what = " and ".join(left)
-            self._break_off(f"the block left {what} changed in the engine's process; {_INSTEAD}")
+            self._break_off(complaint(left))
 
     def _break_off(self, message: str, code: pb.ErrorCode = pb.ERROR_CODE_INTERVENTION) -> None:
         self._close()

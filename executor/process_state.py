@@ -298,6 +298,14 @@ def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
+def complaint(left: list[str]) -> str:
+    """Return the message of a block that fails for what it left changed; `left` is as `OwnState.leave` returns it."""
+    return (
+        f"the block left {' and '.join(left)} changed in the engine's process; everybody's blocks run there, so it was put back; "
+        "open modes with a `with` statement that ends before the next location, and leave signals and timers alone"
+    )
+
+
 class OwnState:
     """What one block has changed in the process: the block's while it runs, and nobody's otherwise."""
 

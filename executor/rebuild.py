@@ -17,6 +17,7 @@ import torch
 from executor.budget import Budget, unbroken
 from executor.control import Refusal
 from executor.failures import describe
+from executor.process_state import OwnState, complaint
 from executor.programs import Codes, Unit
 from executor.random_state import RandomState
 from interpose import instances
@@ -74,11 +75,14 @@ class Watch:
         """Call `do`.
 
         Raises:
-            BindingFailed: it raised, or took too much.
+            BindingFailed: it raised, took too much, or left a mode or a signal changed.
             WireError, NotTaken: it found that something cannot be made.
         """
         random = self._random_state()
         running = True
+        failure: BaseException | None = None
+        own = OwnState()
+        own.enter()
         self._budget.begin_step()
         if random is not None:
             random.enter()
@@ -92,11 +96,18 @@ class Watch:
         except (WireError, NotTaken):
             raise
         except BaseException as error:
-            raise BindingFailed(describe(error, self._sources, "", -1)) from None
+            failure = error
         finally:
             self._used += self._budget.disarm()
             if random is not None:
                 random.leave()
+            left = own.leave(ended=True)
+        if failure is None and self._budget.struck:  # the code caught what was to end it
+            failure = self._budget.exceeded()
+        if failure is None and left:
+            failure = Refusal(pb.ERROR_CODE_INTERVENTION, complaint(left))
+        if failure is not None:
+            raise BindingFailed(describe(failure, self._sources, "", -1))
 
 
 class Rebuilder:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from executor import process_state
+from executor.budget import NOBODY
+from executor.rebuild import BindingFailed, Watch
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.bare import Ended, Worker
 
@@ -224,6 +228,12 @@ def test_what_a_block_sets_is_its_own_from_turn_to_turn(worker: Worker) -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
+def swallowing() -> None:
+    with contextlib.suppress(BaseException):
+        while True:
+            pass
+
+
 def test_a_block_that_swallows_what_ends_it_is_over(worker: Worker) -> None:
     source = "for s in tracer.iter[:]:\n    try:\n        while True: pass\n    finally:\n        continue"
     [ended] = worker.run(source, steps=3)
@@ -234,6 +244,27 @@ def test_a_block_that_waits_again_when_it_is_to_end(worker: Worker) -> None:
     source = "try:\n    1 / 0\nfinally:\n    for s in tracer.iter[:]: pass"
     [ended] = worker.run(source)
     failed(ended, pb.ERROR_CODE_INTERVENTION, "ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        (lambda: torch.set_default_device("meta"), "default device"),
+        (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), "SIGTERM"),
+        (lambda: torch.set_default_dtype(torch.float64), ""),
+        (lambda: os.environ.update(SOMETHING="else"), ""),
+        (swallowing, "longer than"),
+    ],
+)
+def test_code_that_runs_before_the_block_leaves_nothing(worker: Worker, do: Any, words: str) -> None:
+    """The bodies of classes, defaults and decorators of what a trace ships."""
+    watch = Watch(worker.budget, {}, lambda: None, NOBODY)
+    if not words:
+        watch.run(do)
+        return
+    with pytest.raises(BindingFailed) as raised:
+        watch.run(do)
+    assert words in raised.value.failure.message
 
 
 def test_nothing_stays_in_the_environment() -> None:
