@@ -27,7 +27,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TICK_SECONDS = 0.05
-_STRUCK_SECONDS = 0.01  # once the time is over
+# Once the time is over. Each of many objects may have a `__del__` that never ends.
+_STRUCK_SECONDS, _MANY, _STORM_SECONDS = 0.01, 20, 0.0005
 NOBODY = padded("")
 _PAGE = resource.getpagesize()
 
@@ -55,6 +56,7 @@ class Budget:
     def __init__(self, step_seconds: float, memory_bytes: int, heartbeat: Heartbeat | None = None) -> None:
         self.step_seconds = step_seconds
         self.struck = False
+        self._strikes = 0
         self._heartbeat = heartbeat
         self.memory_bytes = memory_bytes
         self._running: Callable[[], bool] | None = None
@@ -84,6 +86,7 @@ class Budget:
         self._running = running
         self._bounded = memory
         self.struck = False
+        self._strikes = 0
         self._started = time.monotonic()
         self._deadline = self._started + max(0.0, self.step_seconds - used)
         self._collects = gc.isenabled()
@@ -157,10 +160,11 @@ class Budget:
         if running is None or not running() or (frame is not None and frame.f_code in _UNBROKEN):
             return
         if time.monotonic() >= self._deadline:
-            if not self.struck:
-                # Each of many objects may have a `__del__` that never ends.
-                self.struck = True
-                signal.setitimer(signal.ITIMER_REAL, _STRUCK_SECONDS, _STRUCK_SECONDS)
+            self.struck = True
+            self._strikes += 1
+            if self._strikes in (1, _MANY):
+                seconds = _STRUCK_SECONDS if self._strikes == 1 else _STORM_SECONDS
+                signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
             raise self.exceeded()
         if not self._bounded:
             return

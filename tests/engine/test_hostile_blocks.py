@@ -74,7 +74,7 @@ DYING = "class A:\n    def __del__(self):\n        while True: pass\n"
         DYING + "kept = A()\nfor s in tracer.iter[:]: pass",
         DYING + "a = A()\na.me = a",
         DYING + "a = A()\na.me = a\ndel a\nfor s in tracer.iter[:]: pass",
-        DYING + "kept = [A() for _ in range(100)]",
+        DYING + "kept = [A() for _ in range(200)]",
         DYING + "a = A()\ndel a",
         "def g():\n    try:\n        yield\n    finally:\n        while True: pass\nkept = g()\nnext(kept)",
         "import weakref\nclass A: pass\ndef loop(r):\n    while True: pass\na = A()\nw = weakref.ref(a, loop)\nb = [a]\ndel a, b",
