@@ -1,7 +1,7 @@
 """Measure how long a few hostile lines keep a worker from everybody else: `python -m tests.engine.attacks --step-seconds 10`.
 
-What Python drops of a `__del__` goes to stderr. Each block runs in an interleaver without a model. The time is the longest single call in which the worker was busy with the block;
-between two calls the steps of others run.
+Each block runs in an interleaver without a model. The time is the longest single call in which the worker was busy with the
+block; between two calls the steps of others run. What Python drops of a `__del__` goes to stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ATTACKS = {
     "the same in a `__del__` of a hundred objects": _DYING + "kept = [A() for _ in range(100)]",
     "the same in a `__del__` of a cycle": _DYING + "a = A()\na.me = a",
     "the same in a saved object's own code": _ENCODED,
-    "the same in a greenlet of the block's": "from greenlet import greenlet\ndef loop():\n    while True: pass\ngreenlet(loop).switch()",
+    "the same in a greenlet of the block's": "import greenlet\ndef loop():\n    while True: pass\n"
+    "greenlet.greenlet(loop).switch()",
     "`time.sleep(3600)`": "import time\ntime.sleep(3600)",
     "`torch.set_default_device('meta')`": "import torch\ntorch.set_default_device('meta')",
     "a torch function mode left open": "from torch.overrides import TorchFunctionMode\nTorchFunctionMode().__enter__()",
