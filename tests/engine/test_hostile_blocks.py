@@ -19,7 +19,7 @@ from executor.rebuild import BindingFailed, Watch
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.bare import Ended, Worker
 
-STEP = 0.3
+STEP = 0.6
 # One step's budget, and a second on a machine that may be busy with others; blocks that nothing ends would be here for ever.
 SOON = 20.0
 
@@ -101,7 +101,7 @@ def test_objects_of_one_block_do_not_die_in_anothers(worker: Worker) -> None:
         "f = type('A', (), {'__d' + 'el__': lambda self: [0 for _ in iter(int, 1)]})()\nf.me = f\ndel f\n"
         "for s in tracer.iter[:]: pass"
     )
-    allocating = "kept = []\nfor s in tracer.iter[:]:\n    kept.append([[] for _ in range(5000)])\nn = [len(kept)]"
+    allocating = "kept = []\nfor s in tracer.iter[:]:\n    kept.append([[] for _ in range(2000)])\nn = [len(kept)]"
     [bad, good] = worker.run(hidden, allocating + "\nn.save()", steps=3)
     assert good.failure is None, good.failure
     assert good.saved["n"] == [3]
