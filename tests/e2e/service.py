@@ -143,7 +143,7 @@ class RunningService:
             time.sleep(0.2)
         return self
 
-    def wait_until_running(self, model: str, seconds: float = 200.0) -> None:
+    def wait_until_running(self, model: str, seconds: float = START_SECONDS) -> None:
         """Wait until a model's engine can run traces; on a busy machine one that starts can keep an answer waiting."""
 
         def running() -> bool:

@@ -137,7 +137,7 @@ def test_sessions_that_are_killed(service: RunningService, client: interpose.Cli
     report(Seen(FAULTS[3], shown(from_failure(running.failure)), saw, back, lost, leaks(service, before)))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_an_engine_that_is_killed(service: RunningService, client: interpose.Client) -> None:
     model = client.model("llama")
     session = service.open_session()
@@ -191,7 +191,7 @@ def test_an_engine_that_is_killed(service: RunningService, client: interpose.Cli
     report(Seen(FAULTS[5], shown(from_failure(running.failure)), saw, back, 0, leaks(service, before)))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_a_block_that_nothing_interrupts(service: RunningService, client: interpose.Client) -> None:
     """Its worker is ended long before vLLM would give it up: its trace is told why, its neighbour's may be tried again."""
     session, other = service.open_session(), service.open_session()
