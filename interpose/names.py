@@ -7,6 +7,7 @@ notebook and the worker; each refuses in its own way, with the same words.
 from __future__ import annotations
 
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -75,14 +76,14 @@ def read_only(path: str, name: str) -> str:
     )
 
 
-class Name:
+class Name(ABC):
     """Base of envoys: operations that only values have raise what `_misused` raises."""
 
     __slots__ = ()
 
+    @abstractmethod
     def _misused(self, used: str, then: str = "") -> NoReturn:
         """Raise the error for a use of the name as a value."""
-        raise NotImplementedError
 
     def save(self) -> NoReturn:
         """Refuse: there is no value to save."""
@@ -104,9 +105,9 @@ class Name:
             self._misused("searched for a number")
         return any(value == one for one in self)  # type: ignore[attr-defined]
 
+    @abstractmethod
     def _same(self, other: object) -> bool:
         """Whether another object is a name of the same place."""
-        raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         if _is_number(other):
@@ -116,8 +117,9 @@ class Name:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    @abstractmethod
     def __hash__(self) -> int:
-        raise NotImplementedError
+        """Names of one place have one hash."""
 
     def __bool__(self) -> bool:
         return True

@@ -365,23 +365,22 @@ def test_what_a_block_could_not_follow_is_refused_at_start(
     assert engine_options(ModelSettings(model=str(checkpoint)))["max_num_batched_tokens"] == STEP_TOKENS
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs engines compile by default")
 @pytest.mark.parametrize(
-    ("given", "eager"),
+    ("given", "on_cpus", "on_gpus"),
     [
-        ({}, True),
-        ({"enforce_eager": None}, True),
-        ({"enforce_eager": True}, True),
-        ({"enforce_eager": False}, False),
-        ({"compilation_config": {"mode": 3}}, None),
-        ({"optimization_level": 2}, None),
+        ({}, True, None),
+        ({"enforce_eager": None}, True, None),
+        ({"enforce_eager": True}, True, True),
+        ({"enforce_eager": False}, False, False),
+        ({"compilation_config": {"mode": 3}}, None, None),
+        ({"optimization_level": 2}, None, None),
     ],
 )
-def test_on_a_cpu_an_engine_compiles_when_it_is_asked_to(
-    checkpoint: Path, given: dict[str, object], eager: bool | None
+def test_on_cpus_an_engine_compiles_when_it_is_asked_to(
+    checkpoint: Path, given: dict[str, object], on_cpus: bool | None, on_gpus: bool | None
 ) -> None:
     options = engine_options(ModelSettings(model=str(checkpoint), engine=given))
-    assert options.get("enforce_eager") is eager
+    assert options.get("enforce_eager") is (on_gpus if torch.cuda.is_available() else on_cpus)
 
 
 def test_a_cache_for_less_than_one_whole_request_is_refused_at_start(engine: LocalEngine) -> None:
