@@ -38,7 +38,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     said = result.stdout
     assert "loading the model" in said, "what the service does while it starts"
-    assert "| with model.trace(PROMPT" in said and "block.mlp.act[:] = 0" in said, "the trace"
+    assert "| with model.trace(ids" in said and "block.mlp.act[:] = 0" in said, "the trace"
     assert re.search(r"after the last layer: \(\d+, \d+\) torch\.float32", said) and "it begins: [" in said
     one, other = (
         re.search(rf"^{name}: +'(.+)'$", said, re.MULTILINE) for name in ("continuation", "without the MLP .*")

@@ -29,7 +29,7 @@ try:
     while time.monotonic() < deadline and serve.status().applications["app"].status != "DEPLOY_FAILED":
         time.sleep(0.5)
     application = serve.status().applications["app"]
-    print(application.status, *(one.message for one in application.deployments.values()))
+    print(application.status.value, *(one.message for one in application.deployments.values()))
     serve.shutdown()
 finally:
     head.stop()
