@@ -73,7 +73,7 @@ class Directory:
         self._archive = Archive()
         self._replacing: dict[str, asyncio.Task[Lease | None]] = {}
         self._opening: Counter[str] = Counter()  # sessions on their way, by tenant
-        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who wait for one, by tenant
+        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # tenants wait here for a session
         self._board = ReplicaBoard()
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._done: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class Directory:
     # Sessions
 
     async def open(self, tenant: str, kept: bool = False) -> Lease:
-        """Open a session for a tenant; where there is no room, wait for one that gives way.
+        """Open a session for a tenant; where there is no room, wait until another session gives way.
 
         Args:
             kept: whether its values stay for whoever comes back for them.
@@ -298,7 +298,7 @@ class Directory:
             self._spawn(self._sweep())
 
     async def _admit(self, tenant: str) -> None:
-        """Make sure there may be one more session, at the cost of one that only waits if need be; first come, first served."""
+        """Make room for one more session, first come, first served; an idle session may have to end for it."""
         patience = self._settings.wait_seconds
         deadline = time.monotonic() + patience
         async with self._queues[tenant]:
@@ -341,7 +341,7 @@ class Directory:
             if self._leases.get(session_id) is not lease:
                 return None
             logger.warning("a session's actor is gone: another one takes over what it had finished")
-            self._pool.lost(lease.actor)  # whoever takes it for dead may be wrong, and there must not be two
+            self._pool.lost(lease.actor)  # the actor may still live, and a session must not have two
             kept = self._archive.of(session_id)
             actor = await self._lend(
                 lease.tenant, session_id, lambda actor: actor.restore.remote(session_id, kept, self._terms)

@@ -54,7 +54,7 @@ def reached(tenant: str, leases: Iterable[Lease], opening: Mapping[str, int], se
 
 
 def chosen(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> Lease | None:
-    """Return the session that gives way: of those that may, the one that was idle longest."""
+    """Return the session that gives way: the longest idle session among the sessions that may."""
     idle = [(stats[lease.session_id], lease) for lease in leases if lease.session_id in stats]
     able = [(one.idle_seconds, lease) for one, lease in idle if one.idle_seconds >= _patience(one)]
     return max(able, key=lambda pair: pair[0])[1] if able else None

@@ -17,8 +17,9 @@ print(json.dumps({
 }))
 """
 _FILES = """
-import glob, json, os
-print(json.dumps([path for path in ("/etc/pip.conf", "/run/secrets", "/root/.cache", "/root/.config") if os.path.exists(path)]))
+import json, os
+paths = ("/etc/pip.conf", "/run/secrets", "~/.cache", "~/.config")
+print(json.dumps([path for path in paths if os.path.exists(os.path.expanduser(path))]))
 """
 
 
