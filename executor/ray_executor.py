@@ -240,6 +240,8 @@ def _watch(owner: weakref.ref[LazyRayExecutor], lifeline: Lifeline, ranks: dict[
             # Never for long: Ray must not be shut down under a call.
             dead = [ranks[ref] for ref in ray.wait(list(ranks), num_returns=1, timeout=0)[0]]
         if dead:
+            lifeline.lost(0.0)  # Ray may have been first: what the watchdog said has come since
+            report(lifeline.overdue)
             executor.workers_died(dead)
             return
         del executor

@@ -7,7 +7,7 @@ When the time has passed, the watchdog tells the engine which trace it was, over
 (`executor.lifeline`), and ends the worker with SIGKILL. The engine is restarted as after any loss of a worker.
 
 A thread of the worker also writes the time twice a second, from the first block on. If the interpreter's lock is held for too
-long by a thread that outlived its block, the watchdog ends the worker as well, and blames no trace.
+long while no block runs, by a thread that outlived its block, the watchdog ends the worker as well, and blames no trace.
 
 This file is run as a script, by an interpreter without packages: it imports the standard library only.
 """
@@ -129,7 +129,8 @@ def watch(memory: int, process: int, line: int) -> None:
         until, beat, patience = _NUMBERS.unpack_from(shared)
         now = time.monotonic()
         overdue = until and now > until
-        if not overdue and not (beat and now > beat + patience):
+        # While a block runs its own time counts: it may keep the lock for all of it, and the last beat is older than its begin.
+        if not overdue and (until or not beat or now <= beat + patience):
             continue
         if overdue and line >= 0:
             with contextlib.suppress(OSError):
