@@ -54,7 +54,7 @@ class Hooks:
             return
         module = node.module
         assert module is not None
-        self._guard_parents(path)
+        self._guard_callers(path)
         if kind == "input":
             self._hooked[key] = module.register_forward_pre_hook(
                 lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
@@ -96,19 +96,18 @@ class Hooks:
         finally:
             self._muted = False
 
-    def _guard_parents(self, path: str) -> None:
-        """Make torch look for hooks of the parents again when they return.
+    def _guard_callers(self, path: str) -> None:
+        """Make torch look for hooks of the modules around this one again when they return.
 
         A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
-        block may ask for a parent's output only after it was served inside it, so the parents get a hook that does nothing.
+        block may ask for the output of a module only after it was served inside it, so those get a hook that does nothing.
         """
-        while path:
-            path = path.rpartition(".")[0]
-            if path in self._guards:
-                return
-            module = self._tree.nodes[path].module
+        for around in self._tree.around(path):
+            if around in self._guards:
+                continue
+            module = self._tree.nodes[around].module
             assert module is not None
-            self._guards[path] = module.register_forward_pre_hook(_nothing)
+            self._guards[around] = module.register_forward_pre_hook(_nothing)
 
 
 def _nothing(module: torch.nn.Module, args: Any) -> None:

@@ -117,6 +117,7 @@ class ModuleTree:
             (SAMPLES, "output"): _AFTER_FORWARD + 1,
         }
         self._repeated: set[str] = set()
+        self._callers: dict[str, set[str]] = {}
         self._stages: dict[tuple[str, str], int] = {}  # where several stages share the model
         self._stage = 0
 
@@ -132,12 +133,19 @@ class ModuleTree:
     def record_order(self, run: Callable[[], object]) -> list[tuple[str, str]]:
         """Run a forward once; note the order in which modules begin and end, and return it."""
         events: list[tuple[str, str]] = []
+        running: list[str] = []
 
         def note(kind: str) -> Callable[..., None]:
             def hook(module: torch.nn.Module, *_: object) -> None:
                 path = self.paths.get(module)
-                if path is not None:
-                    events.append((path, kind))
+                if path is None:
+                    return
+                events.append((path, kind))
+                if kind == "input":
+                    self._callers.setdefault(path, set()).update(running)
+                    running.append(path)
+                else:
+                    running.pop()
 
             return hook
 
@@ -150,6 +158,17 @@ class ModuleTree:
             after.remove()
         self._note_order(events)
         return events
+
+    def around(self, path: str) -> set[str]:
+        """Return the modules that may be running when a module is called: those whose part it is, and those that call it.
+
+        The two differ: the experts of a mixture call the router and the shared experts, which are parts of the layer's MLP.
+        """
+        around = self._callers.get(path, set()).copy()
+        while path:
+            path = path.rpartition(".")[0]
+            around.add(path)
+        return around
 
     def _note_order(self, events: Iterable[tuple[str, str]]) -> None:
         for i, event in enumerate(events):
