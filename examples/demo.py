@@ -1,14 +1,15 @@
-"""What `make demo` runs: a service with a small model, and a client in a process of its own that traces it.
+"""What `make demo` runs: a service with two small models, and clients in processes of their own that trace them.
 
-First a tiny random model over two tensor-parallel workers, then SmolLM2, a model that speaks, in one; without the package that
-SmolLM2 comes from, the tiny model alone. Everything it starts it stops again; what it writes is in `.demo/`. The exit status is 0
-only if the client's edits changed what every model said.
+One model is tiny, of random weights, over two tensor-parallel workers; the other is SmolLM2, a model that speaks, in one worker.
+Without the package that SmolLM2 comes from, the tiny model is served alone. Everything it starts it stops again; what it writes is
+in `.demo/`. The exit status is 0 only if the clients' edits changed what every model said.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import queue
 import shlex
@@ -23,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-SMOLLM2 = "smollm2"
+TINY, SMOLLM2 = "tiny-llama", "smollm2"
 NOT_TO_BE_HAD = 3  # exit status of `interpose demo-model --pretrained` where pip finds no such package
 
 
@@ -57,18 +58,23 @@ class Service:
     """`interpose serve` as a child process; its output is shown as it comes.
 
     Args:
-        checkpoint: the model to serve.
+        models: the checkpoints to serve, and the number of tensor-parallel workers of each.
+        directory: where the settings are written.
         port: where it listens.
-        workers: tensor-parallel workers.
     """
 
-    def __init__(self, checkpoint: Path, port: int, workers: int) -> None:
+    def __init__(self, models: dict[Path, int], directory: Path, port: int) -> None:
         self.address = f"localhost:{port}"
         self._lines: queue.Queue[str | None] = queue.Queue()
-        command = interpose(
-            *("serve", str(checkpoint), "--tensor-parallel-size", str(workers), "--port", str(port)),
-            *("--dtype", "float32", "--enforce-eager"),  # compiling the model takes longer than all the rest of this
-        )
+        # Compiling a model for the CPU takes longer than all the rest of this.
+        engine = {"dtype": "float32", "enforce_eager": True}
+        settings = directory / "models.yaml"
+        listed = [
+            {"name": checkpoint.name, "model": str(checkpoint), "tensor_parallel_size": workers, "engine": engine}
+            for checkpoint, workers in models.items()
+        ]
+        settings.write_text(json.dumps({"models": listed}, indent=2) + "\n")  # JSON is YAML
+        command = interpose("serve", "--config", str(settings), "--port", str(port))
         # A session of its own: Ctrl-C reaches it through `stop` alone, and what it leaves behind can be found.
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, start_new_session=True
@@ -109,20 +115,34 @@ class Service:
             raise DemoFailed(f"the service did not stop within {seconds:.0f} s and was killed") from None
 
 
-def traced(checkpoint: Path, workers: int, picture: Path) -> int:
-    """Serve a model, trace it from another process, and stop; return the client's exit status, 1 without a picture."""
-    picture.unlink(missing_ok=True)
-    service = Service(checkpoint, free_port(), workers)
+def traced(models: dict[Path, int], directory: Path) -> dict[Path, int]:
+    """Serve the models, trace one after the other from other processes, and stop.
+
+    Returns:
+        Each client's exit status by its checkpoint, 1 where it drew no picture.
+    """
+    service = Service(models, directory, free_port())
+    statuses = {}
     try:
-        with phase(f"interpose serve {checkpoint.name}, tensor-parallel size {workers}"):
+        with phase("interpose serve " + ", ".join(f"{one.name} (workers: {many})" for one, many in models.items())):
             service.wait_ready(seconds=300)
-        with phase("a client in a process of its own"):
-            client = [sys.executable, str(EXAMPLES / "first_trace.py"), "--address", service.address]
-            status = subprocess.run([*client, "--picture", str(picture)], check=False).returncode
+        for checkpoint in models:
+            picture = pictures(directory)[checkpoint]
+            picture.unlink(missing_ok=True)
+            with phase(f"a client of {checkpoint.name}, in a process of its own"):
+                client = [sys.executable, str(EXAMPLES / "first_trace.py"), "--address", service.address]
+                client += ["--model", checkpoint.name, "--picture", str(picture)]
+                status = subprocess.run(client, check=False).returncode
+            statuses[checkpoint] = status if picture.is_file() else status or 1
     finally:
         with phase("stopping"):
             service.stop()
-    return status if picture.is_file() else status or 1
+    return statuses
+
+
+def pictures(directory: Path) -> dict[Path, Path]:
+    """Return where each checkpoint's picture is drawn."""
+    return {directory / TINY: directory / "tiny-llama.png", directory / SMOLLM2: directory / "logit-lens.png"}
 
 
 def made(checkpoint: Path, pip_arguments: str) -> bool:
@@ -139,7 +159,7 @@ def made(checkpoint: Path, pip_arguments: str) -> bool:
 
 
 def main() -> int:
-    """Make the models, serve and trace one after the other; return the first bad exit status of a client, or 0."""
+    """Make the models, serve and trace them; return the first bad exit status of a client, or 0."""
     parser = argparse.ArgumentParser(description="Serve a small model and trace it from another process.")
     parser.add_argument("--directory", type=Path, default=ROOT / ".demo", help="where the models and the pictures go")
     parser.add_argument("--tensor-parallel-size", type=int, default=2, help="of the tiny model")
@@ -149,22 +169,21 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="only the tiny random model")
     args = parser.parse_args()
     start = time.perf_counter()
-    tiny, smollm2 = args.directory / "tiny-llama", args.directory / SMOLLM2
-    pictures = {tiny: args.directory / "tiny-llama.png"}
-
+    directory = args.directory.resolve()
+    models = {directory / TINY: args.tensor_parallel_size}
     with phase("a tiny model with random weights"):
-        subprocess.run(interpose("demo-model", str(tiny)), check=True)
-    status = traced(tiny, args.tensor_parallel_size, pictures[tiny])
-    if not status and not args.tiny:
-        if made(smollm2, args.pip_args):
-            pictures[smollm2] = args.directory / "logit-lens.png"
-            status = traced(smollm2, 1, pictures[smollm2])  # nine heads do not divide by two
+        subprocess.run(interpose("demo-model", str(directory / TINY)), check=True)
+    if not args.tiny:
+        if made(directory / SMOLLM2, args.pip_args):
+            models[directory / SMOLLM2] = 1  # nine heads do not divide by two
         else:
-            print("\nSmolLM2 cannot be had here: the demo was the tiny random model's alone.")
+            print("\nSmolLM2 cannot be had here: the demo is the tiny random model's alone.")
+    statuses = traced(models, directory)
     print(f"\n{time.perf_counter() - start:.0f} s in all.")
-    for model, picture in pictures.items():
-        print(f"The picture of {model.name}: {picture if picture.is_file() else 'missing'}")
-    return status
+    for checkpoint in models:
+        picture = pictures(directory)[checkpoint]
+        print(f"The picture of {checkpoint.name}: {picture if picture.is_file() else 'missing'}")
+    return next((status for status in statuses.values() if status), 0)
 
 
 if __name__ == "__main__":

@@ -78,12 +78,13 @@ def main() -> int:
     """Run both traces; return 0 if the edit changed the continuation."""
     parser = argparse.ArgumentParser(description="Read and change a served model's residual stream.")
     parser.add_argument("--address", default="localhost:9000")
+    parser.add_argument("--model", help="name of the served model, if there are several")
     parser.add_argument("--picture", type=Path, help="where to write the logit lens, a PNG")
     args = parser.parse_args()
 
     with phase("connect"):
         client = interpose.connect(args.address, progress=False)
-        model = client.model()
+        model = client.model(args.model)
 
     ids, edited_layer = experiment.encode(model, PROMPT), experiment.layer_at(model, EDITED_DEPTH)
     with phase("trace that only reads"):

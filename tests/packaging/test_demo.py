@@ -1,4 +1,4 @@
-"""The order of `make demo`: the tiny model over two ranks, then SmolLM2 in one, and what it does where that cannot be had."""
+"""What `make demo` serves: the tiny model over two ranks, and SmolLM2 in one; and what it does where that cannot be had."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ def ran(demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def run(made: int = 0, statuses: tuple[int, ...] = (0, 0)) -> tuple[int, list[tuple[str, int]], list[list[str]]]:
         traced: list[tuple[str, int]] = []
         commands: list[list[str]] = []
-        left = list(statuses)
 
         def command(arguments: list[str], check: bool) -> Any:
             commands.append(arguments[1:])
             return SimpleNamespace(returncode=made if "--pretrained" in arguments else 0)
 
-        def trace(checkpoint: Path, workers: int, picture: Path) -> int:
-            traced.append((checkpoint.name, workers))
-            return left.pop(0)
+        def trace(models: dict[Path, int], directory: Path) -> dict[Path, int]:
+            traced.extend((checkpoint.name, workers) for checkpoint, workers in models.items())
+            return dict(zip(models, statuses, strict=True))
 
         monkeypatch.setattr(demo.subprocess, "run", command)
         monkeypatch.setattr(demo, "traced", trace)
@@ -47,7 +46,7 @@ def ran(demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
-def test_both_models_are_served_one_after_the_other(ran: Any) -> None:
+def test_both_models_are_served(ran: Any) -> None:
     status, traced, commands = ran()
     assert (status, traced) == (0, [("tiny-llama", 2), ("smollm2", 1)])
     assert commands[-1][2:] == ["--pretrained", "smollm2", "--pip-args=-i there"]
@@ -72,6 +71,6 @@ def test_a_failed_conversion_is_a_failed_demo(ran: Any, demo: Any) -> None:
         ran(made=1)
 
 
-@pytest.mark.parametrize("statuses", [(1,), (0, 1)])
+@pytest.mark.parametrize("statuses", [(1, 0), (0, 1)])
 def test_an_edit_without_effect_is_a_failed_demo(ran: Any, statuses: tuple[int, ...]) -> None:
     assert ran(statuses=statuses)[0] == 1
