@@ -1,8 +1,8 @@
 """What `make demo` runs: a service with two small models, and clients in processes of their own that trace them.
 
-One model is tiny, of random weights, over two tensor-parallel workers; the other is SmolLM2, a model that speaks, in one worker.
-Without the package that SmolLM2 comes from, the tiny model is served alone. Everything it starts it stops again; what it writes is
-in `.demo/`. The exit status is 0 only if the clients' edits changed what every model said.
+One model is tiny, of random weights, over two tensor-parallel workers; the other is SmolLM2, which speaks, in one worker.
+Without the package that SmolLM2 comes from, the tiny model is served alone. Everything it starts it stops again; what it
+writes is in `.demo/`. The exit status is 0 only if the clients' edits changed what every model said.
 """
 
 from __future__ import annotations
