@@ -32,10 +32,8 @@ from tests.oracle import Oracle, difference
 
 # Two layers show both kinds of those that alternate, and make two stages. Of the two key/value heads four ranks hold copies.
 SHAPE = Shape(layers=2, hidden=128, context=256)
-# Architectures whose canonical values tests/engine/test_views*.py compare, over one rank and two, and not this page.
-ELSEWHERE = {"cohere", "stablelm"}
 # What is measured, by the name of its column: an architecture and its sizes.
-COLUMNS = {arch: (arch, SHAPE) for arch in sorted(ARCHITECTURES.keys() - ELSEWHERE)}
+COLUMNS = {arch: (arch, SHAPE) for arch in sorted(ARCHITECTURES)}
 COLUMNS["llama, 1 k/v head"] = ("llama", replace(SHAPE, kv_heads=1))  # ranks hold copies of the head
 # As many as query heads, as OLMoE has them: vLLM norms the keys of all heads at once, which takes no copies of them.
 COLUMNS["olmoe"] = ("olmoe", replace(SHAPE, kv_heads=SHAPE.heads))
