@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,6 +31,8 @@ class Service:
         engine: further arguments of the engine, by vLLM's names; float32 and compiled unless they say otherwise.
         checkpoint: the model's folder; a demo llama without it.
         sessions: further settings of sessions.
+        limits: of the model.
+        tenants: their names and keys.
 
     Attributes:
         config: its configuration file.
@@ -43,6 +45,8 @@ class Service:
         engine: Mapping[str, object] | None = None,
         checkpoint: Path | None = None,
         sessions: Mapping[str, object] | None = None,
+        limits: Mapping[str, object] | None = None,
+        tenants: Sequence[Mapping[str, object]] = (),
     ) -> None:
         self._stopping = False
         self._folder = tempfile.TemporaryDirectory()
@@ -54,8 +58,15 @@ class Service:
             "model": str(checkpoint),
             "tensor_parallel_size": tensor_parallel_size,
             "engine": {"dtype": "float32", "enforce_eager": False, **(engine or {})},
+            "limits": {**(limits or {})},
         }
-        settings = {"models": [model], "sessions": {"warm": warm, **(sessions or {})}, "grpc": {"port": self._port}}
+        settings: dict[str, object] = {
+            "models": [model],
+            "sessions": {"warm": warm, **(sessions or {})},
+            "grpc": {"port": self._port},
+        }
+        if tenants:
+            settings["tenants"] = list(tenants)
         self.config = config = folder / "service.yaml"
         config.write_text(json.dumps(settings))  # JSON is YAML
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
