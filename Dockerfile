@@ -61,7 +61,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=
     && python -m compileall -q . \
     && pip uninstall --quiet --yes pip
 # Bytecode of what a service imports: of all libraries it would be a fifth of the image.
-RUN python -c 'import executor.engine, executor.ray_executor, executor.worker_cpu, serve_app.app, vllm.v1.engine.core, \
+RUN python -c 'import executor.engine.engine, executor.cluster.executor, executor.plugin.worker_cpu, serve_app.app, vllm.v1.engine.core, \
     vllm.model_executor.models.llama, ray.scripts.scripts, ray.serve._private.controller, ray.serve._private.proxy, \
     ray.dashboard.agent, ray._private.runtime_env.agent.main, ray._private.workers.default_worker'
 # A model to try: small, random, the same in every build.

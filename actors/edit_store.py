@@ -6,7 +6,7 @@ import difflib
 import time
 from dataclasses import dataclass
 
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 

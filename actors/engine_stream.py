@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 from actors.failures import unavailable
 from actors.protocol import ModelState, Order, Target
 from actors.taking import taking
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 
 POLL_SECONDS = 1.0

@@ -9,7 +9,7 @@ import uuid
 from ray.exceptions import ObjectLostError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.protocol import Lease, SessionStats
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 # A client that has fetched all that its traces saved opens another session, without noticing, when it runs the next one. It has

@@ -8,7 +8,7 @@ from typing import Any
 
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Value
-from interpose.values import parts
+from interpose.wire.walk import parts
 
 
 @dataclass(frozen=True)

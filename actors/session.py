@@ -25,7 +25,7 @@ from actors.spilled import put
 from actors.trace_run import TraceRun
 from actors.upload import Upload
 from actors.variables import Copy, SharedVariables
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 

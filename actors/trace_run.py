@@ -18,7 +18,7 @@ from actors.recording import Recording
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
-from interpose.errors import ServiceFailure, failure, with_retry
+from interpose.contract.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
 
 # A worker hands over a blob about when its engine names it; a blob that is still missing after this is lost.

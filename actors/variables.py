@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from actors.failures import not_found
 from actors.saved import Saved, nested
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Objects, RemoteTensor, TensorView, Value
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import interpose
 from benchmarks.served import Service
-from interpose.errors import InterposeError, Unavailable
+from interpose.contract.errors import InterposeError, Unavailable
 
 _DYING = "class A:\n    def __del__(self):\n        while True: pass\n"
 _ENCODED = """

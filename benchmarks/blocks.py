@@ -7,10 +7,10 @@ import itertools
 from typing import Any
 
 from interpose.capture.analysis import block_reads_writes
-from interpose.result import Result
+from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
-from interpose.wire import Encoder
+from interpose.wire.encoder import Encoder
 
 # For a llama of 8 layers. Its layers return the pair (hidden, residual).
 BLOCKS = {
@@ -61,7 +61,7 @@ class TracedRequest:
 
     def extra_args(self) -> dict[str, Any]:
         """Return the request's `SamplingParams.extra_args`."""
-        from executor.work import Work
+        from executor.core.request import Work
 
         return Work(self._trace, 0, 1, "").to_args()
 

@@ -49,7 +49,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     if options["async_scheduling"] is None:
         del options["async_scheduling"]
     if kind == "interpose":
-        from executor.options import trace_options
+        from executor.plugin.config import trace_options
 
         options |= trace_options(BenchLimits, "local")
     llm = LLM(model=checkpoint, **options)

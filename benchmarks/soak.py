@@ -34,7 +34,7 @@ from benchmarks import processes
 from benchmarks.relay import Relay
 from benchmarks.served import Service
 from benchmarks.stress import CASES, CLIENTS, ENGINE, Crowd, Report, cases, left_behind, outcome_of
-from interpose.errors import InterposeError
+from interpose.contract.errors import InterposeError
 from interpose.v1.service_pb2 import StatusReply
 
 TRACES = 24

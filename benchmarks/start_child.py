@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.own_ray import own_ray
 from benchmarks.rounds import answer_forever
-from executor.interface import use_interface_of
+from executor.cluster.network import use_interface_of
 
 GONE_SECONDS = 60.0
 # Ray starts processes for those that were taken from its pool.
@@ -44,7 +44,7 @@ class Starts:
         import ray
         from vllm.platforms import current_platform
 
-        from executor.options import prepare_environment
+        from executor.plugin.config import prepare_environment
 
         prepare_environment(ranks)
         self._look_after = look_after

@@ -1,7 +1,7 @@
 """The two executors whose starts are compared, each with somebody who notes when its actors are up.
 
 Actors unpickle what is defined here, so this module is imported in them; the stock executor's are vLLM's own class, whose
-module imports all of vLLM, and the lazy ones a class of `executor.lazy_actor`, which imports nothing.
+module imports all of vLLM, and the lazy ones a class of `executor.cluster.actor`, which imports nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
-from executor.ray_executor import LazyRayExecutor
+from executor.cluster.executor import LazyRayExecutor
 
 _POLL_SECONDS = 0.002
 UP_SECONDS = 600.0

@@ -1,8 +1,8 @@
 """Stock vLLM on the system's Ray executor: `python -m benchmarks.stock_engine CHECKPOINT RANKS [OPTIONS]`.
 
 RANKS is the tensor-parallel size, OPTIONS are further options of vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs
-and starts its workers in another way, so that the executor here is the one that a service has, `executor.ray_executor`; worker,
-model runner and scheduler are vLLM's. It has a Ray head of its own, beside a service's, and shares GPUs with it.
+and starts its workers in another way, so that the executor here is the one that a service has, `executor.cluster.executor`;
+worker, model runner and scheduler are vLLM's. It has a Ray head of its own, beside a service's, and shares GPUs with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from executor.options import engine_options, prepare_environment, trace_options
+    from executor.plugin.config import engine_options, prepare_environment, trace_options
     from serve_app.settings import ModelSettings
 
     prepare_environment(ranks)

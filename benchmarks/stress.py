@@ -26,7 +26,7 @@ import torch
 
 import interpose
 from benchmarks.served import served
-from interpose.errors import Cancelled, InterposeError
+from interpose.contract.errors import Cancelled, InterposeError
 from interpose.v1.service_pb2 import StatusReply
 
 ENGINE = {"max_model_len": 256, "max_num_batched_tokens": 128, "block_size": 32, "num_gpu_blocks_override": 40}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import interpose
-from interpose.errors import DeadlineExceeded, Unavailable
+from interpose.contract.errors import DeadlineExceeded, Unavailable
 
 PROMPT = "The Eiffel Tower is in"
 SAMPLING = {"max_tokens": 2, "temperature": 0.0}

@@ -21,14 +21,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interpose.accounting import Accounting
-    from interpose.arrays import ShapeOnly
-    from interpose.async_client import AsyncClient, AsyncModel, connect_async
-    from interpose.awaited import AsyncJob, AsyncSession
-    from interpose.cache import Cache
-    from interpose.client import Client, connect
-    from interpose.envoy import Envoy
-    from interpose.errors import (
+    from interpose.aio.client import AsyncClient, AsyncModel, connect_async
+    from interpose.aio.handles import AsyncJob, AsyncSession
+    from interpose.contract.accounting import Accounting
+    from interpose.contract.cache import Cache
+    from interpose.contract.errors import (
         Cancelled,
         DeadlineExceeded,
         EngineError,
@@ -45,39 +42,42 @@ if TYPE_CHECKING:
         UnknownLocation,
         VersionMismatch,
     )
-    from interpose.job import Job, JobResult, JobStatus
-    from interpose.model import Model
-    from interpose.remote import RemoteValue
-    from interpose.result import Logprob, Result
-    from interpose.saving import save
-    from interpose.streaming import StreamOutput
-    from interpose.tracer import Tracer
-    from interpose.version import VERSION as __version__
+    from interpose.contract.result import Logprob, Result
+    from interpose.contract.saving import save
+    from interpose.contract.version import VERSION as __version__
+    from interpose.modules.envoy import Envoy
+    from interpose.results.job import Job, JobResult, JobStatus
+    from interpose.results.stream import StreamOutput
+    from interpose.rpc.remote import RemoteValue
+    from interpose.tracing.client import Client, connect
+    from interpose.tracing.model import Model
+    from interpose.tracing.tracer import Tracer
+    from interpose.wire.arrays import ShapeOnly
 
 # Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
 _HOMES = {
-    "Accounting": "accounting",
-    "AsyncClient": "async_client",
-    "AsyncJob": "awaited",
-    "AsyncModel": "async_client",
-    "AsyncSession": "awaited",
-    "Cache": "cache",
-    "Client": "client",
-    "connect_async": "async_client",
-    "connect": "client",
-    "Envoy": "envoy",
-    "Job": "job",
-    "JobResult": "job",
-    "JobStatus": "job",
-    "Logprob": "result",
-    "Model": "model",
-    "RemoteValue": "remote",
-    "ShapeOnly": "arrays",
-    "Result": "result",
-    "StreamOutput": "streaming",
-    "Tracer": "tracer",
-    "save": "saving",
-    "__version__": "version",
+    "Accounting": "contract.accounting",
+    "AsyncClient": "aio.client",
+    "AsyncJob": "aio.handles",
+    "AsyncModel": "aio.client",
+    "AsyncSession": "aio.handles",
+    "Cache": "contract.cache",
+    "Client": "tracing.client",
+    "connect_async": "aio.client",
+    "connect": "tracing.client",
+    "Envoy": "modules.envoy",
+    "Job": "results.job",
+    "JobResult": "results.job",
+    "JobStatus": "results.job",
+    "Logprob": "contract.result",
+    "Model": "tracing.model",
+    "RemoteValue": "rpc.remote",
+    "ShapeOnly": "wire.arrays",
+    "Result": "contract.result",
+    "StreamOutput": "results.stream",
+    "Tracer": "tracing.tracer",
+    "save": "contract.saving",
+    "__version__": "contract.version",
 } | dict.fromkeys(
     (
         "Cancelled",
@@ -96,7 +96,7 @@ _HOMES = {
         "UnknownLocation",
         "VersionMismatch",
     ),
-    "errors",
+    "contract.errors",
 )
 
 __all__ = [

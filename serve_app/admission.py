@@ -13,13 +13,14 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from interpose import indexing, together
-from interpose.errors import ServiceFailure, failure
-from interpose.prompts import too_long
+from interpose.contract.errors import ServiceFailure, failure
+from interpose.contract.version import PROTOCOL
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.values import parts
-from interpose.version import PROTOCOL
+from interpose.wire import gang as together
+from interpose.wire import views as indexing
+from interpose.wire.prompts import too_long
+from interpose.wire.walk import parts
 from serve_app.settings import Limits, ModelSettings, Settings, Tenant
 
 OLDEST_PROTOCOL = 1

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.failures import describe
-from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
+from interpose.contract.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.admission import parse
 from serve_app.keys import KEYLESS_BYTES, key_of, why_refused

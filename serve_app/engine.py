@@ -16,11 +16,11 @@ from ray import serve
 from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
 from actors.protocol import ReplicaReport, StartFailed, Target
-from executor.checkpoint import check_model
-from executor.fairness import Flow
-from executor.start_failure import CannotStart, StartFailure, failure_of
-from executor.startup import REPLICA_VARIABLE
-from interpose.errors import ServiceFailure
+from executor.cluster.checkpoint import check_model
+from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
+from executor.cluster.startup import REPLICA_VARIABLE
+from executor.core.fairness import Flow
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2
 from serve_app.listening import replica_on_this_machine
 from serve_app.places import Places
@@ -110,7 +110,7 @@ class EngineDeployment:
         Raises:
             ServiceFailure: the trace as a whole cannot run.
         """
-        from executor.engine import TraceFailed
+        from executor.engine.engine import TraceFailed
 
         yield self._replica.encode()
         try:
@@ -200,6 +200,6 @@ class EngineDeployment:
 
 
 def _import_engine() -> Any:
-    from executor.engine import TraceEngine
+    from executor.engine.engine import TraceEngine
 
     return TraceEngine

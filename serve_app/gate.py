@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from interpose.errors import FAILURE_METADATA, STATUS_OF, failure
+from interpose.contract.errors import FAILURE_METADATA, STATUS_OF, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.keys import KEYLESS_BYTES, KnownKeys, key_of, why_refused
 from serve_app.pieces import MAX_CALLS, Pieces

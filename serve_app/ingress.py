@@ -21,10 +21,10 @@ from actors.failures import describe, not_found, unavailable
 from actors.find_directory import directory, own_directory
 from actors.protocol import Announced, DirectoryStatus, Lease, ModelState
 from actors.saved import Saved
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
+from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.version import PROTOCOL, PYTHON_VERSION, VERSION
 from serve_app import admission, replies
 from serve_app.calls import streaming, unary
 from serve_app.listening import replica_on_this_machine

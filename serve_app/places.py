@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from executor.fairness import Flow, in_turn
-from interpose.errors import ServiceFailure, failure
+from executor.core.fairness import Flow, in_turn
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 # Taken for how long a trace runs before any has ended.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actors.protocol import DirectoryStatus, ModelState
+from interpose.contract.version import VERSION
 from interpose.v1 import service_pb2
-from interpose.version import VERSION
 from serve_app.models import ServedModels
 from serve_app.settings import Settings, Tenant
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from executor import engine_names
+from executor.core import engine_names
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
 

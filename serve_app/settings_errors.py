@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from executor.engine_names import near
+from executor.core.engine_names import near
 from serve_app.settings_file import SettingsFile
 
 _MOST_INPUT = 60  # characters of a wrong value that a message repeats

@@ -1,8 +1,8 @@
 """Files in shared memory that a service's processes use, so that those of killed processes can be removed.
 
 vLLM's processes exchange messages through shared memory. Whoever made a segment removes it on an orderly end; Ray ends
-workers by killing them. Those of an engine that runs have no name any more (`executor.shared_memory`); those of one that is
-killed while it starts do.
+workers by killing them. Those of an engine that runs have no name any more (`executor.cluster.shared_memory`); those of one
+that is killed while it starts do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from executor.shared_memory import mapped_by
+from executor.cluster.shared_memory import mapped_by
 
 
 class SharedFiles:

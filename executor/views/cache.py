@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from vllm.model_executor.layers.attention import Attention
 
-from executor.cache_guard import layout
+from executor.model.kv_guard import layout
 
 _BASE = 128  # numbers below it are exact in every floating-point format
 

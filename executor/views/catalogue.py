@@ -15,10 +15,10 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from executor.elsewhere import Elsewhere
-from executor.items import Path
-from executor.shards import Layouts, Unknown
-from executor.tree import LOGITS, ModuleTree, Node
+from executor.model.items import Path
+from executor.model.layouts import Layouts, Unknown
+from executor.model.remote_module import Elsewhere
+from executor.model.tree import LOGITS, ModuleTree, Node
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
 from executor.views.joining import events_of, recording_of, tell, told

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from executor.served import Served
+from executor.model.values import Served
 from executor.views.view import View, tensor_at
 
 

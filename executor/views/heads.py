@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 
-from executor.shards import Unknown
-from executor.tree import ModuleTree, Node
+from executor.model.layouts import Unknown
+from executor.model.tree import ModuleTree, Node
 from executor.views.probe import Recording, same
 
 

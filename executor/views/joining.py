@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.shards import Layouts
-from executor.tree import ModuleTree, Node
+from executor.model.layouts import Layouts
+from executor.model.tree import ModuleTree, Node
 from executor.views.pattern import PATTERN, Pattern
 from executor.views.probe import Event, Recording
 from executor.views.view import Part, Stream, Unreachable, View

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from executor.tree import ModuleTree, Node
+from executor.model.tree import ModuleTree, Node
 from executor.views.probe import Recording, same
 
 

@@ -18,10 +18,10 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 
-from executor.control import Refusal
-from executor.rows import Rows
-from executor.served import Served
-from executor.tree import Node
+from executor.core.errors import Refusal
+from executor.model.rows import Rows
+from executor.model.tree import Node
+from executor.model.values import Served
 from executor.views.cache import CachedKeys
 from executor.views.view import View
 from interpose.v1 import trace_pb2 as pb

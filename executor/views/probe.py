@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from executor.items import Path
+from executor.model.items import Path
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from executor.items import Path
+from executor.model.items import Path
 from executor.views.joining import events_of, recording_of
 from executor.views.probe import Event, Recording, record
 

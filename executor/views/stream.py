@@ -16,7 +16,7 @@ from itertools import combinations
 
 import torch
 
-from executor.items import Path
+from executor.model.items import Path
 from executor.views.probe import Event, Recording, combined, multiple, same
 from executor.views.stale import Spot
 

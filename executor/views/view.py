@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from executor.control import Refusal
-from executor.items import Path, check
-from executor.served import Served
-from executor.tree import Node
+from executor.core.errors import Refusal
+from executor.model.items import Path, check
+from executor.model.tree import Node
+from executor.model.values import Served
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from interpose.cli import demo_model, serve, status
-from interpose.version import VERSION
+from interpose.contract.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

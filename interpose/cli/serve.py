@@ -52,9 +52,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted; returns the exit status."""
     try:
-        from executor.checkpoint import check_model
-        from executor.engine_names import check_flags
-        from executor.environment import hide_keys
+        from executor.cluster.checkpoint import check_model
+        from executor.cluster.environment import hide_keys
+        from executor.core.engine_names import check_flags
         from serve_app.environment import own_head_environment, proxy_environment
         from serve_app.settings import settings_from
     except ImportError as error:

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; returns the exit status, 1 if the service cannot be asked."""
-    from interpose.errors import InterposeError
+    from interpose.contract.errors import InterposeError
 
     try:
         print(table(ask(args.address, args.api_key)))
@@ -45,7 +45,7 @@ def ask(address: str, api_key: str | None) -> Any:
     """
     import grpc
 
-    from interpose.errors import from_rpc_error
+    from interpose.contract.errors import from_rpc_error
     from interpose.v1 import service_pb2, service_pb2_grpc
 
     scheme, _, bare = address.rpartition("://")

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.processes import ENGINE, title
-from executor.shared_memory import mapped_by
-from interpose.errors import InterposeError, Unavailable
+from executor.cluster.shared_memory import mapped_by
+from interpose.contract.errors import InterposeError, Unavailable
 from tests.e2e.service import RunningService
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"

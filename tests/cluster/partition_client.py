@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 import interpose
-from interpose.errors import DeadlineExceeded, InterposeError, Unauthenticated, Unavailable
+from interpose.contract.errors import DeadlineExceeded, InterposeError, Unauthenticated, Unavailable
 from tests.cluster.cluster import check
 from tests.cluster.matrix import shown
 from tests.cluster.overlay import pod_is_ready, run_smoke_job

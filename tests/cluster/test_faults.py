@@ -19,8 +19,8 @@ import pytest
 import interpose
 from actors.spilled import is_whole
 from benchmarks.relay import Relay
-from executor.shared_memory import SHARED_MEMORY
-from interpose.errors import InterposeError, QuotaExceeded, Unavailable
+from executor.cluster.shared_memory import SHARED_MEMORY
+from interpose.contract.errors import InterposeError, QuotaExceeded, Unavailable
 from tests.cluster.matrix import FAULTS, WORKER, Seen, There, leaks, report, shown
 from tests.e2e.service import RunningService, wait_for
 

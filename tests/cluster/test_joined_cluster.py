@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import interpose
-from interpose.errors import DeadlineExceeded, Unauthenticated, Unavailable
+from interpose.contract.errors import DeadlineExceeded, Unauthenticated, Unavailable
 from tests.cluster.cluster import KEY, Cluster, check
 from tests.cluster.overlay import overlay, pod_is_ready, run_smoke_job
 from tests.e2e.service import START_SECONDS, RunningService, free_port
@@ -21,8 +21,8 @@ from tests.e2e.service import START_SECONDS, RunningService, free_port
 _PLACE = """
 import sys, ray
 from vllm.engine.arg_utils import AsyncEngineArgs
-from executor import cluster
-from executor.options import engine_options
+from executor.cluster import placement as cluster
+from executor.plugin.config import engine_options
 from serve_app.settings import ModelSettings
 
 checkpoint, placement, cluster.WAIT_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.options import prepare_environment
+from executor.plugin.config import prepare_environment
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import interpose
-from interpose.errors import Unavailable
+from interpose.contract.errors import Unavailable
 from tests.e2e.service import Joining, RunningService, wait_for
 from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Oracle

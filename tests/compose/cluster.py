@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import interpose
-from interpose.errors import InterposeError
+from interpose.contract.errors import InterposeError
 from tests.compose.docker import Docker, run
 from tests.e2e.service import free_port
 

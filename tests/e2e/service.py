@@ -16,10 +16,10 @@ import psutil
 import yaml
 
 from benchmarks.processes import joining, title
-from interpose.errors import ServiceFailure, from_rpc_error
+from interpose.contract.errors import ServiceFailure, from_rpc_error
+from interpose.contract.version import PROTOCOL
 from interpose.v1 import service_pb2, service_pb2_grpc
 from interpose.v1 import trace_pb2 as pb
-from interpose.version import PROTOCOL
 
 START_SECONDS = 400.0
 STOP_SECONDS = 60.0

@@ -13,10 +13,10 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
+from interpose.contract.version import PROTOCOL
 from interpose.v1 import service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.version import PROTOCOL
 from serve_app.ingress import MAX_WATCHERS
 from tests.e2e.service import RunningService, failure_of, wait_for
 

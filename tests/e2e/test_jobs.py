@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import interpose
-from interpose import session as session_module
-from interpose.running import Running
+from interpose.rpc import session as session_module
+from interpose.rpc.call import Running
 from interpose.v1 import service_pb2
 from tests.e2e.service import RunningService, wait_for
 from tests.e2e.test_recovery import quiet

@@ -16,8 +16,8 @@ import torch
 
 import interpose
 from benchmarks.processes import title
-from executor.shared_memory import SHARED_MEMORY, mapped_by
-from interpose.errors import ServiceFailure, Unauthenticated, Unavailable
+from executor.cluster.shared_memory import SHARED_MEMORY, mapped_by
+from interpose.contract.errors import ServiceFailure, Unauthenticated, Unavailable
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
 from tests.e2e.conftest import RETENTION_SECONDS

@@ -18,8 +18,8 @@ import grpc
 import torch
 
 import interpose
+from interpose.contract.version import PROTOCOL
 from interpose.v1 import service_pb2, service_pb2_grpc
-from interpose.version import PROTOCOL
 from tests.e2e.service import RunningService
 from tests.e2e.test_calls import kinds, trace
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import interpose
-from interpose.errors import Unavailable
+from interpose.contract.errors import Unavailable
 from interpose.v1 import trace_pb2 as pb
 from tests.e2e.service import RunningService
 from tests.e2e.test_fidelity import (

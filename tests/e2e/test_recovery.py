@@ -15,7 +15,7 @@ import pytest
 
 import interpose
 from benchmarks.processes import ENGINE, title
-from interpose.errors import ServiceFailure, Unavailable, from_failure
+from interpose.contract.errors import ServiceFailure, Unavailable, from_failure
 from interpose.v1 import trace_pb2 as pb
 from tests.cluster.matrix import FAULTS, Seen, There, leaks, report, shown
 from tests.e2e.service import RunningService, wait_for

@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 
-from executor.accounting import Precision
-from executor.budget import Budget
-from executor.cache_guard import CacheGuard
-from executor.collect import Limits
-from executor.host import Host
-from executor.interleaver import Interleaver
-from executor.outbox import LocalOutbox
-from executor.programs import TraceCodes
-from executor.ranks import Alone
-from executor.stages import OneStage
-from executor.tree import ModuleTree
-from executor.work import Batch, Span, Work
+from executor.block.budget import Budget
+from executor.block.tally import Precision
+from executor.core.programs import TraceCodes
+from executor.core.request import Batch, Span, Work
+from executor.interleave.context import Host
+from executor.interleave.interleaver import Interleaver
+from executor.model.kv_guard import CacheGuard
+from executor.model.tree import ModuleTree
+from executor.parallel.agreement import Alone
+from executor.parallel.pipeline import OneStage
+from executor.saves.collect import Limits
+from executor.saves.outbox import LocalOutbox
 from interpose.capture.analysis import block_reads_writes
-from interpose.result import Result
+from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
-from interpose.wire import Decoder
+from interpose.wire.decoder import Decoder
 from tests.engine.harness import compile_here
 
 MODEL = torch.nn.ModuleDict({"layer": torch.nn.Identity()})

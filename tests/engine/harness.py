@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from executor.options import trace_options
-from executor.outputs import output_event, result_of
-from executor.programs import Code, TraceCodes, Unit, made
-from executor.work import Work
+from executor.core.programs import Code, TraceCodes, Unit, made
+from executor.core.request import Work
+from executor.engine.outputs import output_event, result_of
+from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
-from interpose.result import Result
+from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.value_pb2 import Binding, Value
-from interpose.wire import Decoder, Encoder, Resolver
+from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.encoder import Encoder
 
 # A block that keeps the logits and the token of every step that it sees, and the result.
 EVERY_STEP = """\
@@ -141,7 +142,7 @@ class LocalEngine:
 
     def describe(self) -> ModelDescription:
         """Describe the model."""
-        from executor.describe import describe_model  # with it vLLM, whose environment is set first
+        from executor.model.describe import describe_model  # with it vLLM, whose environment is set first
 
         return describe_model(self.llm.llm_engine.vllm_config, self.worker.interpose_tree)
 
@@ -179,7 +180,7 @@ class LocalEngine:
 
     def reschedule(self, chunked: bool, cached: bool, step_tokens: int) -> None:
         """Give the idle engine a new scheduler, which cuts prompts and caches them or not; the workers stay."""
-        from executor.scheduler import InterposeScheduler  # with it vLLM, whose environment is set first
+        from executor.plugin.scheduler import InterposeScheduler  # with it vLLM, whose environment is set first
 
         core = self.llm.llm_engine.engine_core.engine_core
         old = core.scheduler

@@ -1,7 +1,7 @@
 """A notebook on an engine in this process: the client's own capture, encoding and decoding, with no server between.
 
-`LocalModel` is `interpose.model.Model` with a session that runs traces on a `LocalEngine`. Everything a block goes through
-is the real thing but for gRPC, Ray and admission.
+`LocalModel` is `interpose.tracing.model.Model` with a session that runs traces on a `LocalEngine`. Everything a block goes
+through is the real thing but for gRPC, Ray and admission.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from interpose.model import Model
-from interpose.progress import Progress
-from interpose.session import Session
-from interpose.together import companions, start_after
+from interpose.rpc.progress import Progress
+from interpose.rpc.session import Session
+from interpose.tracing.model import Model
 from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Log, Output, Trace
 from interpose.v1.value_pb2 import Blob
+from interpose.wire.gang import companions, start_after
 from tests.engine.harness import Block, LocalEngine
 
 LIMITS = Limits(
@@ -56,7 +56,7 @@ class LocalSession(Session):
         if trace.scan:
             yield from self._scan(trace)
             return
-        from executor.preparation import sampling_of  # with it vLLM, whose environment is set first
+        from executor.engine.requests import sampling_of  # with it vLLM, whose environment is set first
 
         config, tokenizer = self._engine.llm.llm_engine.vllm_config, self._engine.llm.get_tokenizer()
         blocks = [

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from executor.options import prepare_environment
-from executor.outbox import LocalOutbox
-from executor.shared_memory import forget_names_of_groups
+from executor.cluster.shared_memory import forget_names_of_groups
+from executor.plugin.config import prepare_environment
+from executor.saves.outbox import LocalOutbox
 from interpose.v1.model_pb2 import ModelDescription
 from tests.engine.harness import Limits, LocalEngine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.platforms import current_platform
 
-from interpose.accounting import Accounting
+from interpose.contract.accounting import Accounting
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, Ran
 

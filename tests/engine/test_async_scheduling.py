@@ -16,8 +16,8 @@ from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from executor.scheduler import InterposeAsyncScheduler
-from executor.work import READ_ONLY
+from executor.core.request import READ_ONLY
+from executor.plugin.scheduler import InterposeAsyncScheduler
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.value_pb2 import Barrier, Value
 from tests.engine.harness import EVERY_STEP, Block, LocalEngine, watch

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from executor import cache_guard
-from executor.cache_guard import CacheGuard
-from executor.work import Span
+from executor.core.request import Span
+from executor.model import kv_guard as cache_guard
+from executor.model.kv_guard import CacheGuard
 
 SLOTS = 16
 NAN = float("nan")

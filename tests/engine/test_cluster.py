@@ -16,12 +16,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from executor.cluster import connect
+from executor.cluster.placement import connect
 from serve_app.environment import own_head_environment
 
 _HEAD = """
 import sys, time, ray
-from executor.cluster import connect
+from executor.cluster.placement import connect
 ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR", _temp_dir=sys.argv[1])
 before = ray.get_runtime_context().gcs_address
 connect()
@@ -31,7 +31,7 @@ sys.stdin.read()
 """
 _JOIN = """
 import ray
-from executor.cluster import connect
+from executor.cluster.placement import connect
 connect()
 print(ray.get_runtime_context().gcs_address, flush=True)
 ray.shutdown()

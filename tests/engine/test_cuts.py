@@ -19,10 +19,10 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_v2_sharded_weight_loader
 from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
 
-from executor import shards
-from executor.control import Refusal
-from executor.cuts import why_not_known
-from executor.shards import Columns, Layouts, Partial, Replicated, Unknown
+from executor.core.errors import Refusal
+from executor.model import layouts as shards
+from executor.model.cuts import why_not_known
+from executor.model.layouts import Columns, Layouts, Partial, Replicated, Unknown
 from interpose.v1 import trace_pb2 as pb
 
 WIDTH = 8  # of what a column-parallel layer is given

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.fused_moe.runner import shared_experts
 from vllm.model_executor.layers.layernorm import RMSNorm
 
-from executor.eager_kernels import EagerKernels
+from executor.plugin.kernels import EagerKernels
 
 
 def configured(mode: CompilationMode, custom_ops: list[str]) -> VllmConfig:
@@ -58,7 +58,7 @@ def test_operations_take_the_implementations_of_an_eager_engine(
     compiled: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On this machine there may be one only: the platform is asked, with and without compilation."""
-    from executor import eager_kernels
+    from executor.plugin import kernels as eager_kernels
 
     def default(config: Any) -> Any:
         eager = config.compilation_config.mode == CompilationMode.NONE

@@ -7,7 +7,7 @@ import dataclasses
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from executor.engine_names import arguments, flags
+from executor.core.engine_names import arguments, flags
 
 
 def test_arguments_are_the_fields() -> None:

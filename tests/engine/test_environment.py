@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from executor.environment import forwarded
+from executor.cluster.environment import forwarded
 
 GIVEN = {
     "VLLM_LOGGING_LEVEL": "DEBUG",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from executor.compiler import Compiler
+from executor.engine.compiler import Compiler
 from interpose.capture import remake, rewrite
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench

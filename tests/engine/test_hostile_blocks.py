@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from executor import process_state
-from executor.budget import NOBODY
-from executor.rebuild import BindingFailed, Watch
+from executor.block import process_state
+from executor.block.binding import BindingFailed, Watch
+from executor.block.budget import NOBODY
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.bare import Ended, Worker
 

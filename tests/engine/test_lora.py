@@ -10,9 +10,9 @@ import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
 
-from executor.adapters import Adapters, modules_of
-from executor.describe import describe_model
-from executor.options import check_config
+from executor.model.describe import describe_model
+from executor.model.lora import Adapters, modules_of
+from executor.plugin.config import check_config
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.model_pb2 import ModelDescription
 from tests.engine.harness import Block, LocalEngine, close

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from interpose.cli.demo_model import write_demo_model
-from interpose.names import written
+from interpose.contract.names import written
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block, LocalEngine, check_failed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from executor.cache_guard import CacheGuard
+from executor.model.kv_guard import CacheGuard
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block
 from tests.oracle import difference

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from interpose import indexing
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_BFLOAT16, DTYPE_FLOAT32, RemoteTensor, TensorView, Value
+from interpose.wire import views as indexing
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, Ran, close
 

@@ -12,11 +12,11 @@ import pytest
 from vllm import CompletionOutput, RequestOutput, SamplingParams, logprobs
 from vllm.exceptions import VLLMValidationError
 
-from executor.describe import sampling_parameters
-from executor.outputs import output_event, result_of
-from executor.sampling import checked
-from interpose.outcome import Outcome, take_event
-from interpose.result import Logprob, Result
+from executor.engine.outputs import output_event, result_of
+from executor.engine.sampling import checked
+from executor.model.describe import sampling_parameters
+from interpose.contract.result import Logprob, Result
+from interpose.results.outcome import Outcome, take_event
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
 from tests.engine.notebook import notebook

@@ -16,9 +16,9 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from executor.options import STEP_TOKENS, check_config, engine_options
-from executor.scheduler import InterposeScheduler
-from executor.work import Work
+from executor.core.request import Work
+from executor.plugin.config import STEP_TOKENS, check_config, engine_options
+from executor.plugin.scheduler import InterposeScheduler
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import ModelSettings
@@ -237,7 +237,7 @@ def test_a_request_as_long_as_the_cache_is_not_passed_for_ever(
     engine: LocalEngine, oracle: Oracle, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reserves the most of the cache; once enough have passed it, traced requests behind it wait, plain ones do not."""
-    monkeypatch.setattr("executor.scheduler.MOST_PASSES", 0)
+    monkeypatch.setattr("executor.plugin.scheduler.MOST_PASSES", 0)
     big, small = prompt(60), [prompt(64), prompt(50), prompt(40)]
     stop = "    if step == 2:\n        tracer.stop()\n"
     blocks = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-from executor.shared_memory import SHARED_MEMORY, forget_names, mapped_by
+from executor.cluster.shared_memory import SHARED_MEMORY, forget_names, mapped_by
 
 
 def test_a_queue_goes_on_without_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

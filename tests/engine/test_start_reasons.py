@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from executor.start_failure import failure_of
+from executor.cluster.start_failure import failure_of
 from interpose.cli.demo_model import write_demo_model
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from interpose.assembly import Assembly, blobs_of
+from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, Ran, _Results

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from executor.hooks import Hooks
-from executor.streams import StepStream
-from executor.tree import ModuleTree
+from executor.model.hooks import Hooks
+from executor.model.streams import StepStream
+from executor.model.tree import ModuleTree
 
 
 class Stream:

@@ -18,9 +18,9 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from executor.work import Work
+from executor.core.request import Work
 from interpose.cli.demo_model import write_demo_model
-from interpose.result import Result
+from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import Block, LocalEngine, Ran, watch
 

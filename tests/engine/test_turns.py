@@ -16,9 +16,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from executor.fairness import Flow
-from executor.scheduler import MOST_PASSES, InterposeScheduler
-from executor.work import Work
+from executor.core.fairness import Flow
+from executor.core.request import Work
+from executor.plugin.scheduler import MOST_PASSES, InterposeScheduler
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 
@@ -193,7 +193,7 @@ def test_steps_in_which_nothing_changes_order_nothing(steps: Steps, monkeypatch:
     steps.step()
     steps.step()
     calls: list[int] = []
-    monkeypatch.setattr("executor.scheduler.in_turn", lambda *args: calls.append(1))
+    monkeypatch.setattr("executor.plugin.scheduler.in_turn", lambda *args: calls.append(1))
     for _ in range(10):
         steps.step()
     assert not calls

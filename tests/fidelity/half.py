@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from executor.options import prepare_environment
+from executor.plugin.config import prepare_environment
 from tests.engine.harness import Block, Limits
 from tests.fidelity import changes
 from tests.fidelity.changes import changeable, changed_path, ramp

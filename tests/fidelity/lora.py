@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
-from executor.adapters import Adapters
-from executor.options import prepare_environment
+from executor.model.lora import Adapters
+from executor.plugin.config import prepare_environment
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block, LocalEngine
 from tests.fidelity.adapters import ADAPTERS, write_adapter

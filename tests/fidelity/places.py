@@ -22,9 +22,9 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from executor.elsewhere import Elsewhere
-from executor.joining import gather
-from executor.tree import LOGITS, SAMPLES, ModuleTree
+from executor.model.remote_module import Elsewhere
+from executor.model.tree import LOGITS, SAMPLES, ModuleTree
+from executor.parallel.merge_tree import gather
 from tests.engine.conftest import expression
 from tests.oracle import Location, Oracle, Reference, locations
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.distributed import get_pp_group, get_world_group
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from executor.joining import gather
+from executor.parallel.merge_tree import gather
 
 
 class LaunchedRank(ExecutorWithExternalLauncher):

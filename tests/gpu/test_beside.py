@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from executor.streams import StepStream
+from executor.model.streams import StepStream
 from interpose.cli.demo_model import Shape, write_demo_model
 from tests.engine.harness import Block, LocalEngine
 from tests.gpu.conftest import deployed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
-from executor.options import check_config
+from executor.plugin.config import check_config
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block
 from tests.fidelity.half import ratio, too_far

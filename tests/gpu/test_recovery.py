@@ -9,7 +9,7 @@ import torch
 
 import interpose
 from benchmarks.processes import ENGINE
-from executor.shared_memory import mapped_by
+from executor.cluster.shared_memory import mapped_by
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.e2e.service import RunningService, wait_for

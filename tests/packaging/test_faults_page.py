@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interpose.errors import ConnectionLost, InvalidArgument, QuotaExceeded, Unavailable
+from interpose.contract.errors import ConnectionLost, InvalidArgument, QuotaExceeded, Unavailable
 from tests.cluster.matrix import FAULTS, PAGE, Seen, render, rows, shown, stable
 
 

@@ -17,7 +17,8 @@ import sys
 import numpy as np, ml_dtypes
 import interpose
 from interpose.v1 import value_pb2
-from interpose.wire import Decoder, Encoder
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import Encoder
 
 value = {"h": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, ml_dtypes.bfloat16), "n": [1, 2.5, "x", None]}
 encoder = Encoder(inline_bytes=1 << 20, put_blob=lambda data: "unused")

@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from executor.accounting import Precision
-from executor.budget import Budget
-from executor.cache_guard import CacheGuard
-from executor.collect import Limits as SaveLimits
-from executor.host import Host
-from executor.interleaver import Interleaver
-from executor.outbox import LocalOutbox
-from executor.ranks import Alone
-from executor.stages import OneStage
-from executor.tree import ModuleTree
-from executor.work import Batch, Span, Work
+from executor.block.budget import Budget
+from executor.block.tally import Precision
+from executor.core.request import Batch, Span, Work
+from executor.interleave.context import Host
+from executor.interleave.interleaver import Interleaver
+from executor.model.kv_guard import CacheGuard
+from executor.model.tree import ModuleTree
+from executor.parallel.agreement import Alone
+from executor.parallel.pipeline import OneStage
+from executor.saves.collect import Limits as SaveLimits
+from executor.saves.outbox import LocalOutbox
 from interpose import capture
-from interpose.envoy import Envoy, Node
-from interpose.errors import from_failure
-from interpose.outcome import Outcome, update_in_place, values_of
-from interpose.program import TraceBuilder
-from interpose.result import Result
+from interpose.contract.errors import from_failure
+from interpose.contract.result import Result
+from interpose.modules.envoy import Envoy, Node
+from interpose.program.builder import TraceBuilder
+from interpose.results.outcome import Outcome, update_in_place, values_of
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Prompt, TokenIds, Trace
 

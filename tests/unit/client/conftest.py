@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose import indexing
-from interpose.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
+from interpose.contract.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
 from interpose.v1 import model_pb2, service_pb2, service_pb2_grpc, trace_pb2, value_pb2
-from interpose.wire import Encoder
+from interpose.wire import views as indexing
+from interpose.wire.encoder import Encoder
 
 LAYERS = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import interpose
-from interpose.errors import InterventionError, InvalidArgument
+from interpose.contract.errors import InterventionError, InvalidArgument
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.client.conftest import finish, numbers
 from tests.unit.client.test_streaming import Endless, three_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import interpose
-from interpose.together import circular, start_after
 from interpose.v1.trace_pb2 import Invoke, Trace
+from interpose.wire.gang import circular, start_after
 
 
 def invokes(trace: Trace) -> list[tuple[bool, list[int]]]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.cache import Cache, Visit
-from interpose.wire import Decoder, Encoder
+from interpose.contract.cache import Cache, Visit
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import Encoder
 from tests.unit.client.conftest import finish, numbers
 
 

@@ -7,8 +7,8 @@ import ast
 import pytest
 
 import interpose
-from interpose.check import check_locations
-from interpose.envoy import Envoy, tree_of
+from interpose.modules.envoy import Envoy, tree_of
+from interpose.program.check import check_locations
 from interpose.v1 import model_pb2
 
 PARALLEL = "this architecture runs attention and MLP in parallel"

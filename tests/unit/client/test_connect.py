@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 import interpose
-from interpose import errors
-from interpose.errors import CLASS_OF, STATUS_OF, ConnectionLost, ServiceFailure, failure, from_failure
-from interpose.transport import parse_address
+from interpose.contract import errors
+from interpose.contract.errors import CLASS_OF, STATUS_OF, ConnectionLost, ServiceFailure, failure, from_failure
+from interpose.contract.version import PROTOCOL, VERSION
+from interpose.rpc.channel import parse_address
 from interpose.v1 import service_pb2, trace_pb2
-from interpose.version import PROTOCOL, VERSION
 
 
 def test_importing_interpose_pulls_in_nothing_heavy():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import interpose
-from interpose.sampling import check_sampling
+from interpose.contract.sampling import check_sampling
 
 KNOWN = ["max_tokens", "temperature", "top_p", "top_k", "seed", "bad_words", "allowed_token_ids", "skip_special_tokens"]
 

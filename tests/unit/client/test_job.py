@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2
 from tests.unit.client.conftest import finish, numbers
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.names import written
+from interpose.contract.names import written
 
 REMEDY = r"write model\.logits\.output"
 

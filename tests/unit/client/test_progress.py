@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import interpose
-from interpose import progress
+from interpose.rpc import progress
 from tests.unit.client.conftest import finish, numbers
 
 

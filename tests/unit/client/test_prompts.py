@@ -7,8 +7,8 @@ from collections import UserDict
 import numpy as np
 import pytest
 
-from interpose.errors import InvalidArgument
-from interpose.prompts import encode_prompt
+from interpose.contract.errors import InvalidArgument
+from interpose.wire.prompts import encode_prompt
 
 
 def ids(prompt, **limits):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import interpose
-from interpose import indexing
-from interpose.errors import ServiceFailure, failure
-from interpose.remote import Fetching
+from interpose.contract.errors import ServiceFailure, failure
+from interpose.rpc.remote import Fetching
 from interpose.v1 import trace_pb2
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Index, IndexItem, IndexSlice, Positions, TensorView
+from interpose.wire import views as indexing
 from tests.unit.client.conftest import finish, numbers
 
 WHOLE = torch.arange(5 * 4 * 30, dtype=torch.float32).reshape(5, 4, 30)

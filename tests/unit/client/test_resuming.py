@@ -7,7 +7,7 @@ import time
 import pytest
 
 import interpose
-from interpose.errors import ConnectionLost, ServiceFailure, failure
+from interpose.contract.errors import ConnectionLost, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -19,7 +19,7 @@ def five_prints(service, trace):
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    monkeypatch.setattr("interpose.resuming.BACKOFF_SECONDS", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr("interpose.rpc.reconnect.BACKOFF_SECONDS", (0.01, 0.01, 0.01, 0.01))
 
 
 def test_events_come_once_and_the_trace_is_sent_once(service, model, capsys):
@@ -88,7 +88,7 @@ def test_a_trace_that_failed_meanwhile_says_why(service, model):
 
 
 def test_whoever_leaves_while_it_is_broken_does_not_wait(service, model, monkeypatch):
-    monkeypatch.setattr("interpose.resuming.BACKOFF_SECONDS", (60.0,))
+    monkeypatch.setattr("interpose.rpc.reconnect.BACKOFF_SECONDS", (60.0,))
     service.script = five_prints
     service.submit_breaks = [1]
     with model.trace("x", stream=True) as tracer:

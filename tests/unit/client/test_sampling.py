@@ -6,7 +6,7 @@ import pytest
 
 import interpose
 from interpose import Logprob
-from interpose.sampling import check_sampling, sequences
+from interpose.contract.sampling import check_sampling, sequences
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.client.conftest import finish
 from tests.unit.client.test_streaming import Increments, output

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.arrays import ShapeOnly
-from interpose.together import refusal
 from interpose.v1 import value_pb2
 from interpose.v1.trace_pb2 import Event, Invoke, Prompt, Trace
-from interpose.wire import Decoder, WireError
+from interpose.wire.arrays import ShapeOnly
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import WireError
+from interpose.wire.gang import refusal
 from tests.unit.client.conftest import finish
 
 SHAPE = value_pb2.Tensor(

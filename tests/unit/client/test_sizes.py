@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from interpose.sizes import Sources
+from interpose.contract.limits import Sources
 from interpose.v1.service_pb2 import Limits
 
 LIMITS = Limits(max_program_bytes=1000, max_program_nodes=50, max_trace_program_bytes=1200)

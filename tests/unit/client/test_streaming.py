@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.arrivals import AHEAD
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
+from interpose.rpc.reader import AHEAD
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
-from interpose.wire import Encoder
+from interpose.wire.encoder import Encoder
 from tests.unit.client.conftest import numbers
 
 

@@ -72,7 +72,7 @@ def test_a_blob_of_another_size_than_announced(service, client, size):
 
 
 def test_a_fetch_that_never_works_ends(service, client, monkeypatch):
-    monkeypatch.setattr("interpose.transfer.BACKOFF_SECONDS", (0, 0, 0, 0))
+    monkeypatch.setattr("interpose.rpc.transfer.BACKOFF_SECONDS", (0, 0, 0, 0))
     session_id = client.own_session.open()
     service.refusals["Fetch"] = [grpc.RpcError(grpc.StatusCode.UNAVAILABLE, "away")] * 50
     with pytest.raises(interpose.Unavailable):

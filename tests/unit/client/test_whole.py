@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import interpose
-from interpose.together import refusal, wholes
 from interpose.v1.trace_pb2 import Invoke, Prompt, Trace
+from interpose.wire.gang import refusal, wholes
 
 
 def test_all_invokes_start_together_and_exchange_names(service, model):

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from interpose import indexing
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Items, Value
-from interpose.wire import MAX_DEPTH, Decoder, Encoder, Resolver, WireError
+from interpose.wire import views as indexing
+from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.encoder import MAX_DEPTH, Encoder, WireError
 
 
 class Blobs(dict):

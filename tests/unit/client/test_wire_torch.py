@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from interpose.v1.value_pb2 import Objects, Value
-from interpose.wire import Decoder, WireError
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import WireError
 from tests.unit.client.test_wire import encode, round_trip, same
 
 DTYPES = (

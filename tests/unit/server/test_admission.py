@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
+from interpose.contract.version import PROTOCOL
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.version import PROTOCOL
 from serve_app import admission
 from serve_app.settings import ANONYMOUS, Limits, ModelSettings, Tenant, settings_from
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executor.checkpoint import check_model, check_on_node
+from executor.cluster.checkpoint import check_model, check_on_node
 from serve_app.settings import ModelSettings
 from tests.unit.server.checkpoints import write_checkpoint, write_safetensors
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.compiler import Compiler
-from executor.programs import Codes, TraceCodes, Unit, weight
+from executor.core.programs import Codes, TraceCodes, Unit, weight
+from executor.engine.compiler import Compiler
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Function, Objects, Value
-from interpose.wire import WireError
+from interpose.wire.encoder import WireError
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from actors import session_pool
 from actors.archive import Kept
 from actors.directory import Directory
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
 

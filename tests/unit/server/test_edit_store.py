@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.edit_store import EditStore
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob, RemoteTensor, Tensor, Value
 from serve_app import admission

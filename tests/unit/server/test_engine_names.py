@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.engine_names import arguments, check_flags, flags
+from executor.core.engine_names import arguments, check_flags, flags
 
 
 def test_there_are_names() -> None:

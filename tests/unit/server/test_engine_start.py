@@ -12,8 +12,8 @@ import ray
 
 from actors.protocol import ModelState, ReplicaReport, StartFailed, Target
 from actors.replicas import ReplicaBoard
-from executor import cluster
-from executor.start_failure import CannotStart, StartFailure
+from executor.cluster import placement as cluster
+from executor.cluster.start_failure import CannotStart, StartFailure
 from serve_app import engine, service
 from serve_app.engine import EngineDeployment
 from serve_app.settings import ModelSettings, SessionSettings, settings_from

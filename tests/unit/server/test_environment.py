@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from executor.environment import hide_credentials, hide_keys
+from executor.cluster.environment import hide_credentials, hide_keys
 from serve_app.environment import own_head_environment
 
 

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, ObjectStoreFullError, OutOfDiskError,
 from ray.serve.exceptions import BackPressureError
 
 from actors.failures import describe, not_found, unavailable
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 
 

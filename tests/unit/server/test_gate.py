@@ -13,7 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2
 
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app import gate as gates

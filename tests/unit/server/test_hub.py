@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from executor.checkpoint import check_model
+from executor.cluster.checkpoint import check_model
 from serve_app.settings import ModelSettings
 from tests.unit.server.checkpoints import write_checkpoint
 from tests.unit.server.test_checkpoint import cut

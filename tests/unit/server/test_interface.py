@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 
-from executor.interface import use_interface_of
+from executor.cluster.network import use_interface_of
 
 ADDRESS, INTERFACE = "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from executor.control import Refusal
-from executor.items import ListOutputs, Outputs, Spot, as_served, kind_of, made_of, outputs_like, plainly
-from executor.served import Served
-from executor.serving import check_plain
+from executor.core.errors import Refusal
+from executor.interleave.serving import check_plain
+from executor.model.items import ListOutputs, Outputs, Spot, as_served, kind_of, made_of, outputs_like, plainly
+from executor.model.values import Served
 
 Pair = collections.namedtuple("Pair", ["hidden", "residual"])
 
@@ -121,8 +121,8 @@ def test_items_of_what_was_assigned_as_a_whole_can_be_assigned() -> None:
 
 
 def served(value: Any) -> Served:
-    from executor.rows import Rows
-    from executor.shards import WHOLE
+    from executor.model.layouts import WHOLE
+    from executor.model.rows import Rows
 
     return Served("a.output", value, Rows(0, 2, 2, 2), lambda path: WHOLE)
 

@@ -7,8 +7,8 @@ import sys
 
 SCRIPT = """
 import sys
-from executor.lazy_actor import LazyWorkerActor
-from executor.lifeline import Ticket  # comes with the arguments of `initialize`
+from executor.cluster.actor import LazyWorkerActor
+from executor.cluster.liveness import Ticket  # comes with the arguments of `initialize`
 LazyWorkerActor(0)
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "vllm", "ray", "numpy", "grpc", "google", "interpose"}))
 """

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from executor import lifeline
-from executor.lifeline import Lifeline, Ticket, exit_with_parent
+from executor.cluster import liveness as lifeline
+from executor.cluster.liveness import Lifeline, Ticket, exit_with_parent
 
 _WORKER = """
 import sys, time
-from executor.lifeline import Ticket, hold
+from executor.cluster.liveness import Ticket, hold
 hold(Ticket(sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])), int(sys.argv[4]))
 print("held", flush=True)
 # A worker whose block holds the interpreter's lock still answers.
@@ -28,7 +28,7 @@ while True:
 
 _REPLICA = """
 import multiprocessing, sys, time
-from executor.lifeline import exit_with_parent
+from executor.cluster.liveness import exit_with_parent
 
 def engine():
     exit_with_parent()

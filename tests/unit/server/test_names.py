@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from executor.control import Refusal
-from executor.envoy import Envoy, Tracer
-from executor.failures import describe
-from executor.saves import refuse_names
-from executor.tree import ModuleTree
+from executor.block.envoy import Envoy, Tracer
+from executor.block.traceback import describe
+from executor.core.errors import Refusal
+from executor.model.tree import ModuleTree
+from executor.saves.encoder import refuse_names
 from interpose.v1 import trace_pb2 as pb
 
 

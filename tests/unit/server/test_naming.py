@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors import naming
-from executor import outbox
+from executor.saves import outbox
 
 
 def test_workers_know_the_names() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import executor.parameters
-import executor.shards
-from executor.control import Refusal
-from executor.parameters import Parameters, Wanted, _by_rows, _segments, vocabulary_segments
-from executor.shards import Columns, Layouts
-from executor.tree import Node
+import executor.model.layouts
+import executor.model.parameters
+from executor.core.errors import Refusal
+from executor.model.layouts import Columns, Layouts
+from executor.model.parameters import Parameters, Wanted, _by_rows, _segments, vocabulary_segments
+from executor.model.tree import Node
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -142,7 +142,7 @@ class Group:
 def test_rows_of_several_ranks_are_put_together(monkeypatch: pytest.MonkeyPatch, parts: list[tuple[int, int]]) -> None:
     """What `Columns` cuts over ranks by columns comes back as the rows of the weight, all of it and some of it."""
     group = Group(4)
-    for module in (executor.parameters, executor.shards):
+    for module in (executor.model.parameters, executor.model.layouts):
         monkeypatch.setattr(module, "get_tp_group", lambda: group)
     layout = Columns(parts)
     whole = torch.randn(sum(width * 4 // copies for width, copies in parts), 5)
@@ -159,7 +159,7 @@ def test_rows_of_several_ranks_are_put_together(monkeypatch: pytest.MonkeyPatch,
 
 def test_padding_of_the_vocabulary_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(4)
-    monkeypatch.setattr(executor.parameters, "get_tp_group", lambda: group)
+    monkeypatch.setattr(executor.model.parameters, "get_tp_group", lambda: group)
     padded = torch.randn(16, 3)
     segments = vocabulary_segments(4, 4, 10)
     assert segments == [(0, 0, 4), (1, 0, 4), (2, 0, 2)]

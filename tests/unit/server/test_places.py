@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from executor.fairness import Flow, in_turn
-from interpose.errors import ServiceFailure
+from executor.core.fairness import Flow, in_turn
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.places import Places
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from actors.recording import Recording
-from interpose.errors import ServiceFailure, failure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors.saved import Saved
 from actors.session import Session
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value

@@ -17,7 +17,7 @@ from actors import engine_stream
 from actors.engine_stream import EngineCalls
 from actors.protocol import ModelState, Order, Target
 from actors.taking import taking
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.builder import ROUTER
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from executor import rpc
-from executor.rpc import RPC_SECONDS, call_workers
+from executor.engine import rpc
+from executor.engine.rpc import RPC_SECONDS, call_workers
 
 
 class EngineDead(Exception):

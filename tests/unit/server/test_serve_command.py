@@ -110,5 +110,5 @@ def test_a_start_that_cannot_succeed_imports_neither_ray_nor_the_engine(argument
     said = [line for line in lines if not line.startswith("import time:")]
     assert ended.returncode == 2 and ended.stdout == ""
     assert len(said) == 1 and said[0].startswith(f"interpose serve: {message}")
-    assert "executor.checkpoint" in imported
+    assert "executor.cluster.checkpoint" in imported
     assert not imported & {"ray", "vllm", "torch"}

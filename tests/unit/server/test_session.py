@@ -15,7 +15,7 @@ from ray.exceptions import OutOfDiskError
 from actors.protocol import Order, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value

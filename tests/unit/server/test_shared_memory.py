@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor.shared_memory import SHARED_MEMORY
+from executor.cluster.shared_memory import SHARED_MEMORY
 from serve_app.shared_memory import SharedFiles
 
 _MAP = """

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from executor.start_failure import CannotStart, StartFailure, failure_of, leave_note, noted, of_workers
+from executor.cluster.start_failure import CannotStart, StartFailure, failure_of, leave_note, noted, of_workers
 
 CORE = logging.getLogger("vllm.v1.engine.core")
 

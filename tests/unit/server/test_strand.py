@@ -9,7 +9,7 @@ _MADE_BY_TRANSFORMERS = """
 import sys
 import torch
 if sys.argv[1] == "ours":
-    import executor.strand
+    import executor.block.fiber
 from transformers.initialization import meta_device_safe_creation_ops
 with torch.device("meta"), meta_device_safe_creation_ops():
     torch.empty(3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.upload import Upload
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 
 
 def digest(data: bytes) -> str:

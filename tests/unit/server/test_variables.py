@@ -12,11 +12,12 @@ from actors.protocol import Order, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
 from actors.variables import MAX_VARIABLES, SharedVariables, copies
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
-from interpose.wire import Decoder, Encoder
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import Encoder
 from tests.unit.server.test_session import clock, ended, kinds, opened
 
 __all__ = ["clock"]

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.lifeline import Lifeline
-from executor.verdicts import Verdicts, report
+from executor.cluster.liveness import Lifeline
+from executor.cluster.verdicts import Verdicts, report
 
 _WORKER = """
 import hashlib, signal, sys, threading, time
-from executor import budget, watchdog
-from executor.budget import Budget
-from executor.lifeline import Ticket, hold
+from executor.block import budget
+from executor.block import watchdog
+from executor.block.budget import Budget
+from executor.cluster.liveness import Ticket, hold
 
 watchdog.GRACE_SECONDS = budget.GRACE_SECONDS = 0.5
 watchdog.start(hold(Ticket(sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])), 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from interpose.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure
 from serve_app.windows import windows
 
 WHOLE = np.arange(7 * 5 * 11, dtype="u4").reshape(7, 5, 11)

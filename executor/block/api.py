@@ -1,0 +1,341 @@
+"""The block's side of its mediator: what the code of a block can ask for while it runs.
+
+Every name that a block uses (`executor.block.envoy`) ends in a method here. One that asks for a location which the model has not
+come to parks the block; one that asks for something that cannot be given raises at the block's own line.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from executor.block.barrier import Barrier
+from executor.block.cache import Recorder, wish
+from executor.block.fiber import Strand
+from executor.block.traceback import describe, frames_here
+from executor.core.errors import Cancel, Refusal, Stop
+from executor.core.location import Kind, Location, State
+from executor.model.apply import Applier, Call
+from executor.model.items import check
+from executor.model.parameters import Wanted, refuse_write
+from executor.model.tree import ModuleTree, Node
+from executor.model.values import Served
+from executor.saves.encoder import refuse_names
+from executor.views.view import Unreachable, View
+from interpose.contract.cache import Cache
+from interpose.contract.saving import saving_with
+from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from executor.block.mediator import Mediator
+
+
+class RunningBlock:
+    """The code of one block, and what it asks for.
+
+    Args:
+        mediator: the block's mediator.
+        code: the compiled block.
+        sources: the user's source lines by file name, for tracebacks.
+        tree: the model's modules.
+        applier: applies modules to the block's values.
+        streamed: whether what it saves leaves step by step.
+
+    Attributes:
+        strand: runs it.
+        pointer: the step that locations are asked for in.
+    """
+
+    def __init__(
+        self,
+        mediator: Mediator,
+        code: CodeType,
+        sources: dict[str, dict[int, str]],
+        tree: ModuleTree,
+        applier: Applier,
+        streamed: bool,
+    ) -> None:
+        self.strand = Strand(self._main, self, tree.device)
+        self.pointer = 0
+        self._offsets: dict[str, int] = {}
+        self._mediator = mediator
+        self._code = code
+        self._sources = sources
+        self._tree = tree
+        self._applier = applier
+        self._streamed = streamed
+
+    @property
+    def steps(self) -> int:
+        """Steps begun."""
+        return self._mediator.steps
+
+    # Its run, from the beginning to the end.
+
+    def _main(self, *_: Any) -> None:
+        mediator = self._mediator
+        try:
+            with saving_with(self.save):
+                ended = self._run()
+            mediator.late.check_all()
+            mediator.state = ended
+        except Cancel:
+            mediator.state = State.CANCELLED
+        except BaseException as error:
+            mediator.failure = self.describe(error)
+            mediator.state = State.FAILED
+        finally:
+            mediator.waiting = None
+
+    def _run(self) -> State:
+        try:
+            exec(self._code, self._mediator.namespace)
+        except Stop:
+            return State.STOPPED
+        return State.DONE
+
+    def describe(self, error: BaseException) -> pb.Failure:
+        """Return what the client is told of an exception of the block's."""
+        mediator = self._mediator
+        return describe(error, self._sources, mediator.trace_id, mediator.invoke)
+
+    # Values of the model.
+
+    def read(self, node: Node, kind: str) -> Any:
+        """Return the value at a module's input or output, waiting for it if need be."""
+        return self._at(node, kind).value
+
+    def read_view(self, view: View) -> Any:
+        """Return a canonical value, waiting for its raw location if need be."""
+        return view.read(self._at_view(view))
+
+    def write_view(self, view: View, value: Any) -> None:
+        """Replace a canonical value."""
+        view.write(self._at_view(view), value)
+
+    def _at_view(self, view: View) -> Served:
+        if isinstance(view, Unreachable):
+            raise view.refusal()
+        return self._at(view.node, view.kind, view.owner, view.name)
+
+    def read_input(self, node: Node) -> Any:
+        """Return a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args:
+            return args[0]
+        if kwargs:
+            return next(iter(kwargs.values()))
+        raise Refusal(
+            pb.ERROR_CODE_UNKNOWN_LOCATION, f"{node.path} is called without arguments", location=f"{node.path}.input"
+        )
+
+    def write(self, node: Node, kind: str, value: Any) -> None:
+        """Replace the value at a module's input or output."""
+        self._at(node, kind).assign(value)
+
+    def write_input(self, node: Node, value: Any) -> None:
+        """Replace a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args:
+            args[0] = value
+        elif kwargs:
+            name = next(iter(kwargs))
+            check(kwargs[name], value, f"{node.path}.input")
+            kwargs[name] = value
+
+    def skip(self, node: Node, value: Any) -> None:
+        """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
+        mediator = self._mediator
+        self._check_prompt("module.skip(value) is a request's own")
+        step = self.pointer + self._offsets.get(node.path, 0)
+        place = -1 if step > mediator.step else 1 << 62 if step < mediator.step else mediator.position
+        mediator.skips.begin(node, step, place)
+        self._at(node, Kind.OUTPUT).assign(value)
+
+    def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a module makes of the block's own values."""
+        mediator = self._mediator
+        if mediator.fakes is not None:
+            args, kwargs = mediator.fakes.real((args, kwargs))
+        return self._answered(self._applier.prepare(node, args, kwargs))
+
+    def parameter(self, node: Node, name: str) -> Any:
+        """Return a weight of a module: a tensor, or what gives its rows."""
+
+        def read(wanted: Wanted) -> torch.Tensor:
+            value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
+            if self._mediator.fakes is not None:
+                return self._mediator.fakes.like(value)
+            self._mediator.late.watch(value, refuse_write(node.path, name))
+            return value
+
+        return self._applier.parameters.open(node, name, read)
+
+    def _answered(self, call: Call) -> Any:
+        """Park until the engine has answered a call."""
+        mediator = self._mediator
+        self.strand.check_modes(f"{call} was asked for", call.node.path)
+        mediator.call = call
+        try:
+            made = self.strand.park(call)
+        finally:
+            mediator.call = None
+        return made if mediator.fakes is None else mediator.fakes.of(made)
+
+    def await_barrier(self, barrier: Barrier) -> None:
+        """Wait until as many invokes have come to a barrier as it counts."""
+        mediator = self._mediator
+        if not mediator.companions:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "this block has no other invokes to wait for: a barrier belongs to the invokes of the trace that made it",
+                location="barrier()",
+            )
+        self._check_prompt("barrier() waits for the blocks of other prompts")
+        if mediator.finished:
+            raise barrier.too_late()
+        if barrier.broken:
+            raise barrier.refusal()
+        if barrier.count == 1:
+            return
+        if mediator.served is not None:  # others may have it while this block waits
+            mediator.registry.hold(mediator.served)
+        barrier.waiting.append(mediator)
+        mediator.barrier = barrier
+        try:
+            self._park(Location("", Kind.BARRIER, 0, str(barrier)))
+        finally:
+            mediator.barrier = None
+            if mediator in barrier.waiting:
+                barrier.waiting.remove(mediator)
+
+    def log(self, text: str) -> None:
+        """Send text to the notebook."""
+        self._mediator.logs += self._mediator.emit(text)
+
+    def save(self, value: Any) -> Any:
+        """Keep a value past the block; return what the block goes on with."""
+        mediator = self._mediator
+        if mediator.edit:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
+            )
+        refuse_names(value)
+        return mediator.registry.save(value, mediator.served)
+
+    def record(
+        self, modules: object, device: object, dtype: object, include_output: bool, include_inputs: bool
+    ) -> Cache:
+        """Record modules from here on; return what fills."""
+        mediator = self._mediator
+        if mediator.edit or self._streamed:
+            what = "an edit saves nothing" if mediator.edit else "a streamed trace brings what is new with every output"
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{what}, so there is no tracer.cache() in it; append the values to a list: kept.append(layer.output.save())",
+                location="tracer.cache",
+            )
+        frames = frames_here(self._sources)
+        recorder = Recorder(wish(self._tree, modules, device, dtype, include_output, include_inputs, frames))
+        mediator.recorders.append(recorder)
+        mediator.registry.mark(recorder.cache, recorder.cache)
+        return recorder.cache
+
+    def stop(self) -> NoReturn:
+        """End the request."""
+        if self._mediator.edit:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                "an edit does not end the requests that it runs in; use tracer.stop() in the block of a trace",
+            )
+        self._check_prompt("tracer.stop() ends the request of a block")
+        raise Stop
+
+    def _check_prompt(self, what: str) -> None:
+        if self._mediator.whole:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{what}, and tracer.invoke() without a prompt has none; write it in the blocks of the prompts",
+            )
+
+    def advance(self, node: Node) -> None:
+        """Move on to a module's next step."""
+        self._offsets[node.path] = self._offsets.get(node.path, 0) + 1
+
+    def await_step(self, step: int) -> bool:
+        """Wait until `step` begins; return False if the generation ends before."""
+        mediator = self._mediator
+        if step < mediator.step:
+            raise Refusal(
+                pb.ERROR_CODE_OUT_OF_ORDER,
+                f"step {step} had already passed (the block is in step {mediator.step}); "
+                + (
+                    "read tracer.result last: it waits for the end"
+                    if mediator.result_asked
+                    else "go through steps in rising order"
+                ),
+                location=f"tracer.iter[{step}]",
+            )
+        if step > mediator.step and (mediator.finished or not self._park(Location("", Kind.STEP, step))):
+            return False
+        self.pointer = step
+        self._offsets.clear()
+        return True
+
+    def await_result(self) -> Any:
+        """Wait for the end of the generation and return its result."""
+        mediator = self._mediator
+        mediator.result_asked = mediator.result_asked or not mediator.finished
+        return mediator.result if mediator.finished else self._park(Location("", Kind.RESULT, 0))
+
+    def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:
+        """Return what is served at a location, waiting for it if need be.
+
+        Args:
+            node: the module.
+            kind: which of its locations.
+            owner: the path that `next()` counts for, if another than the module's.
+            shown: what errors call the location, if otherwise than by its raw name.
+        """
+        mediator = self._mediator
+        step = self.pointer + self._offsets.get(node.path if owner is None else owner, 0)
+        location = Location(node.path, kind, step, shown)
+        if mediator.served is not None and mediator.served_at == location:
+            mediator.served.put_back()
+            return mediator.served
+        place = self._tree.order_of(node.path, kind)
+        if mediator.finished:
+            raise mediator.never(location)
+        if location.step < mediator.step or (location.step == mediator.step and place <= mediator.position):
+            skipped = mediator.skips.around(node.path, location.step)
+            if skipped:
+                raise Refusal(
+                    pb.ERROR_CODE_OUT_OF_ORDER,
+                    f"{location} lies in {skipped}, which the block skipped in this step: nothing is computed there",
+                    location=str(location),
+                )
+            at = (
+                f" (the block is at {mediator.served_at})"
+                if mediator.served_at
+                else f" (the request is in step {mediator.step})"
+            )
+            raise Refusal(
+                pb.ERROR_CODE_OUT_OF_ORDER,
+                f"{location} had already passed when it was asked for{at}; ask for locations in the order the model runs "
+                "them, and keep a value in a variable if it is needed again",
+                location=str(location),
+            )
+        return self._park(location)
+
+    def _park(self, location: Location) -> Any:
+        mediator = self._mediator
+        self.strand.check_modes(f"{location} was asked for", str(location))
+        mediator.late.check_recent()
+        mediator.waiting = location
+        try:
+            return self.strand.park(location)
+        finally:
+            mediator.waiting = None

@@ -1,0 +1,193 @@
+"""Bounds on what a block may use while it runs: wall time in one step, and memory.
+
+A block runs on the thread that runs the forward, so nobody else can stop it. A repeating interval timer interrupts it:
+its handler raises into the block when the block is over budget, and does nothing while the engine's own code runs. The
+timer is armed only around a block (some microseconds each way). Signals also interrupt sleeps and lock waits, which
+asynchronous exceptions do not; they need the process's main thread, and the workers run their busy loop on it. One
+allocation that is larger than the budget is refused by the address-space limit, which is lowered while a block runs.
+What no signal interrupts, one long call in C, the worker's watchdog ends together with the worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, TypeVar
+
+from executor.block.watchdog import GRACE_SECONDS, Heartbeat, padded
+from executor.core.errors import BudgetExceeded
+from interpose.v1 import trace_pb2 as pb
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TICK_SECONDS = 0.05
+# Once the time is over. Each of many objects may have a `__del__` that never ends.
+_STRUCK_SECONDS, _MANY, _STORM_SECONDS = 0.01, 20, 0.0005
+NOBODY = padded("")
+_PAGE = resource.getpagesize()
+
+
+def _memory_pages() -> tuple[int, int]:
+    """Return this process's virtual size and its own resident size, without what it shares, in pages."""
+    with open("/proc/self/statm", "rb") as statm:
+        virtual, resident, shared = statm.read().split()[:3]
+    return int(virtual), int(resident) - int(shared)
+
+
+class Budget:
+    """The bounds for every block of one worker.
+
+    Args:
+        step_seconds: wall time one block may take in one step.
+        memory_bytes: how much one block may let the process grow in one step.
+        heartbeat: tells the worker's watchdog that a block runs (`executor.block.watchdog`), for code that no signal ends.
+
+    Attributes:
+        step_seconds, memory_bytes: as given.
+        struck: whether the timer has raised since `arm`. Python drops what is raised in a `__del__`.
+    """
+
+    def __init__(self, step_seconds: float, memory_bytes: int, heartbeat: Heartbeat | None = None) -> None:
+        self.step_seconds = step_seconds
+        self.struck = False
+        self._strikes = 0
+        self._heartbeat = heartbeat
+        self.memory_bytes = memory_bytes
+        self._running: Callable[[], bool] | None = None
+        self._deadline = 0.0
+        self._started = 0.0
+        self._base: tuple[int, int] = (0, 0)
+        self._bounded = True
+        self._collects = False
+        self._limits = resource.getrlimit(resource.RLIMIT_AS)
+        self._main = threading.current_thread() is threading.main_thread()
+        self._handler: Any = signal.SIG_DFL
+        self._timer: tuple[float, float] = (0.0, 0.0)
+
+    def begin_step(self) -> None:
+        """Take the process's size now as what a block's growth is measured from."""
+        self._base = _memory_pages()
+
+    def arm(self, running: Callable[[], bool], used: float, trace: bytes = NOBODY, memory: bool = True) -> None:
+        """Start watching a block.
+
+        Args:
+            running: whether the code that an interrupt would hit is the block's.
+            used: seconds the block has used in this step already.
+            trace: the trace's id (`watchdog.padded`), to be named if nothing but the worker's end ends the block.
+            memory: whether the process's growth is bounded too.
+        """
+        self._running = running
+        self._bounded = memory
+        self.struck = False
+        self._strikes = 0
+        self._started = time.monotonic()
+        self._deadline = self._started + max(0.0, self.step_seconds - used)
+        self._collects = gc.isenabled()
+        gc.disable()  # what others have left to be collected would run here
+        if self._heartbeat is not None:
+            self._heartbeat.beat(self.step_seconds + GRACE_SECONDS)
+            self._heartbeat.arm(self._deadline, trace)
+        if not self._main:
+            return
+        if memory:
+            ceiling = self._base[0] * _PAGE + 2 * self.memory_bytes
+            soft, hard = self._limits
+            if soft == resource.RLIM_INFINITY or ceiling < soft:
+                resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
+        self._handler = signal.signal(signal.SIGALRM, self._on_tick)
+        self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
+
+    def disarm(self) -> float:
+        """Stop watching; return the seconds since `arm`."""
+        self._running = None
+        elapsed = time.monotonic() - self._started
+        if self._main:
+            # Someone else's timer goes on where it would be now.
+            remaining, interval = self._timer
+            signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
+            signal.signal(signal.SIGALRM, self._handler)
+            if self._bounded:
+                resource.setrlimit(resource.RLIMIT_AS, self._limits)
+        (gc.enable if self._collects else gc.disable)()  # whichever of them the block called
+        if self._heartbeat is not None:
+            self._heartbeat.disarm()
+        return elapsed
+
+    def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:
+        """Call code of the engine's that may run code of a block's objects: encode them, or let go of them.
+
+        Args:
+            do: what to call. It may be broken off anywhere.
+            used, trace: as of `arm`.
+
+        Returns:
+            What `do` returned, and the seconds that it took.
+
+        Raises:
+            BudgetExceeded: it took longer than the block may. What a `__del__` raises is dropped by Python, so that `do` may have
+                come to its end.
+        """
+        running = True
+        self.arm(lambda: running, used, trace, memory=False)
+        try:
+            try:
+                done = do()
+            finally:
+                running = False
+        finally:
+            elapsed = self.disarm()
+        if self.struck:
+            raise self.exceeded()
+        return done, elapsed
+
+    def exceeded(self) -> BudgetExceeded:
+        """What ends a block that took too long."""
+        return BudgetExceeded(
+            pb.ERROR_CODE_DEADLINE_EXCEEDED,
+            f"the block ran longer than the {self.step_seconds:g} s it may take in one step; end its loop, or do the "
+            "work in the notebook after the trace",
+        )
+
+    def _on_tick(self, signum: int, frame: Any) -> None:
+        running = self._running
+        if running is None or not running() or (frame is not None and frame.f_code in _UNBROKEN):
+            return
+        if time.monotonic() >= self._deadline:
+            self.struck = True
+            self._strikes += 1
+            if self._strikes in (1, _MANY):
+                seconds = _STRUCK_SECONDS if self._strikes == 1 else _STORM_SECONDS
+                signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+            raise self.exceeded()
+        if not self._bounded:
+            return
+        if self._grown() > self.memory_bytes:
+            gc.collect()
+            grown = self._grown()
+            if grown <= self.memory_bytes:
+                return
+            raise BudgetExceeded(
+                pb.ERROR_CODE_QUOTA_EXCEEDED,
+                f"the block let memory grow by {grown >> 20} MiB in one step, more than the {self.memory_bytes >> 20} MiB "
+                "it may; keep less, or save values and drop them",
+            )
+
+    def _grown(self) -> int:
+        return (_memory_pages()[1] - self._base[1]) * _PAGE
+
+
+# Code that arms and disarms: broken off there, a budget would stay armed. The next tick comes later.
+_UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budget.disarm, Budget.run)}
+
+
+def unbroken(function: F) -> F:
+    """Mark a function that arms and disarms a budget: the timer raises in what it calls, not in itself."""
+    _UNBROKEN.add(function.__code__)
+    return function

@@ -1,0 +1,320 @@
+"""The names a block uses inside a worker: modules, the tracer, and steps.
+
+Every access goes to the block that is running (`executor.block.api`), so one tree of envoys serves all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from executor.core.errors import Refusal
+from executor.model.parameters import refuse_write
+from executor.model.remote_module import Elsewhere, names_of
+from executor.model.tree import ModuleTree, Node
+from executor.views.view import Part, tensor_at
+from interpose.contract.idioms import OF_MODELS, OF_TRACERS
+from interpose.contract.names import Name, not_a_value, not_assigned, of_tensors
+from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from executor.block.api import RunningBlock
+    from executor.views.view import View
+    from interpose.contract.cache import Cache
+
+
+def current() -> RunningBlock:
+    """Return the block that is running.
+
+    Raises:
+        Refusal: the caller is not a block (a thread that a block started, say).
+    """
+    from executor.block.fiber import running
+
+    block = running()
+    if block is None:
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            "the model can be used only from the block itself, not from a thread that it started",
+        )
+    return block
+
+
+class Envoy(Name):
+    """A module of the served model, inside a block.
+
+    Args:
+        tree: the model's modules.
+        node: the module.
+        given: whether it came with the block, not from another envoy.
+
+    Attributes:
+        output: what the module returned, as the model's own code returned it; read, change in place, or assign.
+        input: its first positional argument.
+        inputs: `(args, kwargs)`.
+    """
+
+    __slots__ = ("_given", "_node", "_tree")
+    _given: bool
+    _node: Node
+    _tree: ModuleTree
+
+    def __init__(self, tree: ModuleTree, node: Node, given: bool = False) -> None:
+        object.__setattr__(self, "_tree", tree)
+        object.__setattr__(self, "_node", node)
+        object.__setattr__(self, "_given", given)
+
+    def _misused(self, used: str, then: str = "") -> NoReturn:
+        raise self.misuse(used, then)
+
+    def misuse(self, used: str, then: str = "") -> Refusal:
+        """The error for a use of the name as a value."""
+        node = self._node
+        numbered = any(name.isdigit() for name in node.children)
+        message = not_a_value(node.path, used, tuple(node.views), numbered, then)
+        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=node.path)
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether something that is saved may hold it: a module that the notebook put there, as a name."""
+        return self._given and self._node.module is not None
+
+    @property
+    def path(self) -> str:
+        """The module's path; "" for the model itself."""
+        return self._node.path
+
+    def __repr__(self) -> str:
+        module = self._node.layer
+        kind = type(module).__name__ if module is not None else self._node.title or "location"
+        if isinstance(module, Elsewhere):
+            kind = module.described.class_name
+        return f"<{self._node.path or 'model'}: {kind}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        node = self._node
+        view = node.views.get(name)
+        if view is not None:
+            return current().read_view(view)
+        child = node.children.get(name)
+        if child is None and node is self._tree.root:
+            child = self._tree.pseudo.get(name)
+        if child is None:
+            if node.layer is not None and name in names_of(node.layer):
+                return current().parameter(node, name)
+            if node.path and name not in OF_MODELS and (of_tensors(name) or hasattr(torch.Tensor, name)):
+                raise self.misuse(f"asked for {name!r}", f".{name}")
+            raise self._tree.unknown(node, name)
+        return Envoy(self._tree, child)
+
+    def __getitem__(self, key: int | slice) -> Envoy | list[Envoy]:
+        count = self._count()
+        if not count:
+            self._misused("indexed", f"[{key}]" if isinstance(key, int) else "[…]")
+        if isinstance(key, slice):
+            return [Envoy(self._tree, self._node.children[str(i)]) for i in range(*key.indices(count))]
+        index = key + count if isinstance(key, int) and key < 0 else key
+        child = self._node.children.get(str(index))
+        if child is None:
+            raise self._tree.unknown(self._node, str(key))
+        return Envoy(self._tree, child)
+
+    def _count(self) -> int:
+        return sum(name.isdigit() for name in self._node.children)
+
+    def __len__(self) -> int:
+        return self._count() or self._misused("measured by len()")
+
+    def __iter__(self) -> Iterator[Envoy]:
+        if not self._count():
+            self._misused("gone through")
+        return (Envoy(self._tree, child) for name, child in self._node.children.items() if name.isdigit())
+
+    def _same(self, other: object) -> bool:
+        return isinstance(other, Envoy) and other._node is self._node
+
+    def __hash__(self) -> int:
+        return hash(self._node.path)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors.
+
+        A canonical module gives what its `output` is, also where the engine's returns something beside it.
+        """
+        result = current().apply(self._node.applies or self._node, args, kwargs)
+        view = self._node.views.get("output")
+        if isinstance(result, tuple) and isinstance(view, Part) and len(args) + len(kwargs) == 1:
+            return tensor_at(result, view.at)
+        return result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        view = self._view(name)
+        if view is not None:
+            current().write_view(view, value)
+        elif name == "output":
+            current().write(self._node, "output", value)
+        elif name == "input":
+            current().write_input(self._node, value)
+        elif name == "inputs":
+            current().write(self._node, "input", value)
+        else:
+            node = self._node
+            known = name in node.children or (node is self._tree.root and name in self._tree.pseudo)
+            if node.layer is not None and name in names_of(node.layer):
+                raise refuse_write(node.path, name)
+            message = f"{name!r} cannot be assigned on a module; its output, input and inputs can"
+            if known:
+                message = not_assigned(f"{node.path}.{name}" if node.path else name)
+            raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=node.path)
+
+    @property
+    def output(self) -> Any:
+        view = self._view("output")
+        return current().read(self._node, "output") if view is None else current().read_view(view)
+
+    @property
+    def inputs(self) -> Any:
+        view = self._view("inputs")
+        return current().read(self._node, "input") if view is None else current().read_view(view)
+
+    @property
+    def input(self) -> Any:
+        view = self._view("input")
+        return current().read_input(self._node) if view is None else current().read_view(view)
+
+    def _view(self, name: str) -> View | None:
+        """Return the canonical value of a name, or None on a module, whose values are raw."""
+        node = self._node
+        view = node.views.get(name)
+        if view is None and node.title:
+            raise self._tree.unknown(node, name)
+        return view
+
+    def skip(self, value: Any) -> None:
+        """Have the module's output be `value`, of the form that the module returns, as if it did not run.
+
+        The block goes on at the module's output. A module that holds attention must be skipped in every later step too.
+        """
+        current().skip(self._node, value)
+
+    def next(self) -> Envoy:
+        """Move on to this module's next step."""
+        current().advance(self._node)
+        return self
+
+
+class Iterations:
+    """Steps of the generation: `for step in tracer.iter[a:b]`, `tracer.iter[i]`, `tracer.iter[:]`.
+
+    Each turn waits until its step begins, so an open end stops when the generation does, and the code after the loop runs.
+    """
+
+    def __init__(self, key: slice | int | list[int] = slice(None)) -> None:
+        self._key = key
+
+    def __getitem__(self, key: slice | int | list[int]) -> Iterations:
+        numbers = [key.start, key.stop, key.step] if isinstance(key, slice) else key if isinstance(key, list) else [key]
+        if any(number is not None and (not isinstance(number, int) or number < 0) for number in numbers):
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT, "tracer.iter takes steps counted from 0: iter[2], iter[1:4], iter[:]"
+            )
+        return Iterations(key)
+
+    def _steps(self) -> Iterator[int]:
+        key = self._key
+        if isinstance(key, slice):
+            step, stride = key.start or 0, key.step or 1
+            while key.stop is None or step < key.stop:
+                yield step
+                step += stride
+        else:
+            yield from key if isinstance(key, list) else [key]
+
+    def __iter__(self) -> Iterator[int]:
+        block = current()
+        bounded = not isinstance(self._key, slice) or self._key.stop is not None
+        exact = not isinstance(self._key, slice)
+        before = block.pointer
+        try:
+            for step in self._steps():
+                if not block.await_step(step):
+                    if exact:
+                        raise Refusal(
+                            pb.ERROR_CODE_UNKNOWN_LOCATION,
+                            f"step {step} was never reached: the generation ended after {block.steps} steps",
+                            location=f"tracer.iter[{step}]",
+                        )
+                    if bounded:
+                        block.log(f"tracer.iter: the generation ended after {block.steps} steps, before step {step}\n")
+                    return
+                yield step
+        finally:
+            block.pointer = before
+
+
+class Tracer:
+    """The trace's `tracer`, inside a block."""
+
+    __slots__ = ()
+
+    @property
+    def iter(self) -> Iterations:
+        return Iterations()
+
+    def all(self) -> Iterations:
+        """Every step of the generation."""
+        return Iterations()
+
+    def stop(self) -> NoReturn:
+        """End this request now; what was saved so far comes back."""
+        current().stop()
+
+    def log(self, *values: Any) -> None:
+        """Write to the notebook while the trace runs, like print."""
+        current().log(" ".join(str(value) for value in values) + "\n")
+
+    def cache(
+        self,
+        modules: object = None,
+        device: object = "cpu",
+        dtype: object = None,
+        detach: bool = True,
+        include_output: bool = True,
+        include_inputs: bool = False,
+        non_blocking: bool = False,
+    ) -> Cache:
+        """Record many modules from here on to the end of the generation, as the model goes on with their values.
+
+        The cache is saved: after the block `cache["model.layers.2"].output`, or `cache.model.layers[2].output`, is the value of
+        this prompt's rows, as `.output` gives it, [tokens, …] in the first step and [1, …] in the later ones. With several steps
+        it is a list with one value for each; `len(cache[path])` is their number.
+
+        Args:
+            modules: modules or paths; None: all that run, but for those in `cache.refused`.
+            device: where tensors wait for the end: "cpu", or None for the engine's own device. They come to the notebook's CPU.
+            dtype: what they become; None: as they are.
+            detach, non_blocking: for code that names them; values are always snapshots without gradients.
+            include_output, include_inputs: which of the modules' values.
+
+        Raises:
+            Refusal: a module is not reached, or is none; or the trace is streamed.
+        """
+        return current().record(modules, device, dtype, include_output, include_inputs)
+
+    @property
+    def result(self) -> Any:
+        """The finished output: .text, .token_ids, .finish_reason. Waits for the end of the generation."""
+        return current().await_result()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"tracer has no {name!r} in a block; "
+            + OF_TRACERS.get(name, "it has iter, all(), cache(), stop(), log() and result"),
+        )

@@ -1,0 +1,148 @@
+"""A block's own strand of control: a greenlet on the thread that runs the forward, which takes strict turns with it.
+
+A switch costs a microsecond and nothing needs a lock. Torch keeps its modes by thread, so a strand carries its own: they
+are the block's while it runs and the engine's otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from greenlet import getcurrent, greenlet
+
+from executor.core.errors import Cancel, Refusal
+from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from executor.block.api import RunningBlock
+
+# Torch looks up once, when a default device is first used, which functions make tensors. Transformers puts another torch.linspace
+# in the place of torch's while it makes a model: were that the first use, blocks' own linspace would stay on the CPU.
+with torch.device("cpu"):
+    torch.empty(0)
+
+
+class _Greenlet(greenlet):
+    """A greenlet that knows its block."""
+
+    block: RunningBlock
+
+
+def running() -> RunningBlock | None:
+    """Return the block that is running on this thread, if any."""
+    current = getcurrent()
+    return current.block if isinstance(current, _Greenlet) else None
+
+
+class Strand:
+    """Runs one block.
+
+    Args:
+        main: the block, from its beginning to its end.
+        block: what `running` gives while it runs.
+        device: where the model's values are.
+
+    Attributes:
+        parked: whether the block waits for the forward, and has not just switched to another greenlet.
+        closing: whether the block is to end and may wait for nothing more.
+    """
+
+    def __init__(self, main: Callable[..., None], block: RunningBlock, device: torch.device) -> None:
+        self._greenlet = _Greenlet(main)
+        self._greenlet.block = block
+        self.parked = False
+        self.closing = False
+        self._device = device
+        self._outside: Any = None  # the engine's greenlet, while the block runs
+        self._inference = False
+        self._grad = False
+        with self._placed():
+            self._modes = _mode_depth()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has begun and has not ended."""
+        return bool(self._greenlet)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended."""
+        return self._greenlet.dead
+
+    def is_running(self) -> bool:
+        """Whether the code that runs now is the block's, in a greenlet of its own making maybe."""
+        return self._outside is not None and getcurrent() is not self._outside
+
+    # From outside.
+
+    def switch(self, value: Any = None) -> None:
+        """Let the block run until it parks or ends; `value` is what it parked for."""
+        self._turn(lambda: self._greenlet.switch(value))
+
+    def throw(self, error: BaseException) -> None:
+        """Raise `error` where the block is parked, and let it run until it parks or ends."""
+        self._turn(lambda: self._greenlet.throw(error))
+
+    def _turn(self, switch: Callable[[], Any]) -> None:
+        with torch.inference_mode(self._inference), self._placed():
+            torch._C._set_grad_enabled(self._grad)
+            self._outside = getcurrent()
+            try:
+                switch()
+            finally:
+                self._outside = None
+                self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def _placed(self) -> AbstractContextManager[object]:
+        """Have tensors that the block makes be where the model's values are, so that it runs on any device as it is."""
+        return nullcontext() if self._device.type == "cpu" else self._device
+
+    # From inside.
+
+    def park(self, wanted: object) -> Any:
+        """Let the forward go on; return what the block is resumed with.
+
+        Raises:
+            Cancel: the block is to end.
+        """
+        if self.closing:
+            raise Cancel
+        self.parked = True
+        try:
+            return self._greenlet.parent.switch(wanted)
+        finally:
+            self.parked = False
+
+    def check_modes(self, what: str, where: str) -> None:
+        """Refuse to park inside a torch mode that the block has opened.
+
+        Args:
+            what: what the block does, for the message.
+            where: the location it is about.
+        """
+        if _mode_depth() != self._modes:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{what} inside a torch mode (autocast, a default device, a function or dispatch mode), which would reach "
+                "the model too; read the value first, then open the mode around your own computation",
+                location=where,
+            )
+
+
+def unseen() -> AbstractContextManager[object]:
+    """A context for the system's own work in a block: on a GPU the block's default device is a torch function mode, which
+    torch asks at every use of a tensor, even of an attribute."""
+    disabled: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return disabled
+
+
+def _mode_depth() -> tuple[int, int, bool, bool]:
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )

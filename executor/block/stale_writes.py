@@ -1,0 +1,74 @@
+"""Writes that come too late: a value changed in place after the block had gone on from its location.
+
+The model has used the value by then, and the change would reach nothing. A block that means to work on its own copy says so
+with `.clone()`; without that, it fails, so that no edit is silently missing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from executor.block.fiber import unseen
+from executor.core.errors import Refusal
+from executor.model.values import Served
+from interpose.v1 import trace_pb2 as pb
+
+_RECENT = 16
+_ROOM = 256
+
+
+class Late:
+    """The values that a block was given at locations that it has left, as far as it still holds them."""
+
+    def __init__(self) -> None:
+        self._given: list[tuple[TensorWeakRef, int, str | Refusal]] = []
+        self._room = _ROOM
+
+    def leave(self, served: Served) -> None:
+        """Watch the values of a location from now on."""
+        self._given.extend((TensorWeakRef(value), value._version, served.location) for value in served.given())
+        self._make_room()
+
+    def watch(self, value: torch.Tensor, refusal: Refusal) -> None:
+        """Watch a value that may not be changed at all; `refusal` is raised if it is."""
+        self._given.append((TensorWeakRef(value), value._version, refusal))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if len(self._given) > self._room:
+            self._given = [entry for entry in self._given if entry[0]() is not None]
+            self._room = max(_ROOM, 2 * len(self._given))
+
+    def check_recent(self) -> None:
+        """Refuse a change to one of the latest, where the block next waits: close to the line that made it."""
+        self._check(self._given[-_RECENT:])
+
+    def check_all(self) -> None:
+        """Refuse a change to any of them.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT, with the location.
+        """
+        self._check(self._given)
+
+    @staticmethod
+    def _check(given: list[tuple[TensorWeakRef, int, str | Refusal]]) -> None:
+        with unseen():
+            changed = next((where for one, version, where in given if _version(one, version) != version), None)
+        if isinstance(changed, Refusal):
+            raise changed
+        if changed is not None:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"the value of {changed} was changed in place after the block had gone on from there, when the model had "
+                "used it already, so the change cannot be applied; change it before asking for the next location, or "
+                "work on a copy: value = value.clone()",
+                location=changed,
+            )
+
+
+def _version(reference: TensorWeakRef, gone: int) -> int:
+    """Return a tensor's version counter, `gone` if nobody has it any more."""
+    value = reference()
+    return gone if value is None else int(value._version)

@@ -1,0 +1,104 @@
+"""What every invoke is told about its run: where its block was served, where it wrote, and in what precision that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire.arrays import dtype_of
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the engine computes.
+
+    Attributes:
+        dtype: of the activations.
+        kv_cache_dtype: of the keys and values it keeps; those of the first attention layer.
+        attention: names of its attention backends, in alphabetical order.
+        matmul: how float32 matrices are multiplied, by torch's name.
+    """
+
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    attention: str
+    matmul: str
+
+    @classmethod
+    def of(cls, config: Any) -> Precision:
+        """Return that of an engine whose model has been loaded.
+
+        Args:
+            config: the engine's VllmConfig; its layers register themselves there.
+        """
+        layers = [
+            layer
+            for layer in config.compilation_config.static_forward_context.values()
+            if hasattr(layer, "get_attn_backend")
+        ]
+        dtype = config.model_config.dtype
+        kept = (getattr(layer, "kv_cache_torch_dtype", None) for layer in layers)
+        return cls(
+            dtype,
+            next((one for one in kept if one is not None), dtype),
+            ", ".join(sorted({layer.get_attn_backend().get_name() for layer in layers})),
+            torch.get_float32_matmul_precision(),
+        )
+
+
+class Tally:
+    """How often one block was at each location and changed the value there."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+        self._possible: list[tuple[str, torch.Tensor]] = []
+
+    @property
+    def writes(self) -> int:
+        """How often the block wrote anywhere; waits for the device where only that knows."""
+        self._resolve()
+        return sum(self._written.values())
+
+    def serve(self, location: str) -> None:
+        """The block is at a location."""
+        self._served[location] = self._served.get(location, 0) + 1
+
+    def write(self, location: str) -> None:
+        """What the block changed at a location is in the model."""
+        self._written[location] = self._written.get(location, 0) + 1
+
+    def may_write(self, location: str, differs: list[torch.Tensor]) -> None:
+        """Any of these tensors says that the block changed what is now in the model; they are on a device that still computes."""
+        self._possible.append((location, differs[0] if len(differs) == 1 else torch.stack(differs).any()))
+
+    def _resolve(self) -> None:
+        """Count what was only possible, all with one wait."""
+        possible, self._possible = self._possible, []
+        if possible:
+            made = torch.stack([differs for _, differs in possible]).tolist()
+            for (location, _), changed in zip(possible, made, strict=True):
+                if changed:
+                    self.write(location)
+
+    def accounting(
+        self, invoke: int, steps: int, prompt_tokens: int, generated_tokens: int, precision: Precision
+    ) -> pb.Accounting:
+        """Return it as it travels."""
+        self._resolve()
+        message = pb.Accounting(
+            invoke=invoke,
+            steps=steps,
+            prompt_tokens=prompt_tokens,
+            generated_tokens=generated_tokens,
+            dtype=dtype_of(precision.dtype),  # type: ignore[arg-type]
+            kv_cache_dtype=dtype_of(precision.kv_cache_dtype),  # type: ignore[arg-type]
+            attention=precision.attention,
+            matmul=precision.matmul,
+        )
+        for location, served in self._served.items():
+            message.locations.add(location=location, served=served, written=self._written.get(location, 0))
+        return message

@@ -1,0 +1,246 @@
+"""The source texts of a trace and the code that they compile to.
+
+A block, a function and a class travel as source. Parsing and compiling hold the interpreter's lock, so the engine has a
+process of its own do it (`executor.engine.compiler`) before the request is scheduled. A worker only loads the finished code. Both
+sides name a text and all that its code depends on by one digest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import marshal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
+from types import CodeType
+from typing import Literal
+
+from interpose.capture import remake, rewrite
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Binding, Class, Function, Value
+from interpose.wire.encoder import WireError
+from interpose.wire.walk import parts
+
+# Code that a text compiles to, after the interpreter's magic number; or why it does not compile.
+Code = bytes | str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source text with all that its code depends on.
+
+    Attributes:
+        kind: what the text is.
+        source, filename, first_line, indent: as in the message that it came in.
+        name: what a function or a class is called.
+        given: the names of the values that travel with a class, sorted.
+        tracers: the names that are bound to the tracer, sorted.
+    """
+
+    kind: Literal["block", "function", "class"]
+    source: str
+    filename: str
+    first_line: int
+    indent: int
+    name: str = ""
+    given: tuple[str, ...] = ()
+    tracers: tuple[str, ...] = ()
+
+    @classmethod
+    def of_block(cls, program: pb.Program) -> Unit:
+        place = (program.source, program.filename, program.first_line, program.indent)
+        return cls("block", *place, tracers=tracers_in(program.reads))
+
+    @classmethod
+    def of_function(cls, function: Function) -> Unit:
+        place = (function.source, function.filename, function.first_line, function.indent)
+        return cls("function", *place, name=function.name, tracers=tracers_in(function.reads))
+
+    @classmethod
+    def of_class(cls, source: Class) -> Unit:
+        place = (source.source, source.filename, source.first_line, source.indent)
+        given = tuple(sorted({binding.name for binding in source.needs}))
+        return cls("class", *place, source.name, given, tracers_in([*source.needs, *source.reads]))
+
+    @property
+    def key(self) -> str:
+        """What the unit's code is kept under."""
+        return hashlib.sha256(repr(astuple(self)).encode(errors="surrogatepass")).hexdigest()
+
+    @property
+    def what(self) -> str:
+        """What messages call it."""
+        return "the block" if self.kind == "block" else self.name
+
+    def parse(self) -> ast.AST:
+        """Return the text's syntax tree, to be measured.
+
+        Raises:
+            SyntaxError, ValueError, RecursionError, MemoryError: it has none.
+        """
+        text = self.source
+        if self.kind == "function" and text.lstrip().startswith("lambda"):
+            text = f"({text}\n)"
+        elif text[:1] in (" ", "\t"):
+            text = "if 1:\n" + text
+        return ast.parse(text, self.filename)
+
+    def compile(self) -> CodeType:
+        """Return the text's code.
+
+        Raises:
+            SyntaxError, ValueError, OverflowError, RecursionError, MemoryError: it has none.
+        """
+        place = (self.source, self.filename, self.first_line, self.indent)
+        tracers = frozenset(self.tracers)
+        if self.kind == "block":
+            return rewrite.compile_block(*place, tracers)
+        if self.kind == "function":
+            return remake.compile_function(*place, self.name, tracers)
+        return remake.compile_class(*place, self.name, frozenset(self.given), tracers)
+
+
+def tracers_in(bindings: Iterable[Binding]) -> tuple[str, ...]:
+    """Return the names that are bound to the tracer, sorted."""
+    return tuple(sorted({binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer"}))
+
+
+def common_units(trace: pb.Trace) -> list[Unit]:
+    """Return the units that all invokes of a trace share: of its values and of its standing edits."""
+    values: list[Value] = [*trace.scope.values, *(binding.value for binding in trace.shared)]
+    units = []
+    for invoke in trace.invokes:
+        values.extend(binding.value for binding in invoke.program.reads)
+    for edit in trace.applied:
+        units.append(Unit.of_block(edit.program))
+        values.extend(edit.scope.values)
+        values.extend(binding.value for binding in edit.program.reads)
+    return list(dict.fromkeys((*units, *_units_in(values))))
+
+
+def _units_in(values: Iterable[Value]) -> Iterator[Unit]:
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        todo.extend(parts(value))
+        kind = value.WhichOneof("kind")
+        if kind == "function":
+            yield Unit.of_function(value.function)
+        elif kind == "class_source":
+            yield Unit.of_class(value.class_source)
+
+
+def weight(tree: ast.AST) -> int:
+    """Return the nodes of a syntax tree, those that the compiler writes several times as often as it writes them.
+
+    The body of a `finally` is written twice, and once more for each `return`, `break` and `continue` that leaves its `try`.
+    Nested, twenty short lines become a million copies.
+    """
+    total = 0
+    # A node, how many copies there are of it, and what a statement that leaves the enclosing `try`s adds.
+    todo: list[tuple[ast.AST, int, int]] = [(tree, 1, 0)]
+    while todo:
+        node, copies, leaving = todo.pop()
+        total += copies
+        if isinstance(node, ast.Return | ast.Break | ast.Continue):
+            total += copies * leaving
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            leaving = 0
+        final = getattr(node, "finalbody", None)
+        if final:
+            inside = leaving + sum(1 for one in final for _ in ast.walk(one))
+            todo.extend((one, 2 * copies, leaving) for one in final)
+            others = [*node.body, *node.handlers, *node.orelse]  # type: ignore[attr-defined]
+            todo.extend((one, copies, inside) for one in others)
+        else:
+            todo.extend((one, copies, leaving) for one in ast.iter_child_nodes(node))
+    return total
+
+
+def made(unit: Unit, max_nodes: int) -> Code:
+    """Compile a unit; return its code, or why there is none.
+
+    Args:
+        max_nodes: the most nodes that its syntax tree may have.
+    """
+    try:
+        nodes = weight(unit.parse())
+        if nodes > max_nodes:
+            return (
+                f"{unit.what} is too large a program: its syntax tree has {nodes} nodes, where a finally counts for each of its "
+                f"copies, and the limit is {max_nodes}; move constants into variables outside of it and cut it into functions"
+            )
+        return importlib.util.MAGIC_NUMBER + marshal.dumps(unit.compile())
+    except SyntaxError as error:
+        reason = f"{error.msg} ({unit.filename}, line {error.lineno})"
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # of what is nested too deeply, for one
+        reason = f"{type(error).__name__}: {error} ({unit.filename})"
+    return f"the server's Python cannot compile {unit.what}: {reason}"
+
+
+@dataclass
+class Codes:
+    """The codes of a trace in a worker.
+
+    Args:
+        known: by the units' keys; None: nobody compiled anything, and the texts are compiled here. Only an engine without a
+            `TraceEngine`, as tests have one, runs so.
+    """
+
+    known: dict[str, Code] | None = field(default_factory=dict)
+
+    def add(self, codes: Mapping[str, Code] | None) -> None:
+        """Take the codes that a request brings."""
+        if codes is None:
+            self.known = None
+        elif self.known is not None:
+            self.known.update(codes)
+
+    def of(self, unit: Unit) -> CodeType:
+        """Return a unit's code.
+
+        Raises:
+            WireError: it could not be compiled.
+        """
+        code: Code | None = made(unit, 1 << 30) if self.known is None else self.known.get(unit.key)
+        if code is None:
+            raise WireError(f"{unit.what} was not compiled before the request was scheduled")
+        if isinstance(code, str):
+            raise WireError(code)
+        head = len(importlib.util.MAGIC_NUMBER)
+        if code[:head] != importlib.util.MAGIC_NUMBER:
+            raise WireError("the engine and its workers run different versions of Python")
+        loaded: CodeType = marshal.loads(code[head:])
+        return loaded
+
+
+Compile = Callable[[list[Unit]], dict[str, Code]]
+
+
+@dataclass(frozen=True)
+class TraceCodes:
+    """The codes of a whole trace, as the engine gives them to its requests.
+
+    Attributes:
+        common: what every request needs.
+        blocks: each invoke's own.
+    """
+
+    common: dict[str, Code]
+    blocks: tuple[dict[str, Code], ...]
+
+    @classmethod
+    def of(cls, trace: pb.Trace, compile_all: Compile) -> TraceCodes:
+        """Compile a trace's texts, each once."""
+        common = [(unit.key, unit) for unit in common_units(trace)]
+        blocks = [(unit.key, unit) for unit in (Unit.of_block(invoke.program) for invoke in trace.invokes)]
+        codes = compile_all(list(dict([*common, *blocks]).values()))
+        return cls({key: codes[key] for key, _ in common}, tuple({key: codes[key]} for key, _ in blocks))
+
+    def for_invokes(self, indices: Iterable[int]) -> dict[str, Code]:
+        """Return what a request needs that brings the blocks of these invokes."""
+        found = dict(self.common)
+        for index in indices:
+            found.update(self.blocks[index])
+        return found

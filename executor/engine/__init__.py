@@ -1,0 +1,1 @@
+"""One engine as a replica uses it: traces become requests, and their outputs become events."""

@@ -1,0 +1,130 @@
+"""A process that parses and compiles the texts of traces, so that neither a worker nor the engine's replica waits for it.
+
+Parsing and compiling run in C under the interpreter's lock, and Python's compiler can be made to work for minutes by a few
+lines. In a process of its own it stops nobody, it can be ended, and its memory is bounded. The process runs no code of the
+texts. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import marshal
+import multiprocessing.connection
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import astuple
+from typing import Any
+
+from executor.core.programs import Code, Unit, made
+
+SECONDS = 10.0  # for all texts of a trace together
+_MEMORY_BYTES = 2 << 30
+_KEPT_BYTES = 32 << 20  # of finished code, for traces that come again
+
+
+class Compiler:
+    """Compiles the texts of traces, one trace at a time.
+
+    Args:
+        max_nodes: the most nodes that the syntax tree of one text may have.
+        seconds: the most time that the texts of one trace may take together.
+    """
+
+    def __init__(self, max_nodes: int, seconds: float = SECONDS) -> None:
+        self._max_nodes = max_nodes
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[str, Code] = collections.OrderedDict()
+        self._kept_bytes = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Any = None
+
+    def compile(self, units: list[Unit]) -> dict[str, Code]:
+        """Return each unit's code, or why it has none, by the units' keys. Waits; to be called from a thread."""
+        keys = {unit.key: unit for unit in units}
+        with self._lock:
+            found = {key: self._kept[key] for key in keys if key in self._kept}
+            for key in found:
+                self._kept.move_to_end(key)
+            deadline = time.monotonic() + self._seconds
+            for key, unit in keys.items():
+                if key not in found:
+                    found[key] = self._one(key, unit, deadline)
+        return found
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _one(self, key: str, unit: Unit, deadline: float) -> Code:
+        late = f"the server's Python did not compile {unit.what} in {self._seconds:g} s; make it shorter, or nest it less deeply"
+        if time.monotonic() >= deadline:
+            return late
+        for again in (True, False):
+            if self._process is None:
+                self._start()
+            try:
+                self._connection.send_bytes(marshal.dumps((self._max_nodes, astuple(unit))))
+                if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                    self._end()
+                    return late
+                code: Code = marshal.loads(self._connection.recv_bytes())
+            except (OSError, EOFError):
+                # It may have died between two traces, of no fault of this text's.
+                self._end()
+                if not again:
+                    return f"the server's Python cannot compile {unit.what}: its compiler ended"
+            else:
+                self._keep(key, code)
+                return code
+        raise AssertionError
+
+    def _keep(self, key: str, code: Code) -> None:
+        self._kept[key] = code
+        self._kept_bytes += len(code)
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+    def _start(self) -> None:
+        mine, other = multiprocessing.connection.Pipe()
+        with other:
+            descriptor = other.fileno()
+            # It needs this package and the standard library, and nothing of this process's environment.
+            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "executor.engine.compiler", str(descriptor)],
+                pass_fds=[descriptor],
+                env={"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = mine
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def serve(descriptor: int) -> None:
+    """Compile what comes, until nobody is at the other end."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with (
+        multiprocessing.connection.Connection(descriptor) as connection,
+        contextlib.suppress(EOFError, OSError, KeyboardInterrupt),
+    ):
+        while True:
+            max_nodes, parts = marshal.loads(connection.recv_bytes())
+            connection.send_bytes(marshal.dumps(made(Unit(*parts), max_nodes)))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,433 @@
+"""An engine that runs traces: vLLM's AsyncLLM with interposing workers, one request for each invoke."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from executor.block.traceback import clip
+from executor.cluster.start_failure import CannotStart, failure_of, noted
+from executor.cluster.verdicts import Verdicts
+from executor.core.fairness import NOBODY, Flow
+from executor.core.programs import TraceCodes
+from executor.core.request import Work
+from executor.engine.compiler import Compiler
+from executor.engine.outputs import output_event, result_of
+from executor.engine.requests import prompt_of, sampling_of
+from executor.engine.rpc import call_workers
+from executor.model.lora import Adapters
+from executor.plugin.config import check_config, engine_options, prepare_environment, step_tokens
+from interpose.contract.errors import with_retry
+from interpose.contract.result import Result
+from interpose.v1 import model_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire.gang import companions, start_after, wholes
+
+MOST_STEPS = 16  # of a scan
+
+
+class ModelSettings(Protocol):
+    """What the engine needs of a model's settings; `serve_app.settings.ModelSettings` is one."""
+
+    name: str
+    model: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    placement: str
+    engine: dict[str, Any]
+    lora_modules: Mapping[str, str]
+    limits: Any
+
+
+class TraceFailed(Exception):
+    """One invoke of a trace, or all of it, failed; carries the failure for the client."""
+
+    def __init__(self, failure: pb.Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class TraceEngine:
+    """Runs traces on one vLLM engine. Make it with `start`.
+
+    Attributes:
+        llm: vLLM's engine.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        description: model_pb2.ModelDescription,
+        adapters: Adapters,
+        compiler: Compiler,
+        verdicts: Verdicts,
+    ) -> None:
+        self.llm = llm
+        self._compiler = compiler
+        self._verdicts = verdicts
+        self._adapters = adapters
+        self._description = description
+        self._running = 0
+        self._waiting = 0
+
+    @classmethod
+    async def start(cls, model: ModelSettings, progress: Callable[[str], None] = lambda stage: None) -> TraceEngine:
+        """Start the engine and load the model.
+
+        Args:
+            model: the model's settings.
+            progress: called with each stage's name.
+
+        Raises:
+            CannotStart: with the reason, and whether another try can succeed.
+        """
+        try:
+            return await cls._start(model, progress)
+        except Exception as error:
+            raise CannotStart(failure_of(error)) from error
+
+    @classmethod
+    async def _start(cls, model: ModelSettings, progress: Callable[[str], None]) -> TraceEngine:
+        progress("configuring")
+        prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
+        config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
+        check_config(config)
+        progress("starting workers and loading the model")
+        verdicts = Verdicts()
+        # Its constructor blocks until the workers are up, for minutes with a large model.
+        loop = asyncio.get_running_loop()
+        with noted():
+            llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
+        try:
+            return await cls._warm(model, llm, verdicts, progress)
+        except BaseException:
+            await loop.run_in_executor(None, llm.shutdown)
+            raise
+
+    @classmethod
+    async def _warm(
+        cls, model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progress: Callable[[str], None]
+    ) -> TraceEngine:
+        progress("reading the module tree")
+        described = await call_workers(llm, "interpose_describe")
+        description = model_pb2.ModelDescription.FromString(described[0])
+        description.name = model.name
+        adapters = Adapters(model.lora_modules)
+        description.adapters.extend(adapters.names)
+        progress("warming up")
+        for adapter in adapters.requests:
+            if not await llm.add_lora(adapter):
+                raise ValueError(
+                    f"the engine did not take the LoRA adapter {adapter.lora_name} from {adapter.lora_path}"
+                )
+        # An engine's first request takes seconds more than the next; nobody's trace should.
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
+            pass
+        progress("ready")
+        return cls(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts)
+
+    def describe(self) -> model_pb2.ModelDescription:
+        """Return the model's description."""
+        return self._description
+
+    def load(self) -> tuple[int, int]:
+        """Return how many invokes run, and how many wait for another invoke of their trace."""
+        return self._running, self._waiting
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead."""
+        await self.llm.check_health()
+
+    async def idle(self) -> bool:
+        """Whether no worker holds anything of any trace."""
+        return all(state["idle"] for state in await call_workers(self.llm, "interpose_idle"))
+
+    async def shutdown(self) -> None:
+        """Stop the engine and its workers."""
+        self._compiler.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
+
+    async def run(self, trace: pb.Trace, session: str = "", flow: Flow = NOBODY) -> AsyncIterator[pb.Event]:
+        """Run a trace: every invoke as one request, those that read another's names after it.
+
+        Args:
+            trace: the trace; checked here against the model.
+            session: the Ray name of the session actor that takes saved bytes and prints.
+            flow: whose it is; the scheduler has them start in turn.
+
+        Yields:
+            Output, Saves and Failed events; one Failed for each invoke that fails. Closing the generator aborts the trace.
+
+        Raises:
+            TraceFailed: nothing ran, because the trace asks for something this engine does not take.
+        """
+        if trace.scan:
+            for scanned in await self._scan(trace, session):
+                yield scanned
+            return
+        # Grammars and chat templates may take a while to look at.
+        without = wholes(trace)
+        prompted = [index for index in range(len(trace.invokes)) if index not in without]
+        requests = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
+        codes = await self._compiled(trace)
+        events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
+        ended = [asyncio.Event() for _ in trace.invokes]
+        results: dict[int, Result] = {}
+        failed: set[int] = set()
+        together = companions(trace)
+        self._check_room(trace, together, requests)
+        waits_for = start_after(trace)
+        for index in without:  # nothing more comes for its block when the others have ended
+            waits_for[index] = set(prompted)
+
+        async def one(index: int) -> None:
+            try:
+                after = sorted(waits_for[index])
+                if after:
+                    self._waiting += 1
+                    try:
+                        for other in after:
+                            await ended[other].wait()
+                    finally:
+                        self._waiting -= 1
+                    broken = [other for other in after if other in failed]
+                    if broken and index not in without:
+                        await self._skip(trace, index, broken[0], events)
+                        failed.add(index)
+                        return
+                self._running += 1
+                try:
+                    if index in without:
+                        done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
+                    else:
+                        count = len(together) if index in together else 0
+                        done = await self._invoke(
+                            trace, index, requests[index], session, flow, events, count, results, codes
+                        )
+                    if not done:
+                        failed.add(index)
+                finally:
+                    self._running -= 1
+            except VLLMValidationError as error:  # what vLLM looks at only when a request comes
+                failed.add(index)
+                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)))
+            except (EngineDeadError, EngineGenerateError) as error:
+                failed.add(index)
+                events.put_nowait(self._stopped(trace, index, error))
+            finally:
+                ended[index].set()
+
+        async def all_of_them() -> None:
+            try:
+                await asyncio.gather(*(one(index) for index in range(len(trace.invokes))))
+            finally:
+                events.put_nowait(None)
+
+        task = asyncio.create_task(all_of_them())
+        complete = False
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await task
+            complete = True
+        finally:
+            if not complete or failed:
+                await asyncio.shield(self._give_up(task, trace.id))
+
+    async def _scan(self, trace: pb.Trace, session: str) -> list[pb.Event]:
+        """Run a trace's block on shapes: no request, nothing generated."""
+        prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
+        steps = sampling["max_tokens"]
+        if self._description.pipeline_parallel_size > 1:
+            message = (
+                "model.scan runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
+                "max_tokens=1) and read the shapes of its values"
+            )
+            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+        if steps is None or steps > MOST_STEPS:
+            many = steps or "as many as there may be"
+            message = (
+                f"a scan goes through up to {MOST_STEPS} steps, not {many}; all steps after the first have the same shapes, so "
+                "max_tokens=2 shows them"
+            )
+            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+        codes = (await self._compiled(trace)).for_invokes([0])
+        args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps, codes)
+        state = "failed"
+        try:
+            replies = await call_workers(self.llm, "interpose_scan", *args)
+            state, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+        except EngineDeadError as error:
+            raise TraceFailed(self._stopped(trace, 0, error).failed) from None
+        finally:
+            if state == "failed":
+                with contextlib.suppress(Exception):
+                    await call_workers(self.llm, "interpose_drop", trace.id)
+        finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
+        return [finished, *map(pb.Event.FromString, ended)]
+
+    async def _compiled(self, trace: pb.Trace) -> TraceCodes:
+        """Return what a trace's texts compile to, made in a process of its own."""
+        return await asyncio.to_thread(TraceCodes.of, trace, self._compiler.compile)
+
+    async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
+        """Abort what still runs of a trace, and let the workers forget it."""
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+        with contextlib.suppress(Exception):
+            await call_workers(self.llm, "interpose_drop", trace_id)
+
+    async def _invoke(
+        self,
+        trace: pb.Trace,
+        index: int,
+        request: tuple[Any, dict[str, Any]],
+        session: str,
+        flow: Flow,
+        events: asyncio.Queue[Any],
+        together: int,
+        results: dict[int, Result],
+        codes: TraceCodes,
+    ) -> bool:
+        """Run one invoke; return whether it ended without a failure.
+
+        Args:
+            together: how many of the trace's invokes must start in the same step as this one.
+            results: takes what it generated.
+            codes: what the trace's texts compile to.
+        """
+        prompt, sampling = request
+        invoke = trace.invokes[index]
+        without = wholes(trace)
+        work = Work(
+            pb.Trace(
+                id=trace.id,
+                scope=trace.scope,
+                shared=trace.shared,
+                invokes=[invoke],
+                stream=trace.stream,
+                remote=trace.remote,
+                applied=trace.applied,
+                exchanged=trace.exchanged,
+                variables=trace.variables,
+            ),
+            index,
+            len(trace.invokes),
+            session,
+            together,
+            {number: trace.invokes[number] for number in without},
+            flow,
+            codes.for_invokes((index, *without)),
+        )
+        request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
+        # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
+        prompt = {**prompt, "cache_salt": request_id}
+        params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
+        sent_text, sent_ids = 0, 0
+        output: Any = None
+        lora = self._adapters.request(invoke.lora or trace.lora)
+        async for output in self.llm.generate(prompt, params, request_id, lora_request=lora):
+            completion = output.outputs[0]
+            if output.finished:
+                break
+            events.put_nowait(output_event(index, output, completion, sent_text, sent_ids, ""))
+            sent_text, sent_ids = len(completion.text), len(completion.token_ids)
+        completion = output.outputs[0]
+        reason = completion.finish_reason or "stop"
+        result = results[index] = result_of(output, completion, reason)
+        state, ended, logs = await self._finish(trace.id, index, result)
+        reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
+        last = output_event(index, output, completion, sent_text, sent_ids, reason)
+        last.output.logs = logs
+        left = [pb.Event.FromString(data) for data in ended]
+        # An increment belongs to the last output and comes before it, everything else after.
+        for event in sorted((last, *left), key=lambda event: event.WhichOneof("kind") != "increment"):
+            events.put_nowait(event)
+        return not any(event.WhichOneof("kind") == "failed" for event in left)
+
+    async def _whole(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
+        """End an invoke without a prompt, whose block ran beside those of all others; return whether it did not fail."""
+        state, ended, logs = await self._finish(trace.id, index, results)
+        left = [pb.Event.FromString(data) for data in ended]
+        if state == "unknown":
+            left = [_failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")]
+        events.put_nowait(pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs)))
+        for event in left:
+            events.put_nowait(event)
+        return not any(event.WhichOneof("kind") == "failed" for event in left)
+
+    async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
+        plain: Any
+        if isinstance(result, Result):
+            name, plain = "interpose_finish", asdict(result)
+        else:
+            name, plain = "interpose_finish_whole", [asdict(one) for one in result]
+        replies = await call_workers(self.llm, name, trace_id, index, plain)
+        # One rank reports: it alone has saves and prints to tell of. A failure is known to all.
+        return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+
+    async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
+        message = f"not run: it reads what invoke {broken} assigns, and that one failed"
+        if broken not in trace.invokes[index].after:
+            message = (
+                f"not run: it starts together with an invoke that reads what invoke {broken} assigns, which failed"
+            )
+        events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message))
+
+    def _check_room(
+        self, trace: pb.Trace, together: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]
+    ) -> None:
+        """Refuse invokes that could never start in one step of the engine."""
+        if not together:
+            return
+        scheduler = self.llm.vllm_config.scheduler_config
+        tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in together)
+        for size, most, what, setting in (
+            (len(together), scheduler.max_num_seqs, "requests", "max_num_seqs"),
+            (tokens, step_tokens(scheduler), "tokens of their prompts", "max_num_batched_tokens"),
+        ):
+            if size > most:
+                message = (
+                    f"the invokes that run together have {size} {what} together, and the engine runs up to {most} in "
+                    f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
+                )
+                raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+
+    def _stopped(self, trace: pb.Trace, index: int, error: Exception) -> pb.Event:
+        """The failure of an invoke whose engine has ended: this trace's fault, or another's."""
+        if not self._verdicts.guilty(trace.id):
+            return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)
+        message = (
+            "a block of this trace held a worker for longer than the time it may take in one step, in code that nothing can "
+            "interrupt (one long call in C, or a timer that it switched off), so the worker was ended; make the call smaller, or "
+            "do the work in the notebook after the trace"
+        )
+        return _failed(trace, index, pb.ERROR_CODE_DEADLINE_EXCEEDED, message)
+
+    def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
+        invoke, tokenizer = trace.invokes[index], self.llm.get_tokenizer()
+        try:
+            sampling = sampling_of(trace, invoke, self._description, self.llm.vllm_config, tokenizer)
+            self._adapters.request(invoke.lora or trace.lora)
+            return prompt_of(invoke.prompt, self._description, tokenizer), sampling
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
+
+
+def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
+    failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
+    return pb.Event(failed=with_retry(failure))

@@ -1,0 +1,94 @@
+"""From an invoke as it was sent to a prompt and sampling parameters as vLLM takes them, or the reason why it does not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from executor.engine.sampling import checked
+from interpose.v1 import model_pb2, value_pb2
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.encoder import WireError
+from interpose.wire.prompts import too_long
+
+
+class _Plain(Resolver):
+    """Makes nothing by calling what the sender names."""
+
+    def run_own(self, do: Callable[[], Any]) -> None:
+        raise WireError("a sampling parameter is made of numbers, texts, lists and dicts")
+
+
+def sampling_of(
+    trace: pb.Trace, invoke: pb.Invoke, description: model_pb2.ModelDescription, config: Any, tokenizer: Any
+) -> dict[str, Any]:
+    """Return an invoke's sampling parameters, one token being generated where it does not say.
+
+    Args:
+        trace: has the defaults for its invokes, and the table that values refer to.
+        invoke: one of them.
+        description: of the served model.
+        config: the engine's VllmConfig.
+        tokenizer: the model's.
+
+    Raises:
+        ValueError: there is no such parameter, with the near misses; or vLLM would refuse them, with its reason.
+    """
+    known = description.sampling_parameters
+    sampling: dict[str, Any] = {}
+    decoder = Decoder(
+        value_pb2.Objects(values=trace.scope.values), get_blob=_no_blob, library="numpy", resolver=_Plain()
+    )
+    for binding in (*trace.sampling, *invoke.sampling):
+        if binding.name not in known:
+            near = difflib.get_close_matches(binding.name, known, n=3, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ValueError(f"unknown sampling parameter {binding.name!r}{hint}")
+        sampling[binding.name] = decoder.decode(binding.value)
+    sampling.setdefault("max_tokens", 1)
+    return checked(sampling, config, tokenizer)
+
+
+def prompt_of(prompt: pb.Prompt, description: model_pb2.ModelDescription, tokenizer: Any) -> dict[str, Any]:
+    """Return a prompt's token ids.
+
+    Raises:
+        ValueError: it is none, too long, or no tokens of this model's.
+    """
+    kind = prompt.WhichOneof("kind")
+    if kind == "text":
+        _check_length(len(prompt.text), description, tokenizer)
+        ids = tokenizer.encode(prompt.text)
+    elif kind == "token_ids":
+        ids = list(prompt.token_ids.ids)
+    elif kind == "chat":
+        _check_length(sum(len(message.content) for message in prompt.chat.messages), description, tokenizer)
+        messages = [{"role": message.role, "content": message.content} for message in prompt.chat.messages]
+        try:
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        except Exception as error:
+            raise ValueError(f"the model's chat template does not take these messages: {error}") from None
+    else:
+        raise ValueError("an invoke needs a prompt: tracer.invoke(prompt)")
+    if not ids:
+        raise ValueError("the prompt is empty")
+    refusal = too_long(len(ids), description.max_model_len, description.max_prompt_tokens)
+    if refusal:
+        raise ValueError(refusal)
+    if max(ids) >= description.vocab_size:
+        raise ValueError(f"the prompt has the token id {max(ids)}; the vocabulary ends at {description.vocab_size - 1}")
+    return {"prompt_token_ids": ids}
+
+
+def _check_length(characters: int, description: model_pb2.ModelDescription, tokenizer: Any) -> None:
+    """Refuse a text before it is cut into tokens, which takes long, if it has more than the model takes in any case."""
+    tokens = -(-characters // tokenizer.max_chars_per_token)
+    refusal = too_long(tokens, description.max_model_len, description.max_prompt_tokens)
+    if refusal:
+        raise ValueError(f"{refusal} (a text of {characters} characters has at least so many)")
+
+
+def _no_blob(blob: value_pb2.Blob) -> Any:
+    raise WireError("a sampling parameter cannot be that large")

@@ -1,0 +1,46 @@
+"""What a worker gives to those who run its blocks, put together once, when its model has loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from executor.block.budget import Budget
+from executor.block.tally import Precision
+from executor.model.apply import Applier
+from executor.model.kv_guard import CacheGuard
+from executor.model.tree import ModuleTree
+from executor.parallel.agreement import Ranks
+from executor.parallel.pipeline import Stages
+from executor.saves.collect import Limits
+from executor.saves.outbox import Outbox
+
+
+@dataclass(frozen=True)
+class Host:
+    """One worker, as far as blocks have to do with it.
+
+    Attributes:
+        tree: the model's modules.
+        applier: applies modules to values of blocks.
+        budget: time and memory bounds.
+        outbox: where saves and prints go.
+        limits: bounds on what is saved.
+        ranks: the ranks that run the same blocks.
+        stages: the pipeline's stages.
+        reports: whether this rank sends saves.
+        precision: how the engine computes.
+        vocabulary: how many tokens the model knows.
+        cache: looks after what blocks leave in the engine's cache.
+    """
+
+    tree: ModuleTree
+    applier: Applier
+    budget: Budget
+    outbox: Outbox
+    limits: Limits
+    ranks: Ranks
+    stages: Stages
+    reports: bool
+    precision: Precision
+    vocabulary: int
+    cache: CacheGuard

@@ -1,0 +1,111 @@
+"""Standing edits inside a worker: blocks that a tenant left on the server, bound anew for each request that names them.
+
+In a request an edit is a block of its own, with its own names and values. At every location edits are served first, in the
+order in which the trace names them, so that the trace's block sees what they made of the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from executor.block.binding import BindingFailed
+from executor.block.budget import Budget
+from executor.block.scope import TraceScope
+from executor.block.watchdog import padded
+from executor.core.errors import Refusal
+from executor.core.programs import Codes
+from executor.core.request import Work
+from executor.model.tree import ModuleTree
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Blob
+from interpose.wire.encoder import WireError
+
+
+@dataclass(frozen=True)
+class BoundEdit:
+    """One edit, ready to run in one request.
+
+    Attributes:
+        key: stands for it where a request id stands for a request's own block.
+        rank: its place in the request's turn order; a request's own block has 0, edits come before it.
+    """
+
+    key: str
+    name: str
+    rank: int
+    scope: TraceScope
+    code: CodeType
+    namespace: dict[str, Any]
+
+
+class Edits:
+    """The edits of the requests that are here.
+
+    Args:
+        tree: the model's modules.
+        budget: time and memory bounds, of the user's code that runs while an edit is bound.
+    """
+
+    def __init__(self, tree: ModuleTree, budget: Budget) -> None:
+        self._tree = tree
+        self._budget = budget
+        self._keys: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def bind(self, request_id: str, work: Work, arrival: int) -> list[BoundEdit]:
+        """Bind the edits that a request names.
+
+        Raises:
+            Refusal, WireError: one of them cannot be bound here; the message names it.
+        """
+        applied = work.trace.applied
+        if not applied:
+            return []
+        bound = [
+            self._bind_one(f"{request_id}#{number}", edit, work, arrival, number - len(applied))
+            for number, edit in enumerate(applied)
+        ]
+        self._keys[request_id] = [edit.key for edit in bound]
+        return bound
+
+    def keys_of(self, request_id: str) -> list[str]:
+        """Return the keys of a request's edits, in their order."""
+        return self._keys.get(request_id, [])
+
+    def forget(self, request_id: str) -> list[str]:
+        """Drop a request's edits; return their keys."""
+        return self._keys.pop(request_id, [])
+
+    def _bind_one(self, key: str, edit: pb.Edit, work: Work, arrival: int, rank: int) -> BoundEdit:
+        try:
+            codes = Codes()
+            codes.add(work.codes)
+            trace = pb.Trace(id=key, scope=edit.scope)
+            scope = TraceScope(
+                trace,
+                1,
+                work.session,
+                self._tree,
+                _no_blob,
+                self._budget,
+                codes,
+                arrival=arrival,
+                blame=padded(work.trace.id),
+            )
+            code, namespace = scope.program(edit.program, ())
+        except BindingFailed as error:
+            error.failure.message = f"the edit {edit.name!r} cannot run: {error.failure.message}"
+            raise
+        except Refusal as error:
+            raise Refusal(error.code, f"the edit {edit.name!r} cannot run: {error.message}") from None
+        except WireError as error:
+            raise WireError(f"the edit {edit.name!r} cannot run: {error}") from None
+        return BoundEdit(key, edit.name, rank, scope, code, namespace)
+
+
+def _no_blob(blob: Blob) -> Any:
+    raise WireError("an edit brings its tensors itself")

@@ -1,0 +1,98 @@
+"""`model.scan(prompt)`: a block runs on values that have shapes and types and no elements, and nothing is generated.
+
+The model runs on as many dummy tokens as the prompt has, beside no request, as vLLM has it run to warm up; attention, which
+needs a cache, gives its queries instead. Every location is what a real pass would have there but for its elements. Those the
+block does not see: its tensors are torch's fake tensors, so code whose result depends on elements is an error and never a
+wrong shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
+
+from executor.core.request import Batch, Span, Work
+from executor.interleave.interleaver import Interleaver
+from interpose.contract.result import Result
+
+
+def scan(
+    interleaver: Interleaver,
+    model: torch.nn.Module,
+    dummy_run: Callable[[int], object],
+    work: Work,
+    prompt: list[int],
+    steps: int,
+    sampled: torch.dtype,
+) -> tuple[str, list[bytes], int]:
+    """Run a block on shapes; called on every rank, between two steps of the engine.
+
+    Args:
+        interleaver: runs the block.
+        model: the model.
+        dummy_run: runs the model on so many dummy tokens.
+        work: the trace, with one invoke.
+        prompt: the prompt's ids; their number is all that matters.
+        steps: of a generation; each after the first has one token.
+        sampled: the type of the token ids that the runner samples.
+
+    Returns:
+        As `Interleaver.finish`.
+    """
+    key = f"{work.trace.id}:scan"
+    interleaver.admit(key, work, len(prompt), 0)
+    interleaver.admitted([key])
+    for step in range(steps):
+        if interleaver.waits(key):
+            _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)
+    interleaver.ended.pop(key, None)
+    return interleaver.finish(work.trace.id, work.invoke, Result(prompt_token_ids=prompt))
+
+
+def _step(
+    interleaver: Interleaver,
+    model: torch.nn.Module,
+    dummy_run: Callable[[int], object],
+    key: str,
+    tokens: int,
+    sampled: torch.dtype,
+) -> None:
+    hidden: list[torch.Tensor] = []
+
+    def begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        get_forward_context().skip_compiled = True
+        given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
+        interleaver.padded_to(next(tensor.shape[0] for tensor in given if isinstance(tensor, torch.Tensor)))
+
+    def end(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden.append(output[0] if isinstance(output, tuple) else output)
+
+    kernels = [module for module in model.modules() if isinstance(module, Attention)]
+    hooks = [module.register_forward_hook(_queries) for module in kernels]
+    hooks += [model.register_forward_pre_hook(begin, with_kwargs=True), model.register_forward_hook(end)]
+    try:
+        # Before the model is called: hooks of its own that come during the call would miss it.
+        interleaver.begin_step(Batch({key: Span(0, 0, tokens)}, tokens, tokens, 1))
+        dummy_run(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        interleaver.end_forward()
+    logits = model.compute_logits(hidden[0][tokens - 1 : tokens])
+    if logits is not None:
+        interleaver.visit_logits(logits)
+    interleaver.visit_samples(torch.zeros(1, 1, dtype=sampled, device=hidden[0].device))
+    interleaver.end_step()
+
+
+def _queries(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """Let an attention kernel give something of its own instead of memory that nobody wrote, so that ranks can be compared."""
+    if not args or not isinstance(output, torch.Tensor):
+        return output
+    queries = args[0]
+    same = isinstance(queries, torch.Tensor) and queries.numel() == output.numel()
+    return queries.reshape(output.shape).clone() if same else torch.zeros_like(output)

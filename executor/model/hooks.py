@@ -1,0 +1,114 @@
+"""Hooks on exactly the modules that a block waits for in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from executor.model.streams import StepStream
+from executor.model.tree import ModuleTree, Node
+
+# Called with a module's node, "input" or "output", and the value there; returns the value that the model goes on with.
+Visit = Callable[[Node, str, Any], Any]
+
+
+class Hooks:
+    """The hooks of one step.
+
+    Args:
+        tree: the model's modules.
+        visit: called when the model is at a hooked location.
+    """
+
+    def __init__(self, tree: ModuleTree, visit: Visit) -> None:
+        self._tree = tree
+        self._stream = StepStream(tree.device)
+        self._at_location = visit
+        self._hooked: dict[tuple[str, str], Any] = {}
+        self._guards: dict[str, Any] = {}
+        self._muted = False
+
+    def begin_step(self) -> None:
+        """A step begins, on the device's current stream."""
+        self._stream.begin()
+
+    def _visit(self, node: Node, kind: str, value: Any) -> Any:
+        return self._stream.visit(lambda: self._at_location(node, kind, value))
+
+    def __len__(self) -> int:
+        return len(self._hooked) + len(self._guards)
+
+    def add(self, path: str, kind: str) -> None:
+        """Have a module's input, output or a value computed of both visited when the model is there. Idempotent.
+
+        Where another pipeline stage has the module, that one says when it is there.
+        """
+        if not self._tree.here(path, kind):
+            return
+        node = self._tree.nodes[path]
+        key = (path, "output" if kind in node.computed else kind)
+        if key in self._hooked:
+            return
+        module = node.module
+        assert module is not None
+        self._guard_callers(path)
+        if kind == "input":
+            self._hooked[key] = module.register_forward_pre_hook(
+                lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
+                with_kwargs=True,
+            )
+        elif node.computed:
+            self._hooked[key] = module.register_forward_hook(
+                lambda _, args, kwargs, output: self._after(node, (args, kwargs), output), with_kwargs=True
+            )
+        else:
+            self._hooked[key] = module.register_forward_hook(
+                lambda _, args, output: None if self._muted else self._visit(node, kind, output)
+            )
+
+    def _after(self, node: Node, given: Any, output: Any) -> Any:
+        """Visit what is computed of a module's input and output, which the model never holds, then the output.
+
+        One hook does both: a hook that is registered while a module's hooks are called waits for the module's next call.
+        """
+        if self._muted:
+            return None
+        for kind in node.computed:
+            self._visit(node, kind, (given, output))
+        return self._visit(node, "output", output)
+
+    def clear(self) -> None:
+        """Take them all away."""
+        for handle in (*self._hooked.values(), *self._guards.values()):
+            handle.remove()
+        self._hooked.clear()
+        self._guards.clear()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Modules that are called meanwhile are called for another reason than the step; nobody is at them."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    def _guard_callers(self, path: str) -> None:
+        """Make torch look for hooks of the modules around this one again when they return.
+
+        A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
+        block may ask for the output of a module only after it was served inside it, so those get a hook that does nothing.
+        """
+        for around in self._tree.around(path):
+            if around in self._guards:
+                continue
+            module = self._tree.nodes[around].module
+            assert module is not None
+            self._guards[around] = module.register_forward_pre_hook(_nothing)
+
+
+def _nothing(module: torch.nn.Module, args: Any) -> None:
+    return None

@@ -1,0 +1,98 @@
+"""Modules that a block skips: `module.skip(value)`.
+
+The engine runs a module for its whole batch, so a skipped module runs all the same, and what it gives for the rows of the
+request is replaced before anyone sees it. That is the same as not running it, but for the KV cache: an attention layer that
+runs writes its keys and values, one that does not run has none. As long as a request skips the layer in every step, nothing
+of it is ever read. A request that lets the layer run later would attend to what the skipped steps wrote, which no model
+that skipped them has; that is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+from executor.core.errors import Refusal
+from executor.model.remote_module import Elsewhere
+from executor.model.tree import ModuleTree, Node
+from interpose.v1 import trace_pb2 as pb
+
+
+def holds_attention(module: torch.nn.Module) -> bool:
+    """Whether a module has a layer in it that keeps a KV cache or another state of the request."""
+    if isinstance(module, Elsewhere):
+        return module.attention
+    return any(isinstance(part, AttentionLayerBase) for part in module.modules())
+
+
+class Skips:
+    """What one request skips.
+
+    Args:
+        tree: the model's modules.
+
+    Attributes:
+        owed: modules with attention that were skipped, with the first step; they must be skipped in every later one.
+    """
+
+    def __init__(self, tree: ModuleTree) -> None:
+        self._tree = tree
+        self._now: dict[str, int] = {}  # path → the last step that it was skipped in
+        self.owed: dict[str, int] = {}
+
+    def begin(self, node: Node, step: int, position: int) -> None:
+        """Note that a module is skipped in a step.
+
+        Args:
+            node: the module.
+            step: the step it is skipped in.
+            position: the model's place in that step; -1 for a step to come.
+
+        Raises:
+            Refusal: it cannot be skipped, or is running or has run.
+        """
+        if node.module is None:
+            raise Refusal(
+                pb.ERROR_CODE_INVALID_ARGUMENT,
+                f"{node.path} is not a module that could be skipped; assign {node.path}.output = value",
+                location=node.path,
+            )
+        where = f"{node.path}.skip"
+        self._tree.order_of(node.path, "output")
+        if position > self._tree.order_of(node.path, "input"):
+            raise Refusal(
+                pb.ERROR_CODE_OUT_OF_ORDER,
+                f"{node.path} had already begun when it was to be skipped; call skip before anything in it or after it is "
+                "asked for, at the latest at its own input",
+                location=where,
+            )
+        if holds_attention(node.module):
+            first = self.owed.setdefault(node.path, step)
+            if step > first and self._now.get(node.path) != step - 1:
+                raise self._gap(node.path, first)
+        self._now[node.path] = step
+
+    def around(self, path: str, step: int) -> str:
+        """Return the skipped module that a location of a step lies in; "" if there is none."""
+        return next((skipped for skipped, at in self._now.items() if at == step and path.startswith(skipped + ".")), "")
+
+    def missed(self, step: int) -> Refusal | None:
+        """Return why the request cannot go on if it let a module run in a step that it has to skip; None if it did not."""
+        for path, first in self.owed.items():
+            if self._now.get(path, -1) < step:
+                return self._gap(path, first)
+        return None
+
+    def fingerprint(self) -> str:
+        """The same on two ranks only if they skip the same."""
+        return repr(sorted(self._now.items())) if self._now else ""
+
+    @staticmethod
+    def _gap(path: str, first: int) -> Refusal:
+        return Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"{path} was skipped from step {first} on and was then to run: it holds attention, and its cache has no keys and "
+            "values of the steps that skipped it. Skip it in every later step (for step in tracer.iter[:]: …), end the "
+            "request with tracer.stop(), or skip its mlp and change the output of its attention instead",
+            location=path,
+        )

@@ -1,0 +1,90 @@
+"""One tree of a model whose layers lie on several pipeline stages: each stage tells the others what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed import get_pp_group
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from executor.model.describe import describe_module
+from executor.model.layouts import Layouts
+from executor.model.remote_module import Elsewhere
+from executor.model.skips import holds_attention
+from executor.model.tree import ModuleTree, Node
+from interpose.v1 import model_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Had:
+    """A module of one stage, as the others are told of it.
+
+    Attributes:
+        described: its description, serialized.
+        attention: whether it holds attention.
+        missing: whether another stage has it.
+    """
+
+    described: bytes
+    attention: bool
+    missing: bool
+
+
+def join(tree: ModuleTree, events: list[tuple[str, str]]) -> None:
+    """Make a stage's tree that of the whole model; called on every rank.
+
+    Args:
+        tree: this stage's.
+        events: the order in which this stage runs its modules.
+    """
+    mine = {path: _had(node) for path, node in tree.nodes.items()}
+    ran = [event for event in events if not mine[event[0]].missing]
+    stages = gather((mine, ran))
+    parts: list[dict[str, Had]] = [had for had, _ in stages]
+    nodes = {path: _node(tree, path, parts) for path in _paths(parts)}
+    tree.join(nodes, [order for _, order in stages], get_pp_group().rank_in_group)
+
+
+def gather(mine: Any) -> list[Any]:
+    """Tell the other stages something; return what each of them tells, this one's included."""
+    group = get_pp_group()
+    stages: list[Any] = [mine] * group.world_size
+    if group.world_size > 1:
+        dist.all_gather_object(stages, mine, group=group.cpu_group)
+    return stages
+
+
+def _had(node: Node) -> Had:
+    module = node.module
+    assert module is not None
+    return Had(describe_module(node).SerializeToString(), holds_attention(module), isinstance(module, PPMissingLayer))
+
+
+def _paths(stages: list[dict[str, Had]]) -> list[str]:
+    """Return the paths of the whole model's modules, in its order: what a stage lacks stands where it has a gap."""
+    present = [[path for path, had in stage.items() if not had.missing] for stage in stages]
+    found: dict[str, None] = {}
+    for path, had in stages[0].items():
+        if not had.missing:
+            found[path] = None
+            continue
+        for paths in present:
+            found.update(dict.fromkeys(other for other in paths if f"{other}.".startswith(f"{path}.")))
+    for paths in present[1:]:
+        found.update(dict.fromkeys(paths))
+    return list(found)
+
+
+def _node(tree: ModuleTree, path: str, stages: list[dict[str, Had]]) -> Node:
+    """Return the node of a module: this stage's own, or one that stands for another's."""
+    first = next(i for i, stage in enumerate(stages) if path in stage and not stage[path].missing)
+    node = tree.nodes.get(path)
+    if node is None or isinstance(node.module, PPMissingLayer):
+        had = stages[first][path]
+        module = Elsewhere(pb.Module.FromString(had.described), had.attention)
+        node = Node(path, module, Layouts(path, torch.nn.Identity(), 1))
+    node.stage = first
+    return node

@@ -1,0 +1,189 @@
+"""How vLLM is set up for traces: engine options, and the environment that its CPU platform needs.
+
+Traces restrict the scheduler a little: no speculative decoding, first come first served. What contradicts that is refused.
+Prompts are chunked, cached and evicted as stock, and steps are scheduled ahead as stock; `executor.plugin.scheduler` keeps traced
+ones whole, in the cache, and a step behind.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import vllm
+from vllm.platforms import current_platform
+
+from executor.model.kv_guard import PLAIN_CACHES
+from executor.model.lora import Adapters
+
+VLLM_VERSION = "0.32.0"
+# Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
+STEP_TOKENS = 8192
+
+# With any of these a user has said whether the engine compiles.
+_COMPILING = (
+    *("enforce_eager", "compilation_config", "optimization_level"),
+    *("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
+)
+
+_FIXED: dict[str, tuple[Any, str]] = {
+    "speculative_config": (None, "a step's rows would hold guessed tokens"),
+}
+
+
+def check_version() -> None:
+    """Raise RuntimeError unless this is the vLLM whose internals the executor knows."""
+    if vllm.__version__.split("+")[0] != VLLM_VERSION:
+        raise RuntimeError(f"interpose needs vLLM {VLLM_VERSION}; this is {vllm.__version__}")
+
+
+def prepare_environment(workers: int) -> None:
+    """Set the environment variables that vLLM reads, where the user has not.
+
+    Args:
+        workers: how many workers the engine will have on this machine.
+    """
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if current_platform.is_cpu():
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // workers
+        if workers > 1:
+            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are. Threads of ranks wait for each other
+            # without sleep, so where there are fewer cores than ranks each has one thread, and its core with others.
+            shares = [cores[i * share : (i + 1) * share] or [cores[i % len(cores)]] for i in range(workers)]
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, one)) for one in shares))
+
+
+def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
+    """Return what the executor and its workers read from `additional_config["interpose"]`.
+
+    Args:
+        limits: the model's limits.
+        outbox: "ray", or "local" for an engine without Ray.
+        placement: where the workers are, where no Serve replica's placement group says so.
+    """
+    return {
+        "outbox": outbox,
+        "placement": placement,
+        "step_seconds": limits.step_seconds,
+        "block_memory_bytes": limits.block_memory_bytes,
+        "inline_bytes": limits.inline_bytes,
+        "max_saved_bytes": limits.max_saved_bytes,
+    }
+
+
+def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
+    """Return the engine options that traces need, whatever the model and the executor."""
+    worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
+    return {
+        "worker_cls": f"executor.{worker}",
+        "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
+        "additional_config": {"interpose": worker_settings(limits, outbox, placement)},
+        **{name: value for name, (value, _) in _FIXED.items()},
+    }
+
+
+def step_tokens(scheduling: Any) -> int:
+    """Return how many tokens a step has, and so a traced prompt at most.
+
+    Args:
+        scheduling: the engine's SchedulerConfig.
+    """
+    return min(
+        scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens, scheduling.max_num_batched_tokens
+    )
+
+
+def check_config(config: Any) -> None:
+    """Refuse an engine whose batches are not laid out as traces need: one row for each token, whole on every rank.
+
+    Args:
+        config: the engine's VllmConfig.
+
+    Raises:
+        ValueError: with the option and the reason.
+    """
+    parallel = config.parallel_config
+    scheduling = config.scheduler_config
+    stages = parallel.pipeline_parallel_size
+    refused = {
+        "scheduling_policy": (scheduling.policy != "fcfs", "which request is evicted must not depend on priorities"),
+        "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
+        "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
+        "enable_expert_parallel": (parallel.enable_expert_parallel, "experts' rows are spread over ranks"),
+        "lora_modules": (
+            stages > 1 and config.lora_config is not None,
+            "with pipeline_parallel_size > 1 adapters have not been shown to be right; use tensor_parallel_size",
+        ),
+        "enable_dbo": (parallel.use_ubatching, "a step would run in parts"),
+        "enable_batch_sharded_sampling": (
+            parallel.enable_batch_sharded_sampling,
+            "a rank would have the logits of some requests only",
+        ),
+        "kv_sharing_fast_prefill": (
+            config.cache_config.kv_sharing_fast_prefill,
+            "later layers would not run for a prompt's first rows",
+        ),
+        "kv_cache_dtype": (
+            config.cache_config.cache_dtype not in PLAIN_CACHES,
+            f"what blocks leave in such a cache cannot be checked; it can be in {', '.join(PLAIN_CACHES)}",
+        ),
+        "prefill_context_parallel_size": (
+            parallel.prefill_context_parallel_size > 1,
+            "a prompt's rows are spread over ranks",
+        ),
+        "decode_context_parallel_size": (parallel.decode_context_parallel_size > 1, "a sequence is spread over ranks"),
+        "fully_sharded_loras": (
+            config.lora_config is not None and config.lora_config.fully_sharded_loras,
+            "adapters' outputs are cut as the layers' are",
+        ),
+        "lora_dtype": (
+            config.lora_config is not None
+            and not current_platform.is_cpu()
+            and config.lora_config.lora_dtype not in (torch.float16, torch.bfloat16),
+            "vLLM's kernels for adapters on GPUs take half precision; serve the model with dtype bfloat16 or float16",
+        ),
+        "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
+        "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
+    }
+    for name, (bad, why) in refused.items():
+        if bad:
+            raise ValueError(f"{name} is not supported with traces: {why}")
+
+
+def engine_options(model: Any) -> dict[str, Any]:
+    """Return the arguments of vLLM's AsyncEngineArgs for a model's settings.
+
+    Raises:
+        ValueError: a setting contradicts what traces need.
+    """
+    from executor.cluster.executor import LazyRayExecutor
+
+    check_version()
+    options: dict[str, Any] = dict(model.engine)
+    for name, (value, why) in _FIXED.items():
+        if options.pop(name, value) not in (value, None):
+            raise ValueError(f"{name} cannot be set to that here: {why}")
+    for name in ("worker_cls", "scheduler_cls", "distributed_executor_backend", "additional_config"):
+        if name in options:
+            raise ValueError(f"{name} is the system's own and cannot be set")
+    if (
+        current_platform.is_cpu()
+        and "gpu_memory_utilization" not in options
+        and "VLLM_CPU_KVCACHE_SPACE" not in os.environ
+    ):
+        options.setdefault("kv_cache_memory_bytes", 1 << 30)
+    if current_platform.is_cpu() and all(options.get(name) is None for name in _COMPILING):
+        options["enforce_eager"] = True  # compiling takes minutes, and a step with a block runs uncompiled
+    options.setdefault("max_num_batched_tokens", STEP_TOKENS)
+    return {
+        **options,
+        **Adapters(model.lora_modules).options(options),
+        **trace_options(model.limits, placement=model.placement),
+        "model": model.model,
+        "tensor_parallel_size": model.tensor_parallel_size,
+        "pipeline_parallel_size": model.pipeline_parallel_size,
+        "distributed_executor_backend": LazyRayExecutor,
+        "disable_log_stats": options.get("disable_log_stats", True),
+    }

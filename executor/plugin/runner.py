@@ -1,0 +1,188 @@
+"""What both of vLLM's model runners do with blocks: which steps have any, and how blocks' ends leave with the output.
+
+A step without a live mediator is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as
+stock. A step with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
+
+While there are no mediators the runner is the stock one, but for a test where a step begins: what steps with blocks need is in
+a class that it has only as long as there are any, as it is with the scheduler (`executor.plugin.scheduler`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from executor.core.request import Batch, Span, Work
+from executor.interleave.interleaver import Interleaver
+from executor.plugin.kernels import EagerKernels
+from executor.plugin.scheduler import EndedModelRunnerOutput
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+
+class EndedAsyncOutput(AsyncModelRunnerOutput):
+    """A step's output that is still on its way from the device, and the requests whose blocks ended in it.
+
+    Args:
+        output: the runner's own.
+        ended: as in `EndedModelRunnerOutput`.
+    """
+
+    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, str]) -> None:
+        self._output = output
+        self._ended = ended
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the copy, on whichever thread the executor does that."""
+        return _with_ended(self._output.get_output(), self._ended)
+
+
+class InterleavingRunner(_Base):
+    """Mixed in before a model runner, which becomes another when a block comes.
+
+    Attributes:
+        interleaving: what it becomes.
+        plain: what it is again when there are none.
+        interleaves: whether it has.
+        interleaver: set by the worker when the model has loaded.
+        kernels: of the steps that run uncompiled; set with it.
+        tracing: whether the step that is running has a live mediator.
+        sampled: the type of the token ids that are sampled.
+    """
+
+    interleaving: ClassVar[type]
+    plain: ClassVar[type]
+    interleaves: ClassVar[bool] = False
+    interleaver: Interleaver | None = None
+    kernels: EagerKernels
+    tracing: bool = False
+    _begun: bool = False
+    sampled: torch.dtype = torch.int32
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self.interleaves or scheduler_output.scheduled_new_reqs:
+            return self._execute(scheduler_output, *args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _execute(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """Run a step that may have a live mediator."""
+        interleaver = self.interleaver
+        if interleaver is None:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        if not self._begun:
+            self._begin(interleaver, scheduler_output)
+        self._begun = False
+        if not self.tracing:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        try:
+            with self.kernels.used():
+                return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+        except BaseException:
+            self.tracing = False
+            raise
+        finally:
+            interleaver.end_forward()
+
+    def begins_traced(self, scheduler_output: SchedulerOutput) -> bool:
+        """Say whether a step has a live mediator, before `execute_model` runs it; its new requests are admitted."""
+        self._begun = False
+        interleaver = self.interleaver
+        if interleaver is None or not scheduler_output.total_num_scheduled_tokens:
+            return False
+        self._begin(interleaver, scheduler_output)
+        self._begun = True
+        return self.tracing
+
+    def end_traced(self) -> None:
+        """The step is over on a pipeline stage that does not sample: the last one says which blocks ended in it."""
+        self.tracing = False
+        if self.interleaver is not None:
+            self.interleaver.take_ended()
+
+    def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
+        """Admit a step's new requests, and find out whether it has a live mediator."""
+        if scheduler_output.scheduled_new_reqs:
+            self._admit(interleaver, scheduler_output)
+        self.tracing = False
+        # Here, and not where they come and go: what runs there may go on in methods of the other class.
+        self.__class__ = self.interleaving if interleaver.mediators or interleaver.ended else self.plain
+        if interleaver.mediators:
+            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+                interleaver.preempted(request_id)
+            self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
+            if not self.tracing:
+                interleaver.let_pass()
+
+    def _execute_traced(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a step that has a live mediator."""
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @staticmethod
+    def _admit(interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
+        traced = []
+        for request in scheduler_output.scheduled_new_reqs:
+            params = request.sampling_params
+            work = Work.from_args(params.extra_args) if params is not None else None
+            if work is None:
+                continue
+            if (
+                request.req_id in interleaver.mediators
+            ):  # the second runner is told of an evicted request as of a new one
+                interleaver.preempted(request.req_id)
+                continue
+            prompt_tokens = len(request.prompt_token_ids or ())
+            interleaver.admit(request.req_id, work, prompt_tokens, request.num_computed_tokens)
+            traced.append(request.req_id)
+        if traced:
+            interleaver.admitted(traced)
+
+
+class TracingRunner(InterleavingRunner):
+    """The same while there are blocks; mixed in, through the module of its version, before the other."""
+
+    interleaves = True
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        interleaver = self.interleaver
+        if interleaver is None or not interleaver.ended or output is None:
+            return output
+        ended = interleaver.take_ended()
+        if isinstance(output, AsyncModelRunnerOutput):
+            return EndedAsyncOutput(output, ended)
+        return _with_ended(output, ended)
+
+
+def batch_of(
+    interleaver: Interleaver, rows: Iterable[tuple[str, int, int]], tokens: int, padded_tokens: int, requests: int
+) -> Batch:
+    """Return where the traced requests' rows are in a step.
+
+    Args:
+        interleaver: knows who waits.
+        rows: each request's id and the first of its rows and of those after it, in the order of the batch.
+        tokens: rows of the batch.
+        padded_tokens: rows of the tensors, with those that nobody uses.
+        requests: requests in the batch.
+    """
+    spans = {
+        key: Span(index, start, stop)
+        for index, (request_id, start, stop) in enumerate(rows)
+        for key in interleaver.waits(request_id)
+    }
+    return Batch(spans, tokens, padded_tokens, requests)
+
+
+def _with_ended(output: ModelRunnerOutput, ended: dict[str, str]) -> EndedModelRunnerOutput:
+    fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
+    return EndedModelRunnerOutput(**fields, ended=ended)

@@ -1,0 +1,82 @@
+"""vLLM's V1 model runner with blocks interleaved, through methods that it calls on itself."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from executor.core.request import Batch
+from executor.interleave.interleaver import Interleaver
+from executor.plugin.runner import InterleavingRunner, TracingRunner, batch_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+class TracingRunnerV1(TracingRunner):
+    """Mixed in before a V1 model runner while there are blocks."""
+
+    def _execute_traced(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._scheduled = scheduler_output.num_scheduled_tokens
+        return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        if self.tracing:
+            kwargs["force_eager"] = True
+        return super()._determine_batch_execution_and_padding(*args, **kwargs)
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.tracing:
+            return super()._model_forward(*args, **kwargs)
+        interleaver = self.interleaver
+        assert interleaver is not None
+        get_forward_context().skip_compiled = True
+        interleaver.begin_step(self._batch(interleaver, kwargs))
+        try:
+            output = super()._model_forward(*args, **kwargs)
+            interleaver.check_cache()
+            return output
+        finally:
+            interleaver.end_forward()
+
+    def _batch(self, interleaver: Interleaver, kwargs: dict[str, Any]) -> Batch:
+        """Return where the traced requests' rows are, in the order that the input batch has after its updates."""
+        request_ids = self.input_batch.req_ids
+        bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
+        rows = ((request_id, *bound) for request_id, bound in zip(request_ids, pairwise(bounds), strict=True))
+        first = next(
+            tensor
+            for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
+            if isinstance(tensor, torch.Tensor)
+        )
+        return batch_of(interleaver, rows, bounds[-1], first.shape[0], len(request_ids))
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        if not self.tracing:
+            return super()._sample(logits, spec_decode_metadata)
+        interleaver = self.interleaver
+        assert interleaver is not None
+        self.tracing = False
+        if logits is not None:
+            logits = interleaver.visit_logits(logits)
+        output = super()._sample(logits, spec_decode_metadata)
+        output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
+        interleaver.end_step()
+        return output
+
+
+class GPURunnerV1(InterleavingRunner, GPUModelRunner):
+    """The V1 runner on GPUs."""
+
+
+class TracingGPURunnerV1(TracingRunnerV1, GPURunnerV1):
+    """The V1 runner on GPUs while there are blocks."""
+
+
+GPURunnerV1.plain, GPURunnerV1.interleaving = GPURunnerV1, TracingGPURunnerV1

@@ -1,0 +1,128 @@
+"""vLLM's V2 model runner, the default on GPUs, with blocks interleaved.
+
+It decides in `execute_model` itself whether a step replays a CUDA graph, by asking its graph manager, and a full graph
+never calls the model. In a step with a live mediator it finds a manager that has no graphs, and in the model's place one that
+begins the interleaver's step where the batch is laid out and the forward context is set, just before the model is called: a
+hook that is registered when the model has been called misses the model's own input. Both are gone when the forward is over.
+Its sampler works on the GPU and keeps what a request needs in slots, so the batch may be in another order in every step: rows
+are taken from the batch that was prepared for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import get_forward_context
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from executor.core.request import Batch
+from executor.interleave.interleaver import Interleaver
+from executor.plugin.runner import InterleavingRunner, TracingRunner, batch_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+
+class _NoGraphs:
+    """Stands in for the runner's graph manager in a step that must run eager."""
+
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, *_: Any, num_active_loras: int = 0, **__: Any
+    ) -> BatchExecutionDescriptor:
+        return BatchExecutionDescriptor(
+            cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs, num_active_loras=num_active_loras
+        )
+
+
+class _Begun:
+    """Stands in for the runner's model in a step with a live mediator: when it is called, the step begins.
+
+    Args:
+        model: the model, which it is otherwise.
+        begin: called first.
+        ran: called when the model has run.
+    """
+
+    def __init__(self, model: torch.nn.Module, begin: Callable[[], None], ran: Callable[[], None]) -> None:
+        self._model = model
+        self._begin = begin
+        self._ran = ran
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        output = self._model(*args, **kwargs)
+        self._ran()
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class GPURunnerV2(InterleavingRunner, GPUModelRunner):
+    """The V2 runner."""
+
+    sampled = torch.int64
+
+
+class TracingGPURunnerV2(TracingRunner, GPURunnerV2):
+    """The V2 runner while there are blocks."""
+
+    cudagraph_manager: Any
+    model: Any
+    sampler: Any
+    _prepared: InputBatch | None = None
+
+    def _execute_traced(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        def begin() -> None:
+            get_forward_context().skip_compiled = True
+            interleaver.begin_step(self._batch(interleaver))
+
+        graphs, self.cudagraph_manager = self.cudagraph_manager, _NoGraphs()
+        model, self.model = self.model, _Begun(self.model, begin, interleaver.check_cache)
+        try:
+            return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+        finally:
+            self.model = model
+            self.cudagraph_manager = graphs
+            self._prepared = None
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
+        prepared = super().prepare_inputs(*args, **kwargs)
+        if self.tracing:
+            self._prepared = prepared
+        return prepared
+
+    def _batch(self, interleaver: Interleaver) -> Batch:
+        """Return where the traced requests' rows are in the batch that was prepared for this step."""
+        prepared = self._prepared
+        assert prepared is not None
+        bounds = prepared.query_start_loc_np[: prepared.num_reqs + 1].tolist()
+        rows = zip(prepared.req_ids, bounds, bounds[1:], strict=False)
+        return batch_of(interleaver, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
+
+    def sample(self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
+        if not self.tracing:
+            return super().sample(hidden_states, input_batch, grammar_output)
+        interleaver = self.interleaver
+        assert interleaver is not None
+        self.tracing = False
+        # The logits are made and restricted by grammars in the method, so it finds a sampler that shows them first.
+        sampler = self.sampler
+        self.sampler = lambda logits, batch: sampler(interleaver.visit_logits(logits), batch)
+        try:
+            output, sampled, rejected = super().sample(hidden_states, input_batch, grammar_output)
+        finally:
+            self.sampler = sampler
+        output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
+        interleaver.end_step()
+        return output, sampled, rejected
+
+
+GPURunnerV2.plain, GPURunnerV2.interleaving = GPURunnerV2, TracingGPURunnerV2

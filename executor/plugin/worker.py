@@ -1,0 +1,243 @@
+"""vLLM's workers with an interleaver: the runner is ours, the rest is stock.
+
+The worker class is chosen by its name in `worker_cls`; the runner through the worker's own factory. What the engine asks
+of workers beside steps arrives by `collective_rpc` under the names `interpose_*`.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+from vllm.utils.gc_utils import freeze_gc_heap
+
+from executor.block.budget import Budget
+from executor.block.tally import Precision
+from executor.block.traceback import clip
+from executor.block.watchdog import heartbeat
+from executor.cluster.startup import Startup
+from executor.core.programs import Code
+from executor.core.request import Work
+from executor.interleave.context import Host
+from executor.interleave.interleaver import Interleaver
+from executor.interleave.scan import scan
+from executor.model.apply import Applier
+from executor.model.describe import describe_model
+from executor.model.kv_guard import CacheGuard
+from executor.model.lora import check_wrapped
+from executor.model.tree import ModuleTree
+from executor.parallel.agreement import AllRanks, Alone
+from executor.parallel.merge_tree import gather, join
+from executor.parallel.pipeline import OneStage, Pipeline
+from executor.plugin.kernels import EagerKernels
+from executor.saves.collect import Limits
+from executor.saves.outbox import LocalOutbox, Outbox, RayOutbox
+from executor.views.catalogue import add_views
+from interpose.contract.result import Result
+from interpose.v1 import trace_pb2 as pb
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_worker import Worker as _Base
+else:
+    _Base = object
+
+
+logger = init_logger(__name__)
+
+# How a block ended, events for the client, serialized, and how many times it printed.
+Ended = tuple[str, list[bytes], int]
+
+
+def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
+    """Return what `do` returns, and a failure where it raises: the engine takes one answer from every rank, and from none after
+    a rank that raised, so that the next question would get the answers that are left."""
+    try:
+        return do()
+    except Exception as error:
+        logger.exception("trace %s, invoke %d", trace_id, invoke)
+        message = clip(f"the worker could not end the block: {type(error).__name__}: {error}")
+        failed = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message, trace_id=trace_id, invoke=invoke)
+        return "failed", [pb.Event(failed=failed).SerializeToString()], 0
+
+
+class InterposeWorker(_Base):
+    """Mixed in before a vLLM worker."""
+
+    def determine_available_memory(self) -> Any:
+        """Run the model once as stock, which compiles it, and say so: that can take minutes."""
+        self._tell("compiling the model" if self._compiles else "measuring memory")
+        return super().determine_available_memory()
+
+    @property
+    def _compiles(self) -> bool:
+        return bool(self.vllm_config.compilation_config.mode)  # NONE is 0
+
+    def _tell(self, stage: str) -> None:
+        Startup.of_worker(self.rank).tell(stage)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as stock, then take the module tree and the order in which a forward runs it."""
+        graphs = self._compiles and self.device.type != "cpu"
+        self._tell("compiling the model and capturing CUDA graphs" if graphs else "warming up")
+        warmed_up = super().compile_or_warm_up_model()
+        runner = self.model_runner
+        settings = dict(self.vllm_config.additional_config["interpose"])
+        tensor_parallel = self.parallel_config.tensor_parallel_size
+        pipelined = self.parallel_config.pipeline_parallel_size > 1
+        check_wrapped(runner.get_model())
+        runner.kernels = EagerKernels(runner.get_model(), self.vllm_config)
+        tree = ModuleTree(runner.get_model(), tensor_parallel)
+        devices = [] if runner.device.type == "cpu" else [runner.device]
+        with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):
+            order = tree.record_order(self._dummy_step)
+            if pipelined:
+                join(tree, order)
+            add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
+        reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+        self.interpose_tree = tree
+        self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
+        host = Host(
+            tree=tree,
+            applier=Applier(tree, self.vllm_config, settings["block_memory_bytes"]),
+            budget=Budget(settings["step_seconds"], settings["block_memory_bytes"], heartbeat()),
+            outbox=self.interpose_outbox,
+            limits=Limits(settings["inline_bytes"], settings["max_saved_bytes"]),
+            ranks=AllRanks() if tensor_parallel > 1 or pipelined else Alone(),
+            stages=Pipeline(tree) if pipelined else OneStage(),
+            reports=reports,
+            precision=Precision.of(self.vllm_config),
+            vocabulary=self.model_config.get_vocab_size(),
+            cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
+        )
+        runner.interleaver = Interleaver(host)
+        freeze_gc_heap()  # what blocks leave behind is collected while others wait (`executor.block.garbage`)
+        if pipelined:  # the others' steps are the stock worker's, without a method that only says so
+            self.execute_model = self._execute_staged
+        self._tell("ready")
+        return warmed_up
+
+    @torch.inference_mode()
+    def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:
+        """Run a step; one with a live mediator together with the other pipeline stages (`executor.parallel.pipeline`)."""
+        if not self.model_runner.begins_traced(scheduler_output):
+            return super().execute_model(scheduler_output)
+        interleaver = self.model_runner.interleaver
+        stages = interleaver.stages
+        interleaver.follow(range(stages.mine))
+        try:
+            output = super().execute_model(scheduler_output)
+        except Exception as error:
+            stages.fail(error)
+            raise
+        if stages.mine < stages.last:
+            stages.end()
+            interleaver.follow(range(stages.mine + 1, stages.last + 1))
+            self.model_runner.end_traced()
+        return output
+
+    def interpose_scan(
+        self, trace: bytes, session: str, prompt: list[int], steps: int, codes: dict[str, Code] | None = None
+    ) -> Ended:
+        """Run a block on shapes; see `executor.interleave.scan.scan`."""
+        runner = self.model_runner
+        work = Work(pb.Trace.FromString(trace), 0, 1, session, codes=codes)
+        devices = [] if runner.device.type == "cpu" else [runner.device]
+        config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
+
+        def run() -> Ended:
+            with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
+                return scan(
+                    runner.interleaver,
+                    runner.get_model(),
+                    lambda tokens: runner._dummy_run(tokens, is_profile=True),
+                    work,
+                    prompt,
+                    steps,
+                    runner.sampled,
+                )
+
+        return answered(work.trace.id, 0, run)
+
+    def _dummy_step(self) -> None:
+        """Run one forward that is no request's, eager and uncompiled, so that modules are called as in a traced step."""
+        model = self.model_runner.get_model()
+
+        def uncompiled(module: torch.nn.Module, args: Any) -> None:
+            get_forward_context().skip_compiled = True
+
+        given: list[Any] = []
+        hooks = [
+            model.register_forward_pre_hook(uncompiled),
+            model.register_forward_hook(lambda module, args, output: given.append(output)),
+        ]
+        group = get_pp_group()
+        if not group.is_first_rank:
+            self._take_over(group.recv_tensor_dict())
+        try:
+            with self.model_runner.kernels.used():
+                self.model_runner._dummy_run(1, is_profile=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not group.is_last_rank:
+            group.send_tensor_dict(given[0].tensors)
+
+    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Have the next dummy step go on with what the pipeline stage before gave."""
+        runner = self.model_runner
+        if runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=runner.device
+            )
+        with torch.inference_mode():  # in which the runner may have made them
+            for name, tensor in tensors.items():
+                runner.intermediate_tensors[name][: tensor.shape[0]].copy_(tensor)
+
+    def interpose_describe(self) -> bytes:
+        """Return the model's description, a serialized ModelDescription."""
+        return describe_model(self.vllm_config, self.interpose_tree).SerializeToString()
+
+    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> Ended:
+        """End an invoke's block; see `Interleaver.finish`."""
+        return self._finish(trace_id, invoke, Result.from_plain(result))
+
+    def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ended:
+        """End the block of an invoke without a prompt, with the results of all others; see `Interleaver.finish`."""
+        return self._finish(trace_id, invoke, [Result.from_plain(one) for one in results])
+
+    def _finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ended:
+        with self.model_runner.kernels.used():
+            return answered(trace_id, invoke, lambda: self.model_runner.interleaver.finish(trace_id, invoke, result))
+
+    def interpose_drop(self, trace_id: str) -> None:
+        """Give a trace up; see `Interleaver.drop`."""
+
+        def drop() -> Ended:
+            self.model_runner.interleaver.drop(trace_id)
+            return "dropped", [], 0
+
+        answered(trace_id, -1, drop)
+
+    def interpose_idle(self) -> dict[str, Any]:
+        """Say whether nothing of any trace is held here, and where blocks run."""
+        return {
+            "idle": self.model_runner.interleaver.idle,
+            "main_thread": threading.current_thread() is threading.main_thread(),
+        }
+
+    def shutdown(self) -> None:
+        """Send what is left, then shut down as stock."""
+        outbox = getattr(self, "interpose_outbox", None)
+        if outbox is not None:
+            outbox.close()
+        gc.unfreeze()
+        gc.enable()  # traces may still be held
+        super().shutdown()

@@ -1,0 +1,52 @@
+"""The worker and the runner on CPUs, in a module of their own: importing vLLM's replaces torch's streams and events by
+placeholders, for the whole process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+# The worker's module comes first: it patches torch.
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
+
+from executor.plugin.runner import InterleavingRunner
+from executor.plugin.runner_v1 import TracingRunnerV1
+from executor.plugin.worker import InterposeWorker
+
+
+class CPURunnerV1(InterleavingRunner, CPUModelRunner):
+    """The V1 runner on CPUs."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Keep the random generators of cut prompts out of the sampling that is thrown away.
+
+        vLLM samples after every chunk of a prompt, drops what was sampled before the last, and sets a request's own
+        generator back by an offset; generators on CPUs have none, so a seeded request would end the engine.
+        """
+        generators = self.input_batch.generators
+        if not generators:
+            return super().sample_tokens(grammar_output)
+        dropped = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        aside = {index: generators.pop(index) for index in dropped if index in generators}
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(aside)
+
+
+class TracingCPURunnerV1(TracingRunnerV1, CPURunnerV1):
+    """The V1 runner on CPUs while there are blocks."""
+
+
+CPURunnerV1.plain, CPURunnerV1.interleaving = CPURunnerV1, TracingCPURunnerV1
+
+
+class InterposeCPUWorker(InterposeWorker, CPUWorker):
+    """A worker on CPUs. `CPUWorker` has no runner factory, so its runner is replaced before the model loads."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = CPURunnerV1(self.vllm_config, torch.device("cpu"))

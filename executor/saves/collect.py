@@ -1,0 +1,84 @@
+"""Turns what a trace saved into events, its large tensors into blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executor.block.scope import TraceScope
+from executor.block.traceback import clip
+from executor.core.errors import Refusal
+from executor.saves.encoder import SaveEncoder
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire.encoder import WireError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on saves.
+
+    Attributes:
+        inline_bytes: larger tensors become blobs.
+        max_saved_bytes: of one trace.
+    """
+
+    inline_bytes: int
+    max_saved_bytes: int
+
+
+def collect(
+    scope: TraceScope,
+    invoke: int,
+    names: Mapping[str, Any],
+    containers: Mapping[int, Any],
+    limits: Limits,
+    put_blob: Callable[[str, memoryview], object],
+) -> list[pb.Event]:
+    """Encode what one invoke saved, or what a whole trace shared; code of the saved objects may run.
+
+    Args:
+        scope: the trace.
+        invoke: the invoke, -1 for the shared values.
+        names: the values that names are bound to; of an invoke's, only those that are saved or hold saved values are sent.
+        containers: captured containers that changed, by index in the trace's scope.
+        limits: bounds on saves.
+        put_blob: takes a blob's id and its bytes.
+
+    Returns:
+        One Saves event (none if there is nothing to send), or one Failed event.
+    """
+    blobs = 0
+
+    def put(data: memoryview) -> str:
+        nonlocal blobs
+        blob_id = f"{scope.id}/{invoke if invoke >= 0 else 'shared'}/{blobs}"
+        blobs += 1
+        # Another invoke of the trace may still change a value of the user's own; the copy is what was there now.
+        put_blob(blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
+        return blob_id
+
+    # Nothing is inline in a trace whose client leaves its tensors here.
+    inline_bytes = -1 if scope.remote else limits.inline_bytes
+    left = limits.max_saved_bytes - scope.saved_bytes
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed.origin)
+    saves = pb.Saves(invoke=invoke)
+    what = ""
+    try:
+        for name, value in names.items():
+            if invoke < 0 or scope.registry.reaches(value):
+                what = name
+                saves.names.add(name=name, value=encoder.encode(value))
+        for index, value in containers.items():
+            what = "a captured container"
+            saves.updates.add(index=index, value=encoder.contents(value))
+    except Exception as error:  # of the encoder, or of the saved object's own code
+        code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
+        said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
+        message = clip(f"{what!r} cannot be saved: {said}{error}")
+        return [pb.Event(failed=pb.Failure(code=code, message=message, trace_id=scope.id, invoke=invoke))]
+    scope.saved_bytes += encoder.bytes
+    if not saves.names and not saves.updates:
+        return []
+    saves.objects.CopyFrom(encoder.objects)
+    return [pb.Event(saves=saves)]

@@ -1,0 +1,255 @@
+"""What leaves a trace: the registry of saved values, snapshots, and their encoding for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from executor.block.envoy import Envoy
+from executor.block.fiber import unseen
+from executor.core.errors import Refusal
+from executor.model.items import ListOutputs, Outputs, plainly
+from executor.model.meta_tensors import is_fake
+from executor.model.values import Served
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
+from interpose.wire.arrays import dtype_of, is_dense
+from interpose.wire.encoder import Encoder
+
+_MAX_DEPTH = 100
+_MAX_ITEMS = 1_000_000
+CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class Search:
+    """How many values may still be looked at."""
+
+    def __init__(self, values: int) -> None:
+        self._left = values
+
+    def take(self, count: int) -> bool:
+        """Whether `count` more may be looked at; then they are."""
+        if count > self._left:
+            return False
+        self._left -= count
+        return True
+
+
+class SaveRegistry:
+    """The saved values of one trace, by identity.
+
+    A value that the model may still change (it shares memory with what a block was served) is copied when it is saved,
+    and `save` hands back an alias: writing to the alias still reaches the model, the copy stays as it was. Each alias keeps
+    the copy of its own moment; the value itself, which a name is still bound to after `h.save()` on a line of its own, has
+    the latest. Any other value is the user's own; it comes back as it is when the trace ends, like a list that is appended to.
+    """
+
+    def __init__(self) -> None:
+        # The saved object itself is kept, so that its id stays its own.
+        self._saved: dict[int, tuple[Any, Any]] = {}
+        self._copies: set[int] = set()
+        self._held: list[Served] = []
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def clear(self) -> None:
+        """Forget everything; the trace has ended."""
+        self._saved.clear()
+        self._copies.clear()
+        self._held.clear()
+
+    def hold(self, served: Served) -> None:
+        """A block may hand values of the location it is at to others, until `release`."""
+        if served not in self._held:
+            self._held.append(served)
+
+    def release(self, served: Served) -> None:
+        """The block has left that location. Idempotent."""
+        if served in self._held:
+            self._held.remove(served)
+
+    def save(self, value: Any, served: Served | None) -> Any:
+        """Register a value; return what the block goes on with.
+
+        Args:
+            value: anything.
+            served: the location the block is at, if any.
+        """
+        if isinstance(value, torch.Tensor):
+            at_hand = self._held if served is None else [served, *self._held]
+            with unseen():
+                owned = any(one.owns(value) for one in at_hand)
+            if not owned:
+                self.mark(value, value)
+                return value
+            alias, snapshot = value.view_as(value), value.detach().clone()
+            self.mark(alias, snapshot)
+            self.mark(value, snapshot)
+            return alias
+        if isinstance(value, Outputs | ListOutputs):
+            saved = [self.save(item, served) for item in value]
+            snapshots = [self.snapshot(item) for item in saved]
+            listed = isinstance(value, ListOutputs)
+            items, snapshot = (saved, snapshots) if listed else (tuple(saved), tuple(snapshots))
+            self.mark(items, snapshot)
+            self.mark(value, snapshot)
+            return items
+        self.mark(value, value)
+        return value
+
+    def mark(self, value: Any, snapshot: Any) -> None:
+        """Register `value`, to be sent as `snapshot`."""
+        self._saved[id(value)] = (value, snapshot)
+        if snapshot is not value:
+            self._copies.add(id(snapshot))
+
+    def copied(self, value: Any) -> bool:
+        """Whether a value is a snapshot, which nobody changes."""
+        return id(value) in self._copies
+
+    def snapshot(self, value: Any) -> Any:
+        """Return what a value is sent as: its snapshot, or itself."""
+        entry = self._saved.get(id(value))
+        return entry[1] if entry is not None and entry[0] is value else value
+
+    def __contains__(self, value: object) -> bool:
+        entry = self._saved.get(id(value))
+        return entry is not None and entry[0] is value
+
+    def reaches(self, value: Any, search: Search | None = None) -> bool:
+        """Whether a value is saved or is a container that holds a saved value at any depth.
+
+        Args:
+            search: bounds how much is looked at; None: everything.
+        """
+        seen: set[int] = set()
+        todo: list[tuple[Any, int]] = [(value, 0)]
+        while todo:
+            item, depth = todo.pop()
+            if item in self:
+                return True
+            if not isinstance(item, CONTAINERS) or id(item) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_ITEMS:
+                continue
+            seen.add(id(item))
+            if search is not None and not search.take(len(item)):
+                return False
+            inner: Iterable[Any] = item.values() if isinstance(item, dict) else item
+            todo.extend((one, depth + 1) for one in inner)
+        return False
+
+
+def refuse_names(value: Any) -> None:
+    """Refuse what is to be saved if it is or holds a name of the model where a value is meant.
+
+    Keys of dicts may be names, and so may modules that were in a container when it came from the notebook.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT, with the place and what to write instead.
+    """
+    seen: set[int] = set()
+    todo: list[Any] = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, Envoy):
+            if item is value or not item.may_be_kept:
+                raise item.misuse("saved", ".save()" if item is value else "")
+        elif isinstance(item, CONTAINERS) and id(item) not in seen and len(seen) <= _MAX_ITEMS:
+            seen.add(id(item))
+            todo.extend(item.values() if isinstance(item, dict) else item)
+
+
+class SaveEncoder:
+    """Encodes the saved values of one message.
+
+    Args:
+        registry: the trace's saved values.
+        inline_bytes: tensors up to this size travel inside the message.
+        put_blob: takes a larger tensor's bytes, returns its blob id.
+        limit: bytes this trace may still save.
+        origin: says of which tensor on the server a value is a copy that has not been changed, None for any other.
+    """
+
+    def __init__(
+        self,
+        registry: SaveRegistry,
+        inline_bytes: int,
+        put_blob: Callable[[memoryview], str],
+        limit: int,
+        origin: Callable[[Any], RemoteTensor | None] = lambda value: None,
+    ) -> None:
+        self._registry = registry
+        self._put = put_blob
+        self._limit = limit
+        self._origin = origin
+        self.bytes = 0
+        self._encoder = Encoder(inline_bytes=inline_bytes, put_blob=self._put_blob, special=self._special)
+
+    @property
+    def objects(self) -> Objects:
+        """The table that the encoded values refer to."""
+        return self._encoder.objects
+
+    def encode(self, value: Any) -> Value:
+        """Return a value as it was saved.
+
+        Raises:
+            WireError: it cannot travel.
+            Refusal: QUOTA_EXCEEDED, the trace saved more than it may; INVALID_ARGUMENT, it holds a name where a value is meant.
+        """
+        refuse_names(value)
+        return self._encoder.encode(value)
+
+    def key(self, value: Any) -> Value:
+        """Return a key of a dict; errors as of `encode`."""
+        return self._encoder.encode(value)
+
+    def entries_from(self, first: int) -> list[tuple[int, object]]:
+        """Return the objects whose entries were added to the table at index `first` or later."""
+        return self._encoder.entries_from(first)
+
+    def array(self, value: Any) -> Tensor:
+        """Return the elements of a tensor or array now, whatever the table has for it."""
+        self._count(value.nbytes)
+        return self._encoder.array(value).tensor
+
+    def contents(self, value: Any) -> Value:
+        """Return a container's contents now, not a reference to it; errors as of `encode`."""
+        refuse_names(value)
+        reference = self._encoder.encode(value)
+        return self.objects.values[reference.ref] if reference.WhichOneof("kind") == "ref" else reference
+
+    def _special(self, value: Any) -> Value | None:
+        snapshot = self._registry.snapshot(value)
+        if snapshot is not value:
+            return self._encoder.encode(snapshot)
+        if is_fake(value):
+            return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
+        stayed = self._origin(value)
+        if stayed is not None:
+            return self._encoder.refer(value, lambda: Value(remote=stayed))
+        if isinstance(value, torch.Tensor) and is_dense(value):  # any other is refused
+            self._count(value.nbytes)
+        if isinstance(value, Outputs | ListOutputs):
+            return self._encoder.encode(plainly(value))
+        if isinstance(value, Envoy):
+            return Value(module=value.path)
+        return None
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        if self.bytes > self._limit:
+            raise Refusal(
+                pb.ERROR_CODE_QUOTA_EXCEEDED,
+                f"the trace saved more than the {self._limit >> 20} MiB it may; save fewer rows or a smaller dtype",
+            )
+
+    def _put_blob(self, data: memoryview) -> str:
+        return self._put(data)
+
+
+def _shape_of(tensor: torch.Tensor) -> Tensor:
+    dtype: Any = dtype_of(tensor.dtype)
+    return Tensor(dtype=dtype, shape=tensor.shape, library=ARRAY_LIBRARY_TORCH, shape_only=True)

@@ -1,0 +1,72 @@
+"""Tensors of earlier traces in a worker: bound from what a session holds, and saved again as what they were.
+
+A block gets a copy of its own, which it may change. One that it has not changed leaves the trace as a reference to what the
+session holds already: nothing of it travels, and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor
+from interpose.wire import arrays
+from interpose.wire import views as indexing
+from interpose.wire.encoder import WireError
+
+
+class Stayed:
+    """The tensors of one trace that stayed on the server.
+
+    Args:
+        get_blob: returns the bytes of a saved value.
+    """
+
+    def __init__(self, get_blob: Callable[[Blob], Any]) -> None:
+        self._get_blob = get_blob
+        self._bytes: dict[str, np.ndarray] = {}  # by blob id; of the session's own memory, where it is on this node
+        self._made: dict[int, tuple[Any, RemoteTensor]] = {}  # by the identity of the tensor, which is kept beside it
+
+    def tensor(self, remote: RemoteTensor, placed: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
+        """Return a tensor, or an array where it was one.
+
+        Args:
+            placed: puts a tensor where the worker computes.
+
+        Raises:
+            WireError: the bytes are no such tensor.
+        """
+        found = self._elements(remote)
+        flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+        wanted = remote.library != ARRAY_LIBRARY_NUMPY
+        made = arrays.from_bytes(remote.view.dtype, found.shape, flat, torch_wanted=wanted)
+        made = placed(made) if isinstance(made, torch.Tensor) else made
+        self._made[id(made)] = (made, remote)
+        return made
+
+    def origin(self, value: Any) -> RemoteTensor | None:
+        """Return what a value was bound from if it still is that, else None."""
+        entry = self._made.get(id(value))
+        if entry is None:
+            return None
+        remote = entry[1]
+        before = self._elements(remote)
+        if arrays.dtype_of(value.dtype) != remote.view.dtype or tuple(value.shape) != before.shape:
+            return None
+        data = arrays.tensor_bytes(value) if isinstance(value, torch.Tensor) else arrays.ndarray_bytes(value)
+        flat = np.ascontiguousarray(before).reshape(-1).view(np.uint8)
+        return remote if np.array_equal(np.frombuffer(data, np.uint8), flat) else None
+
+    def _elements(self, remote: RemoteTensor) -> np.ndarray:
+        if remote.blob_id not in self._bytes:
+            data = self._get_blob(Blob(id=remote.blob_id))
+            raw = np.frombuffer(data, dtype=np.uint8)
+            raw.flags.writeable = False  # what is made of it is a copy, whoever else could write to it
+            self._bytes[remote.blob_id] = raw
+        try:
+            return indexing.apply(self._bytes[remote.blob_id], remote.view)
+        except IndexError as error:
+            raise WireError(f"a tensor of an earlier trace: {error}") from error

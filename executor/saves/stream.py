@@ -1,0 +1,268 @@
+"""What one invoke of a streamed trace saves, step by step: each increment carries only what is new.
+
+The invoke has one table of objects for its whole life. An increment brings the entries that were added, and for the
+containers and tensors that were sent before, how they have changed: the items that a list got at its end, the keys that a
+dict got or lost, a tensor of the user's own that was changed in place. Values that are snapshots never change; they are
+sent once. So a block that saves one row in each step sends one row in each step.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+from executor.block.budget import Budget
+from executor.block.scope import TraceScope
+from executor.block.traceback import clip
+from executor.core.errors import BudgetExceeded, Refusal
+from executor.saves.collect import Limits
+from executor.saves.encoder import SaveEncoder, Search
+from executor.saves.outbox import Outbox
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire import arrays
+from interpose.wire.encoder import WireError
+
+# Values looked at in one step for saved ones inside them; larger containers are searched when the request has ended.
+_SEARCHED = 20_000
+_UNBOUND = object()
+
+
+class SaveStream:
+    """The increments of one invoke, made on the rank that reports.
+
+    Args:
+        scope: the trace.
+        program: the invoke's block.
+        invoke: the invoke's index.
+        limits: bounds on what is saved.
+        budget: bounds the making of one increment.
+        outbox: takes increments and blobs.
+
+    Attributes:
+        failure: why nothing more is sent; the invoke fails with it.
+    """
+
+    def __init__(
+        self, scope: TraceScope, program: pb.Program, invoke: int, limits: Limits, budget: Budget, outbox: Outbox
+    ) -> None:
+        self.failure: pb.Failure | None = None
+        self._scope = scope
+        self._invoke = invoke
+        self._limits = limits
+        self._budget = budget
+        self._held: list[tuple[str, memoryview]] = []  # blobs of the increment that is being made
+        self._outbox = outbox
+        # What another invoke may change too is sent when the whole trace has ended.
+        self._captured = scope.captured() if scope.expected == 1 else {}
+        reads = [binding.name for binding in program.reads] if self._captured else []
+        self._names = tuple(dict.fromkeys((*program.writes, *reads)))
+        self._written = frozenset(program.writes)
+        self._bound: dict[str, Any] = {}
+        self._containers: dict[int, tuple[Any, Any]] = {}  # by index: the container, and its items when it was sent
+        self._arrays: dict[int, _Array] = {}
+        self._sequence = 0
+        self._blobs = 0
+        self._open = True
+        self._encoder = SaveEncoder(
+            scope.registry, limits.inline_bytes, self._put, limits.max_saved_bytes - scope.saved_bytes
+        )
+
+    def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:
+        """Send what is new after a step; return False if it could not be sent and the request must end.
+
+        Args:
+            namespace: the block's names.
+            steps: that have ended.
+            last: whether the block does nothing more before the request has ended.
+        """
+        if self._open:
+            increment = self._bounded(namespace, steps, final=False)
+            increment.last = last or self.failure is not None
+            self._open = not increment.last
+            self._outbox.increment(self._scope.session, self._scope.id, increment.SerializeToString())
+        return self.failure is None
+
+    def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:
+        """Return what is new since the last step, when the request has ended."""
+        self._open = False
+        increment = self._bounded(namespace, steps, final=True)
+        increment.last = True
+        return pb.Event(increment=increment)
+
+    def _bounded(self, namespace: Mapping[str, Any], steps: int, final: bool) -> pb.Increment:
+        """Return what is new, which is encoded within a budget: objects of the block's have code of their own."""
+        sequence = self._sequence
+        try:
+            increment, _ = self._budget.run(lambda: self._increment(namespace, steps, final), 0.0, self._scope.blame)
+        except BudgetExceeded:
+            self._held.clear()
+            increment = pb.Increment(invoke=self._invoke, sequence=sequence, steps=steps)
+            self._sequence = sequence + 1
+            self._fail(increment, pb.ERROR_CODE_DEADLINE_EXCEEDED, self._too_long())
+        for blob_id, data in self._held:
+            self._outbox.put(self._scope.session, self._scope.id, blob_id, data)
+        self._held.clear()
+        return increment
+
+    def _too_long(self) -> str:
+        return (
+            f"sending what the block saved in one step took longer than {self._budget.step_seconds:g} s; save tensors instead of "
+            "long lists of numbers"
+        )
+
+    def _increment(self, namespace: Mapping[str, Any], steps: int, final: bool) -> pb.Increment:
+        increment = pb.Increment(invoke=self._invoke, sequence=self._sequence, steps=steps)
+        self._sequence += 1
+        if self.failure is None:
+            counted = self._encoder.bytes
+            try:
+                self._change(increment, namespace, final)
+            except Exception as error:  # in the middle of the engine's step, where nobody else could take it
+                code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
+                self._fail(increment, code, f"what the block saved cannot be sent: {error}")
+            self._scope.saved_bytes += max(self._encoder.bytes - counted, increment.ByteSize())
+            if self._scope.saved_bytes > self._limits.max_saved_bytes:
+                limit = self._limits.max_saved_bytes >> 20
+                self._fail(
+                    increment,
+                    pb.ERROR_CODE_QUOTA_EXCEEDED,
+                    f"the trace saved more than the {limit} MiB it may; save fewer rows or a smaller dtype",
+                )
+        return increment
+
+    def _fail(self, increment: pb.Increment, code: Any, message: str) -> None:
+        for field in ("objects", "patches", "names", "dropped", "captured"):
+            increment.ClearField(field)
+        self.failure = pb.Failure(code=code, message=clip(message), trace_id=self._scope.id, invoke=self._invoke)
+
+    def _change(self, increment: pb.Increment, namespace: Mapping[str, Any], final: bool) -> None:
+        table = self._encoder.objects.values
+        first = increment.first = len(table)
+        for index, (container, before) in list(self._containers.items()):
+            if _patch(self._encoder, increment, index, container, before):
+                self._containers[index] = (container, _shallow(container))
+        for index, array in self._arrays.items():
+            value = array.changed(self._encoder, final)
+            if value is not None:
+                increment.patches.add(index=index, tensor=value)
+        self._bind(increment, namespace, None if final else Search(_SEARCHED))
+        self._follow(increment, first)
+        increment.objects.values.extend(table[first:])
+        for value in table[first:]:
+            value.Clear()  # it has been sent; only its index is needed
+
+    def _bind(self, increment: pb.Increment, namespace: Mapping[str, Any], search: Search | None) -> None:
+        """Say which names are bound to something else than before."""
+        for name in self._names:
+            value = namespace.get(name, _UNBOUND)
+            if self._bound.get(name, _UNBOUND) is value:
+                continue
+            mine = name in self._written or id(value) in self._captured
+            if mine and self._scope.registry.reaches(value, search):
+                self._bound[name] = value
+                increment.names.add(name=name, value=self._encoder.encode(value))
+            elif self._bound.pop(name, _UNBOUND) is not _UNBOUND:
+                increment.dropped.append(name)
+
+    def _follow(self, increment: pb.Increment, first: int) -> None:
+        """Note the state in which the new entries of the table are sent."""
+        for index, value in self._encoder.entries_from(first):
+            if isinstance(value, list | dict | set):
+                self._containers[index] = (value, _shallow(value))
+                if id(value) in self._captured:
+                    increment.captured.add(index=self._captured[id(value)], entry=index)
+                    self._scope.streamed.add(self._captured[id(value)])
+            elif isinstance(value, torch.Tensor | numpy.ndarray) and not self._scope.registry.copied(value):
+                self._arrays[index] = _Array(value)
+
+    def _put(self, data: memoryview) -> str:
+        blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
+        self._blobs += 1
+        # The block goes on and may change a value of its own; the copy is what was there now.
+        self._held.append((blob_id, memoryview(bytes(data))))
+        return blob_id
+
+
+class _Array:
+    """A tensor or array of the user's own that has been sent, and how to tell that it was changed since."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._take()
+
+    def changed(self, encoder: SaveEncoder, thorough: bool) -> Any:
+        """Return the tensor's message if its elements are not those that were sent, else None.
+
+        Args:
+            thorough: whether to look for changes that left no trace, made through memory that it shares with an array.
+        """
+        if self._counter is not None and not thorough and self._counter == self._value._version:
+            return None
+        if (tuple(self._value.shape), str(self._value.dtype)) != self._layout:
+            raise WireError(
+                "a saved tensor was given another shape or type; save the new tensor under a name of its own"
+            )
+        if self._checksum == zlib.crc32(_bytes(self._value)):
+            self._take()
+            return None
+        self._take()
+        return encoder.array(self._value)
+
+    def _take(self) -> None:
+        value = self._value
+        tracked = isinstance(value, torch.Tensor) and not value.is_inference()
+        self._counter = value._version if tracked else None
+        self._checksum = zlib.crc32(_bytes(value))
+        self._layout = (tuple(value.shape), str(value.dtype))
+
+
+def _bytes(value: Any) -> memoryview:
+    return arrays.tensor_bytes(value) if isinstance(value, torch.Tensor) else arrays.ndarray_bytes(value)
+
+
+def _shallow(container: Any) -> Any:
+    return type(container)(container)
+
+
+def _same(left: Iterable[Any], right: Iterable[Any]) -> bool:
+    return all(map(operator.is_, left, right))
+
+
+def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, before: Any) -> bool:
+    """Add what changed in a container since it was sent; return whether anything did."""
+    if isinstance(now, list):
+        if len(now) == len(before) and _same(now, before):
+            return False
+        keep = next(
+            (i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a is not b), min(len(now), len(before))
+        )
+        change = pb.ListPatch(keep=keep, items=[encoder.encode(item) for item in now[keep:]])
+        increment.patches.add(index=index, list=change)
+        return True
+    if isinstance(now, set):
+        if now == before:
+            return False
+        removed = [encoder.encode(item) for item in before - now]
+        increment.patches.add(
+            index=index, set=pb.SetPatch(removed=removed, added=[encoder.encode(item) for item in now - before])
+        )
+        return True
+    if len(now) == len(before) and _same(now, before) and _same(now.values(), before.values()):
+        return False
+    staying = [key for key in before if key in now]
+    if not _same(now, staying):  # in another order than before: all of it again
+        staying = []
+    removed = before if not staying else [key for key in before if key not in now]
+    change = pb.DictPatch(removed=[encoder.key(key) for key in removed])
+    kept = set(staying)
+    for key, value in now.items():
+        if key not in kept or before[key] is not value:
+            change.changed.keys.append(encoder.key(key))
+            change.changed.values.append(encoder.encode(value))
+    increment.patches.add(index=index, dict=change)
+    return True

@@ -1,0 +1,121 @@
+"""The client for asyncio: the same surface, awaited. Traces are `async with` blocks, streams `async for` loops.
+
+Underneath is the one client there is. What blocks runs in threads of its own; events of running traces come straight to
+the event loop.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from interpose.aio.handles import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
+from interpose.rpc.threads import in_thread
+from interpose.tracing.client import DEFAULT_TIMEOUT, Client, connect
+from interpose.tracing.edit import EDIT, check_name, listed
+from interpose.tracing.generation import AsyncGeneration
+from interpose.tracing.model import Model
+from interpose.v1.service_pb2 import Limits, StatusReply
+
+
+async def connect_async(
+    address: str | None = None,
+    api_key: str | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: bool = True,
+) -> AsyncClient:
+    """Connect to a server, for use on an event loop.
+
+    Args and errors: as for `interpose.connect`.
+    """
+    client = await in_thread(
+        lambda: connect(address, api_key, timeout=timeout, progress=progress), dropped=lambda client: client.close()
+    )
+    return AsyncClient(client)
+
+
+class AsyncModel(Model):
+    """A served model of a client for asyncio: `async with model.trace(…) as tracer:`. Everything else as of `Model`."""
+
+    __slots__ = ()
+
+    def edit(self, name: str) -> AsyncEditBlock:
+        """Leave a block on the server: `async with model.edit("calm"):`. Args and errors as of `Model.edit`."""
+        return AsyncEditBlock(self, check_name(name)).watched(EDIT.replace("with", "async with", 1))
+
+    def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> AsyncGeneration:
+        """Generate: `result = await model.generate("Hello", max_new_tokens=3)`. Args and errors as of `Model.generate`."""
+        made = self._generation(AsyncGeneration, prompt, max_new_tokens, options)
+        return made.watched("write `result = await model.generate(…)`, or `async with model.generate(…) as tracer:`")
+
+    async def edits(self) -> list[AsyncStandingEdit]:  # type: ignore[override]
+        """Return the tenant's standing edits of this model, oldest first; each has a name and `await edit.clear()`."""
+        return await in_thread(listed, self, AsyncStandingEdit)
+
+    async def clear_edits(self) -> int:  # type: ignore[override]
+        """Drop all of the tenant's standing edits of this model; return how many there were."""
+        return await in_thread(super().clear_edits)
+
+
+class AsyncClient:
+    """A connected client; made by `connect_async`, usable as an asynchronous context manager and from any event loop.
+
+    Attributes:
+        address, models, server_version, limits: as those of `Client`.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        client.awaited = client.own_session.awaited = True
+        self.address: str = client.address
+        self.models: tuple[str, ...] = client.models
+        self.server_version: str = client.server_version
+        self.limits: Limits = client.limits
+
+    async def model(self, name: str | None = None) -> AsyncModel:
+        """Return a served model; without a name, the only one. Its traces are `async with model.trace(…) as tracer:`.
+
+        Raises:
+            NotFound: the server serves no model of that name.
+            InvalidArgument: it serves several, and no name was given.
+        """
+        return AsyncModel(self._client, await in_thread(self._client.describe, name))
+
+    def job(self, job_id: str) -> AsyncJob:
+        """Return the background job of an id (`tracer.job.id`); its methods are awaited.
+
+        Raises:
+            InvalidArgument: it is no job's id.
+        """
+        return AsyncJob(self._client.job(job_id))
+
+    def session(self, session_id: str = "") -> AsyncSession:
+        """Return a session whose values stay on the server between its traces: `async with client.session() as s:`.
+
+        Args: as of `Client.session`.
+        """
+        return AsyncSession(self._client.session(session_id))
+
+    async def status(self) -> StatusReply:
+        """Return models, sessions and tenants' usage as the server reports them."""
+        return await in_thread(self._client.status)
+
+    async def tokenizer(self, model: str) -> Any:
+        """Return a model's tokenizer, fetching its files the first time; `model.tokenizer` is the same, not awaited."""
+        return await in_thread(self._client.tokenizer, model)
+
+    async def close(self) -> None:
+        """Close the session and the connection."""
+        await in_thread(self._client.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("client", "asyncio client", 1)

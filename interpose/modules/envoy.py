@@ -1,0 +1,328 @@
+"""The served model's modules as a notebook sees them: a tree of names that knows what exists and suggests near misses.
+
+An envoy stands for a module; it holds no values. Inside a block it travels by its path, and the worker puts the real
+thing in its place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from interpose.contract.errors import InvalidArgument, UnknownLocation, did_you_mean
+from interpose.contract.idioms import OF_MODELS
+from interpose.contract.names import Name, not_a_value, not_assigned, of_tensors, written
+from interpose.v1 import model_pb2, value_pb2
+
+MODULE_WORDS = ("output", "input", "inputs", "next", "skip", "path", "save")
+CANONICAL_WORDS = ("next", "path", "save")
+MODEL_WORDS = (
+    "trace",
+    "generate",
+    "tokenizer",
+    "config",
+    "generation_config",
+    "max_model_len",
+    "edit",
+    "edits",
+    "clear_edits",
+    "scan",
+    "name",
+)
+PSEUDO = ("logits", "samples")
+_CUTOFF = 0.5
+
+
+@dataclass(eq=False)
+class Node:
+    """One module: its path ("" is the model), how it prints, and its children by name."""
+
+    path: str
+    class_name: str
+    detail: str = ""
+    parameters: tuple[str, ...] = ()  # e.g. "weight: float32[96, 64]"
+    children: dict[str, Node] = field(default_factory=dict)
+    pseudo: dict[str, Node] = field(default_factory=dict)  # locations of the model that are no modules
+    not_applied: str = ""  # why a block cannot apply it to values; "" if it can
+    model: str = ""  # of the root: which model it is, the same for every description of it
+    canonical: bool = False  # stands beside the modules: the same names under every architecture
+    values: dict[str, str] = field(default_factory=dict)  # of a canonical node: its values' shapes
+    refused: dict[str, str] = field(default_factory=dict)  # of a canonical node: why this model does not have a value
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names on its envoy that are not modules."""
+        if self.canonical:
+            return (*CANONICAL_WORDS, *self.values)
+        return MODULE_WORDS if self.path else MODULE_WORDS + MODEL_WORDS
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of its parameters and buffers."""
+        return tuple(parameter.partition(":")[0] for parameter in self.parameters)
+
+    @property
+    def shown(self) -> str:
+        """The path as an error names it."""
+        return self.path or "the model"
+
+    def child(self, key: str | int) -> Node:
+        """Return a child by name, or by number as in a list.
+
+        Raises:
+            UnknownLocation: it does not exist; the message names the near misses.
+        """
+        if isinstance(key, int):
+            return self._item(key)
+        if key in self.refused:
+            location = f"{self.path}.{key}"
+            raise UnknownLocation(f"{location} cannot be given: {self.refused[key]}", location=location)
+        found = self.children.get(key) or self.pseudo.get(key)
+        if found is None:
+            raise self._unknown(key)
+        return found
+
+    @property
+    def items(self) -> list[Node]:
+        """The children that are numbered, in order."""
+        return [child for name, child in self.children.items() if name.isdecimal()]
+
+    def misused(self, used: str, then: str = "") -> str:
+        """Say that its name is used as a value, and what to write instead (`interpose.contract.names.not_a_value`)."""
+        return not_a_value(self.path, used, tuple(self.values), bool(self.items), then)
+
+    def _item(self, index: int) -> Node:
+        items = self.items
+        if not items:
+            raise UnknownLocation(self.misused("indexed", f"[{index}]"), location=self.path)
+        # Under pipeline parallelism a description still has every layer; numbers are names, gaps are possible.
+        found = self.children.get(str(index)) if index >= 0 else (items[index] if -index <= len(items) else None)
+        if found is None:
+            last = items[-1].path.rpartition(".")[2]
+            raise UnknownLocation(
+                f"{self.path}[{index}] does not exist: {self.path} has {len(items)} modules, 0 to {last}",
+                location=f"{self.path}[{index}]",
+                suggestions=[f"{self.path}[{last}]"],
+            )
+        return found
+
+    def _unknown(self, name: str) -> UnknownLocation:
+        location = f"{self.path}.{name}" if self.path else name
+        if name in OF_MODELS and not self.canonical:
+            return UnknownLocation(f"{written(self.path)} has no {name!r}: {OF_MODELS[name]}", location=location)
+        if self.path and of_tensors(name):
+            return UnknownLocation(self.misused(f"asked for {name!r}", f".{name}"), location=location)
+        known = [*self.children, *self.pseudo, *self.weights, *self.words]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=_CUTOFF)
+        deeper = [node.path for node in self.walk() if node is not self and node.path.rpartition(".")[2] == name]
+        deeper += [f"{node.path}.{name}" for node in self.walk() if name in node.values]
+        suggestions = [*near, *deeper[: 3 - len(near)]]
+        has = ", ".join([*self.values, *_ranges(list(self.children))]) or "no modules of its own"
+        message = f"{self.shown} ({self.class_name}) has no {'value' if self.canonical else 'module'} {name!r}; "
+        message += did_you_mean(suggestions) if suggestions else f"it has {has}"
+        return UnknownLocation(message, location=location, suggestions=suggestions)
+
+    def walk(self) -> Iterator[Node]:
+        """Iterate over this module and all below it, parents first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def lines(self) -> list[str]:
+        """Return the tree as torch prints it; runs of equal numbered children are one entry."""
+        head = ", ".join(part for part in (self.detail, *self.parameters) if part)
+        entries = [(name, [shape]) for name, shape in self.values.items()]
+        entries += [(name, ["not in this model"]) for name in self.refused]
+        for name, child in [*self.children.items(), *self.pseudo.items()]:
+            entries.append((name, child.lines()))
+        if not entries:
+            return [f"{self.class_name}({head})"]
+        lines = [f"{self.class_name}({head}" if head else f"{self.class_name}("]
+        for name, count, body in _merged(entries):
+            lines.append(f"  ({name}): {f'{count} x ' if count > 1 else ''}{body[0]}")
+            lines += [f"  {line}" for line in body[1:]]
+        return [*lines, ")"]
+
+
+def _merged(entries: list[tuple[str, list[str]]]) -> Iterator[tuple[str, int, list[str]]]:
+    start = 0
+    for stop in range(1, len(entries) + 1):
+        name, body = entries[start]
+        if stop < len(entries) and name.isdecimal() and entries[stop][0].isdecimal() and entries[stop][1] == body:
+            continue
+        last = entries[stop - 1][0]
+        yield (name if stop - start == 1 else f"{name}-{last}"), stop - start, body
+        start = stop
+
+
+def _ranges(names: list[str]) -> list[str]:
+    """Return the names, with all the numbers among them as one range."""
+    numbers = [name for name in names if name.isdecimal()]
+    others = [name for name in names if not name.isdecimal()]
+    return others + ([f"[{numbers[0]}] to [{numbers[-1]}]"] if len(numbers) > 1 else numbers)
+
+
+def tree_of(description: model_pb2.ModelDescription) -> Node:
+    """Return the model's node, built from the server's description."""
+    root = Node("", description.class_name or "Model", model=f"{description.name} {description.digest}")
+    nodes = {"": root}
+    for module in description.modules:
+        parameters = tuple(_parameter(parameter) for parameter in module.parameters)
+        if not module.path:
+            root.class_name, root.detail, root.parameters = module.class_name, module.detail, parameters
+            root.not_applied = module.not_applied
+            continue
+        parent, _, name = module.path.rpartition(".")
+        node = Node(module.path, module.class_name, module.detail, parameters, not_applied=module.not_applied)
+        nodes[module.path] = node
+        nodes.get(parent, root).children[name] = node
+    root.pseudo = {name: Node(name, "Location") for name in PSEUDO if name not in root.children}
+    _add_canonical(root, description.canonical)
+    return root
+
+
+def _add_canonical(root: Node, described: Iterable[model_pb2.CanonicalNode]) -> None:
+    nodes: dict[str, Node] = {}
+    for one in described:
+        node = nodes[one.path] = Node(one.path, one.title, canonical=True, not_applied=one.not_applied)
+        for value in one.values:
+            (node.refused if value.refusal else node.values)[value.name] = value.refusal or value.shape
+        parent, _, name = one.path.rpartition(".")
+        if parent in nodes:
+            nodes[parent].children[name] = node
+        elif name not in root.children:
+            root.pseudo[name] = node
+
+
+def _parameter(parameter: model_pb2.Parameter) -> str:
+    dtype = value_pb2.DType.Name(parameter.dtype).removeprefix("DTYPE_").lower()
+    return f"{parameter.name}: {dtype}{list(parameter.shape)}"
+
+
+class Envoy(Name):
+    """A module of the served model; its values exist only inside a block.
+
+    Raises:
+        UnknownLocation: a name or number that the module does not have (it is an AttributeError too).
+        InvalidArgument: a value was asked for outside a block.
+    """
+
+    __slots__ = ("_node", "_tree")
+    _node: Node
+    _tree: Node
+
+    def __init__(self, node: Node, tree: Node) -> None:
+        object.__setattr__(self, "_node", node)
+        object.__setattr__(self, "_tree", tree)
+
+    @property
+    def path(self) -> str:
+        """The module's path, e.g. "model.layers.2.mlp"; "" for the model itself."""
+        return self._node.path
+
+    @property
+    def output(self) -> Any:
+        """What the module returned; inside a block only."""
+        raise self._outside("output")
+
+    @property
+    def input(self) -> Any:
+        """The module's first positional argument; inside a block only."""
+        raise self._outside("input")
+
+    @property
+    def inputs(self) -> Any:
+        """The module's arguments as `(args, kwargs)`; inside a block only."""
+        raise self._outside("inputs")
+
+    def next(self) -> Any:
+        """The module in the next generation step; inside a block only."""
+        raise self._outside("next()")
+
+    def skip(self, value: Any) -> Any:
+        """Do not run the module: its output is `value`, of the form that the module returns; inside a block only.
+
+        For this request alone; the block goes on at the module's output. A module that holds attention has then no keys and
+        values of the step, so it must be skipped in every later step too.
+        """
+        raise self._outside("skip(value)")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the module to values: `model.lm_head(model.model.norm(h))`; inside a block only.
+
+        Values and result are whole, whatever the tensor-parallel size, and of any number of rows. The result is what the
+        module returns, as its `.output` is; `model.logits(h)` is the unembedding with the model's own scale and soft cap.
+        """
+        raise self._outside("(…)", dot="")
+
+    def _outside(self, what: str, dot: str = ".") -> InvalidArgument:
+        place = f"{self.path or 'model'}{dot}{what}"
+        return InvalidArgument(
+            f"{place} exists only while the model runs: use it inside `with model.trace(prompt):`, and keep what you want "
+            "after the block with .save()",
+            location=self.path,
+        )
+
+    def __getattr__(self, name: str) -> Envoy:
+        if name.startswith("_"):  # probes of notebooks and of copy, pickle …
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in self._node.values or name in self._node.weights:
+            raise self._outside(name)
+        return Envoy(self._node.child(name), self._tree)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        found = self._node.children.get(name) or self._node.pseudo.get(name)
+        if found is not None:
+            raise InvalidArgument(
+                f"{not_assigned(found.path)}, inside `with model.trace(prompt):`", location=found.path
+            )
+        raise self._outside(f"{name} = …")
+
+    def _misused(self, used: str, then: str = "") -> NoReturn:
+        message = f"{self._node.misused(used, then)}, inside `with model.trace(prompt):`"
+        raise InvalidArgument(message, location=self.path)
+
+    def __getitem__(self, key: int | slice) -> Any:
+        if not self._node.items and not isinstance(key, int):
+            self._misused("indexed", "[…]")
+        if isinstance(key, slice):
+            return [Envoy(node, self._tree) for node in self._node.items[key]]
+        if not hasattr(key, "__index__"):
+            raise InvalidArgument(f"{self._node.shown}[{key!r}]: modules are numbered; write a number or a slice")
+        return Envoy(self._node.child(key.__index__()), self._tree)
+
+    def __len__(self) -> int:
+        if not self._node.items:
+            self._misused("measured by len()")
+        return len(self._node.items)
+
+    def __iter__(self) -> Iterator[Envoy]:
+        if not self._node.items:
+            self._misused("gone through")
+        return (Envoy(node, self._tree) for node in self._node.items)
+
+    def _same(self, other: object) -> bool:
+        return isinstance(other, Envoy) and other._node is self._node
+
+    def __hash__(self) -> int:
+        return hash(self._node)
+
+    def __copy__(self) -> Envoy:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Envoy:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "a module of a served model belongs to its connection and cannot be pickled; get it from client.model()"
+        )
+
+    def __dir__(self) -> list[str]:
+        names = [name for name in (*self._node.children, *self._node.pseudo) if name.isidentifier()]
+        return sorted([*names, *self._node.words, *self._node.weights, *object.__dir__(self)])
+
+    def __repr__(self) -> str:
+        return "\n".join(self._node.lines())

@@ -1,0 +1,1 @@
+"""Captured blocks become a `Trace` message."""

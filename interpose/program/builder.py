@@ -1,0 +1,409 @@
+"""Captured blocks become a `Trace` message: each block's source, and everything its names hold, encoded once per trace.
+
+What cannot travel is refused here, with the notebook's line and what to write instead. Values are taken when the trace is
+sent, so all its invokes see one state of an object.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+
+from interpose import capture
+from interpose.capture.rewrite import parse_block
+from interpose.contract.errors import InvalidArgument
+from interpose.modules.envoy import Envoy, Node
+from interpose.program.check import check_locations, frame_at, refused
+from interpose.program.session_variables import SessionVariables, inside
+from interpose.program.shipping import Shipper
+from interpose.rpc.remote import RemoteValue
+from interpose.v1.service_pb2 import Limits
+from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
+from interpose.v1.value_pb2 import Binding, Value
+from interpose.wire import symbols
+from interpose.wire.encoder import Encoder, WireError
+from interpose.wire.gang import barriers_of, circular, wholes
+
+_UNBOUND = object()
+
+
+@dataclass
+class _Planned:
+    """One invoke before its values are encoded."""
+
+    block: capture.Block
+    reads: dict[str, object]
+    prompt: Prompt | None
+    sampling: Mapping[str, object]
+    group: int | None  # of the sequences of one prompt; None: it has one
+
+
+@dataclass
+class TraceBuilder:
+    """Gathers the invokes of one trace and encodes them with one table of objects.
+
+    Args:
+        model: the served model's name.
+        tree: its modules.
+        limits: what the server takes.
+        is_tracer: says whether an object is this trace's tracer.
+        sampling: the trace's own sampling parameters.
+        session_id: the session it will run in, "" if none is open yet; None: it outlives any, so it uses no value of one.
+        variables: what the traces of that session share; None: it keeps nothing for later traces.
+
+    Attributes:
+        id: the trace's id.
+        blobs: large values by digest, as bytes; alive as long as this is.
+    """
+
+    model: str
+    tree: Node
+    limits: Limits
+    is_tracer: Callable[[object], bool]
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    session_id: str | None = None
+    variables: SessionVariables | None = None
+
+    def __post_init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.blobs: dict[str, memoryview] = {}
+        self._planned: list[_Planned] = []
+        self._scopes: list[
+            capture.Scope
+        ] = []  # of each invoke, until the trace is built: they hold the caller's frames
+        self._shared: dict[str, object] = {}
+        self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
+        self._encoder = shipper.encoder = Encoder(
+            inline_bytes=self.limits.inline_bytes or 1 << 14,
+            put_blob=self._put_blob,
+            special=shipper.special,
+            fallback=self._pickled if self.limits.pickled else None,
+            gradients=True,
+        )
+
+    def add_invoke(
+        self,
+        block: capture.Block,
+        scope: capture.Scope,
+        prompt: Prompt | None,
+        sampling: Mapping[str, object],
+        group: int | None = None,
+    ) -> int:
+        """Add an invoke and check its locations; return its index.
+
+        Args:
+            prompt: None: it sees the rows of all others.
+            group: the same for the sequences of one prompt, which do not see each other's names.
+
+        Raises:
+            UnknownLocation: the block names a module that does not exist.
+            InvalidArgument: the block is larger, or the invokes are more, than the server takes.
+        """
+        if self.limits.max_invokes and len(self._planned) >= self.limits.max_invokes:
+            raise InvalidArgument(
+                f"a trace may have {self.limits.max_invokes} invokes; start another trace for the rest"
+            )
+        refusal = self._shipper.sources.refusal("the block", block.source, block.body)
+        if refusal:
+            raise InvalidArgument(refusal)
+        reads = {}
+        for name in block.reads:
+            value = _lookup(scope, name)
+            if value is not _UNBOUND:
+                reads[name] = value
+        tracers = frozenset(name for name, value in reads.items() if self.is_tracer(value))
+        check_locations(block.body, block.filename, reads, tracers)
+        for value in list(reads.values()):
+            self._check_code(value)
+        self._planned.append(_Planned(block, reads, prompt, sampling, group))
+        self._scopes.append(scope)
+        return len(self._planned) - 1
+
+    def share(self, name: str, value: object) -> None:
+        """Make a name of the outer block one object for all invokes."""
+        self._shared[name] = value
+
+    def build(self) -> Trace:
+        """Encode everything and return the trace.
+
+        Raises:
+            InvalidArgument: a value cannot travel, or the whole is larger than the server takes.
+        """
+        trace = Trace(id=self.id, model=self.model)
+        kept = self._reserved()
+        for name, value in self._shared.items():
+            trace.shared.add(name=name, value=self._encode(value, *self._shared_place(name)))
+        trace.sampling.extend(self._sampling(self.sampling))
+        for index, planned in enumerate(self._planned):
+            trace.invokes.append(self._invoke(index, planned))
+        self._bring_together(trace)
+        if self.variables is not None:
+            self._bring(trace, self.variables, kept)
+        try:
+            blocks = [planned.block for planned in self._planned]
+            capture.refuse_shared(self._shipper.pieces, zip(blocks, self._scopes, strict=True))
+        except capture.CaptureError as error:
+            raise refused(error) from None
+        finally:
+            self._scopes.clear()
+        trace.scope.CopyFrom(self._encoder.objects)
+        size = trace.ByteSize()
+        if self.limits.max_message_bytes and size > self.limits.max_message_bytes:
+            raise InvalidArgument(
+                f"the trace has {size >> 20} MiB without its tensors, the server takes {self.limits.max_message_bytes >> 20} "
+                "MiB; use fewer invokes, or tensors instead of long lists"
+            )
+        return trace
+
+    def samplings(self) -> list[Mapping[str, object]]:
+        """Return each prompt's own sampling parameters."""
+        return [planned.sampling for planned in self._planned if planned.prompt is not None]
+
+    def captured(self) -> dict[int, object]:
+        """Return the caller's objects by their index in the trace's scope."""
+        return self._encoder.entries()
+
+    def _shared_place(self, name: str) -> tuple[str, capture.Block | None, str]:
+        return f"the shared variable {name!r}", self._planned[0].block if self._planned else None, name
+
+    def _reserved(self) -> dict[str, object]:
+        """Make room for what the session's traces share; return it by the first of its names in this trace.
+
+        What it is made of is encoded last: as long as nothing else refers to it, it need not travel.
+        """
+        variables = self.variables
+        if variables is None:
+            return {}
+        for planned in self._planned:
+            found = {name: value for name, value in planned.reads.items() if value in variables}
+            self._shared.update({name: value for name, value in found.items() if name not in self._shared})
+        for planned in self._planned:
+            for name, value in planned.reads.items():
+                if self._shared.get(name, value) is not value and (
+                    value in variables or self._shared[name] in variables
+                ):
+                    raise InvalidArgument(
+                        f"{name!r} is something that the session's traces share, and another object in another prompt of this "
+                        "trace: give each a name of its own",
+                        frames=[frame_at(node, planned.block.filename) for node in _uses(planned.block.body, name)][:1],
+                    )
+        kept: dict[str, object] = {}
+        for name, value in self._shared.items():
+            if variables.takes(value) and all(value is not other for other in kept.values()):
+                kept[name] = value
+                self._encoder.reserve(value)
+        return kept
+
+    def _bring(self, trace: Trace, variables: SessionVariables, kept: Mapping[str, object]) -> None:
+        """Say which of the trace's objects the session's traces share, and bring those that the session does not have so."""
+        left = dict(kept)
+        uses = {name: variables.use(value, self._encoder.reserve(value)) for name, value in kept.items()}
+        for value in self._encoder.entries().values():  # those that only functions and objects of the block's lead to
+            if value in variables and all(value is not other for other in left.values()):
+                name = f"__interpose_session_{len(left)}__"
+                left[name] = value
+                trace.shared.add(name=name, value=self._encoder.encode(value))
+                uses[name] = variables.use(value, self._encoder.reserve(value))
+                uses[name].canonical = False  # it is in the table already
+        # One that holds something which another value of the trace holds too has to be the same object in the block.
+        while name := next(
+            (name for name, value in left.items() if not uses[name].canonical or self._aliased(value)), ""
+        ):
+            uses[name].canonical = False
+            self._fill(name, left.pop(name))
+        trace.variables.extend(uses.values())
+
+    def _aliased(self, value: object) -> bool:
+        return any(self._encoder.index_of(item) is not None for item in inside(value))
+
+    def _fill(self, name: str, value: object) -> None:
+        def contents() -> Value:
+            if isinstance(value, RemoteValue):
+                self._encoder.objects.values[self._encoder.reserve(value)].CopyFrom(
+                    value.to_value(self.session_id or "")
+                )
+            else:
+                self._encoder.fill(value)
+            return Value()
+
+        self._wired(contents, *self._shared_place(name))
+
+    def _invoke(self, index: int, planned: _Planned) -> Invoke:
+        block = planned.block
+        program = Program(
+            source=block.source,
+            filename=block.filename,
+            first_line=block.first_line,
+            indent=block.indent,
+            writes=block.writes,
+        )
+        after: set[int] = set()
+        for name in block.reads:
+            if name in self._shared:
+                continue
+            writers = self._writers(index, name)
+            if any(self._planned[i].group is not None for i in writers):
+                raise InvalidArgument(
+                    f"{name!r} has a value for each of the n sequences of an earlier prompt; use it after the trace, or give "
+                    "each sequence a `with tracer.invoke(prompt):` of its own",
+                    frames=[frame_at(node, block.filename) for node in _uses(block.body, name)][:1],
+                )
+            after |= writers
+            if name not in planned.reads:
+                continue
+            try:
+                value = self._encode(planned.reads[name], repr(name), block, name)
+            except InvalidArgument:
+                if writers:  # what an earlier invoke assigns to the name takes its place
+                    continue
+                raise
+            program.reads.add(name=name, value=value)
+        own = dict(planned.sampling)
+        lora = str(own.pop("lora", ""))
+        sampling = self._sampling(own)
+        whole = planned.prompt is None
+        return Invoke(
+            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole, lora=lora
+        )
+
+    def _writers(self, index: int, name: str) -> set[int]:
+        """Return the invokes before one that assign a name."""
+        group = self._planned[index].group
+        return {
+            i
+            for i, earlier in enumerate(self._planned[:index])
+            if name in earlier.block.writes and (earlier.group is None or earlier.group != group)
+        }
+
+    def _bring_together(self, trace: Trace) -> None:
+        """Let invokes start together that need it: what one assigns, the others see while they run.
+
+        These are the invokes that wait at a barrier, or all of a trace in which one has no prompt and sees the rows of all.
+        """
+        reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
+        together = {index for index, barriers in enumerate(reached) if barriers}
+        if wholes(trace):
+            if together:
+                message = "a barrier and an invoke without a prompt exclude each other in one trace: what the block without a "
+                message += "prompt changed and what one at the barrier did could be the same rows"
+                raise self._at_barrier(trace.invokes[min(together)], self._planned[min(together)], message)
+            together = set(range(len(trace.invokes)))
+        exchanged: dict[str, None] = {}
+        for index in sorted(together):
+            planned, invoke = self._planned[index], trace.invokes[index]
+            invoke.together = True
+            if planned.group is not None:
+                what = "that waits at a barrier" if reached[index] else "beside one without a prompt"
+                raise self._at_barrier(invoke, planned, f"an invoke {what} has one sequence, not n")
+            for number, count in reached[index].items():
+                users = sum(number in barriers for barriers in reached)
+                if users < count:
+                    message = f"the barrier waits for {count} invokes and {users} of the trace's use it"
+                    raise self._at_barrier(invoke, planned, f"{message}: make it with tracer.barrier({users})", number)
+            after: set[int] = set()
+            for name in (name for name in planned.block.reads if name not in self._shared):
+                if any(name in self._planned[other].block.writes for other in together - {index}):
+                    exchanged[name] = None
+                after |= self._writers(index, name) - together
+            del invoke.after[:]
+            invoke.after.extend(sorted(after))
+        trace.exchanged.extend(exchanged)
+        loop = circular(trace)
+        if loop is not None:
+            planned = self._planned[loop]
+            raise InvalidArgument(
+                "this block reads what an invoke with a barrier assigns, so it runs when that one has ended, and another "
+                "invoke with a barrier reads what this block assigns; call the barrier in this block too",
+                frames=[frame_at(planned.block.body[0], planned.block.filename)],
+            )
+
+    def _at_barrier(
+        self, invoke: Invoke, planned: _Planned, message: str, number: int | None = None
+    ) -> InvalidArgument:
+        """Return an error at the first place where a block names a barrier, as far as it does itself."""
+        held = [binding for binding in invoke.program.reads if binding.value.WhichOneof("kind") == "barrier"]
+        names = [binding.name for binding in held if number in (None, binding.value.barrier.number)]
+        body = planned.block.body
+        nodes = [node for name in names for node in _uses(body, name)] or list(body)
+        return InvalidArgument(message, frames=[frame_at(nodes[0], planned.block.filename)])
+
+    def _sampling(self, sampling: Mapping[str, object]) -> list[Binding]:
+        return [
+            Binding(name=name, value=self._encode(value, f"the sampling parameter {name!r}", None, ""))
+            for name, value in sampling.items()
+        ]
+
+    def _encode(self, value: object, what: str, block: capture.Block | None, name: str) -> Value:
+        def encoded() -> Value:
+            return self._encoder.encode(value) if block is None else self._shipper.read(name, value, block.body)
+
+        return self._wired(encoded, what, block, name)
+
+    def _wired(self, encode: Callable[[], Value], what: str, block: capture.Block | None, name: str) -> Value:
+        """Encode; of what cannot travel say what it is, and where the block uses it."""
+        try:
+            return encode()
+        except WireError as error:
+            frames = []
+            if block is not None:
+                frames = [frame_at(node, block.filename) for node in _uses(block.body, name)][:1]
+            where = f"{what}{error.where}" if name else what
+            raise InvalidArgument(f"{where} cannot be sent with the block: {error}", frames=frames) from None
+
+    def _put_blob(self, data: memoryview) -> str:
+        if self.limits.max_upload_bytes and data.nbytes > self.limits.max_upload_bytes:
+            raise WireError(
+                f"a tensor of {data.nbytes >> 20} MiB; the server takes {self.limits.max_upload_bytes >> 20} MiB in one piece"
+            )
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        self.blobs[digest] = data
+        return digest
+
+    def _check_code(self, value: object) -> None:
+        """Check the locations that a function, a method, or the class of an object of the user's names directly."""
+        if symbols.symbol_value(value) is not None or isinstance(value, Envoy | capture.CapturedContext):
+            return
+        if isinstance(value, FunctionType):
+            self._check_function(value)
+            return
+        owner = value.__self__ if isinstance(value, MethodType) else value
+        cls = owner if isinstance(owner, type) else type(owner)
+        source = None if symbols.is_installed(cls.__module__) else capture.class_source(cls)
+        if source is not None:
+            check_locations([source.node], source.filename, {**source.needs, **source.reads}, frozenset())
+
+    def _check_function(self, function: FunctionType) -> None:
+        source = capture.function_source(function)
+        if source is None:
+            return
+        if source.source.lstrip().startswith(
+            "lambda"
+        ):  # its text may be no expression on its own; the worker checks it
+            return
+        body = parse_block(source.source, source.filename, source.first_line, source.indent).body
+        check_locations(body, source.filename, source.bindings, frozenset())
+
+    def _pickled(self, obj: object) -> Value:
+        import cloudpickle
+
+        try:
+            return self._encoder.refer(obj, lambda: Value(pickled=cloudpickle.dumps(obj)))
+        except Exception as error:
+            raise WireError(f"an object of type {type(obj).__name__} that cannot be pickled: {error}", obj) from error
+
+
+def _lookup(scope: capture.Scope, name: str) -> object:
+    try:
+        return scope.lookup(name)
+    except KeyError:
+        return _UNBOUND
+
+
+def _uses(body: Sequence[ast.AST], name: str) -> Iterable[ast.AST]:
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return sorted(named, key=lambda node: (node.lineno, node.col_offset))

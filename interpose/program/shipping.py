@@ -1,0 +1,324 @@
+"""What a block uses besides plain data becomes wire values: modules by reference, libraries by name, code as source.
+
+Functions and classes of the user's travel as source with what they read in turn, objects of such classes by their class
+and attributes. What cannot travel is refused with what to write instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from typing import Any
+
+from interpose import capture
+from interpose.contract.limits import Sources
+from interpose.modules.envoy import Envoy, Node
+from interpose.rpc.remote import RemoteValue
+from interpose.tracing.barrier import Barrier
+from interpose.v1 import value_pb2
+from interpose.v1.service_pb2 import Limits
+from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value
+from interpose.wire import instances, symbols
+from interpose.wire import stdlib as calls
+from interpose.wire.encoder import Encoder, WireError
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, slice, range})
+_BOUND = (MethodType, BuiltinMethodType, MethodWrapperType)
+
+
+class Shipper:
+    """Gives the values of one trace's functions, classes, objects and references.
+
+    Args:
+        tree: the served model's modules.
+        limits: what the server takes.
+        is_tracer: says whether an object is the trace's tracer.
+        session_id: the session that the trace runs in, for tensors that stayed there; None: none may.
+        encoder: encodes what these are made of; it asks `special` first for every object.
+    """
+
+    def __init__(
+        self, tree: Node, limits: Limits, is_tracer: Callable[[object], bool], session_id: str | None = None
+    ) -> None:
+        self._session_id = session_id
+        self._tree = tree
+        self._limits = limits
+        self._is_tracer = is_tracer
+        self.encoder: Encoder
+        self.pieces: list[capture.Piece] = []
+        self.sources = Sources(limits)
+        self._modules: dict[str, set[str]] = {}  # of each of the user's modules: the attributes that were sent
+
+    def special(self, obj: Any) -> Value | None:
+        """Return the value of what is known by reference or travels as source; None for plain data."""
+        if obj is None or type(obj) in _PLAIN:
+            return None
+        if isinstance(obj, Envoy):
+            if obj._tree.model != self._tree.model:
+                raise WireError(f"it is a module of another model ({obj._tree.model}); a trace runs on one", obj)
+            return Value(module=obj.path)
+        if isinstance(obj, RemoteValue):
+            session_id = self._session_id
+            if session_id is None:
+                raise WireError(
+                    "it is on the server for as long as its session, which an edit outlives; send what x.fetch() gives",
+                    obj,
+                )
+            return self.encoder.refer(obj, lambda: obj.to_value(session_id))
+        if isinstance(obj, capture.CapturedContext):
+            if self._is_tracer(obj):
+                return Value(tracer=True)
+            raise WireError("the tracer of another trace: use this block's own, or read its values by name", obj)
+        if isinstance(obj, Barrier):
+            if self._is_tracer(obj.tracer):
+                return Value(barrier=value_pb2.Barrier(number=obj.number, count=obj.count))
+            raise WireError("a barrier of another trace: make one with this trace's tracer.barrier(n)", obj)
+        if isinstance(obj, ModuleType):
+            return self._module(obj)
+        named = symbols.symbol_value(obj)
+        if named is not None:
+            return named
+        if isinstance(obj, FunctionType):
+            return self._function(obj)
+        if isinstance(obj, type):
+            return self._class(obj)
+        if isinstance(obj, _BOUND) and getattr(obj, "__self__", None) is not None:
+            return self._method(obj)
+        if isinstance(obj, enum.Enum):
+            return Value(attribute=Attribute(object=self.encoder.encode(type(obj)), name=obj.name))
+        return self._object(obj)
+
+    def read(self, name: str, value: object, user: Iterable[ast.AST]) -> Value:
+        """Return the value of a name that code reads; of a module of the user's own what the code uses of it.
+
+        Args:
+            user: the code's syntax.
+        """
+        if not isinstance(value, ModuleType) or symbols.module_value(value) is not None:
+            return self.encoder.encode(value)
+        chains, other = capture.attributes_used(user, name)
+        if other is not None:
+            raise WireError(
+                f"the module {value.__name__} is yours, so only what is read of it by name travels, as {name}.f does; "
+                f"line {getattr(other, 'lineno', 0)} uses the module itself",
+                value,
+            )
+        return self._own_module(value, chains)
+
+    def _own_module(self, module: ModuleType, chains: Iterable[tuple[str, ...]]) -> Value:
+        """Return a module of the user's own, which so far has the attributes that were asked for so far."""
+        value = self.encoder.refer(module, lambda: Value(namespace=Namespace(name=module.__name__)))
+        sent = self._modules.setdefault(module.__name__, set())
+        for chain in sorted(chains):
+            name = chain[0]
+            try:
+                found = getattr(module, name)
+            except AttributeError as error:
+                raise WireError(str(error), module) from None
+            own = isinstance(found, ModuleType) and symbols.module_value(found) is None
+            if own and len(chain) == 1:
+                raise WireError(
+                    f"the module {found.__name__} is yours, so only what is read of it by name travels, as "
+                    f"{module.__name__}.{name}.f does",
+                    found,
+                )
+            if name not in sent or own:
+                sent.add(name)
+                inner = self._own_module(found, [chain[1:]]) if own else self._attribute_of(module, name, found)
+                attributes = self.encoder.objects.values[value.ref].namespace.attributes
+                if all(binding.name != name for binding in attributes):
+                    attributes.append(Binding(name=name, value=inner))
+        return value
+
+    def _attribute_of(self, module: ModuleType, name: str, value: object) -> Value:
+        try:
+            return self.encoder.encode(value)
+        except WireError as error:
+            raise WireError(f"{module.__name__}.{name}{error.where}: {error}", error.subject) from None
+
+    def _module(self, module: ModuleType) -> Value:
+        value = symbols.module_value(module)
+        if value is None:
+            raise WireError(
+                f"the module {module.__name__} is yours, so the server cannot import it; use it by its name, "
+                f"{module.__name__}.f(x), or import what you need: from {module.__name__} import …",
+                module,
+            )
+        return value
+
+    def _function(self, function: FunctionType) -> Value:
+        source = capture.function_source(function)
+        if source is None:
+            raise WireError(
+                f"the function {function.__qualname__} has no source that can be sent; define it with def or lambda in a "
+                "cell or a file, or inside the block",
+                function,
+            )
+        self._check_size(source.source, f"the function {source.name}", source.body)
+
+        what = f"the function {source.name}"
+        self.pieces.append(capture.piece(what, source.filename, source.first_line, source.variables, source.stores))
+
+        def build() -> Value:
+            return Value(
+                function=Function(
+                    name=source.name,
+                    source=source.source,
+                    filename=source.filename,
+                    first_line=source.first_line,
+                    indent=source.indent,
+                    reads=self._bindings(source.bindings, f"{source.name} uses", source.body),
+                )
+            )
+
+        return self.encoder.refer(function, build)
+
+    def _class(self, cls: type) -> Value | None:
+        name = cls.__qualname__
+        outer = _outer_class(cls)
+        if outer is not None:
+            return Value(attribute=Attribute(object=self.encoder.encode(outer), name=cls.__name__))
+        source = capture.class_source(cls)
+        if source is None and calls.parts_of(cls) is not None:
+            return None
+        if source is None:
+            raise WireError(
+                f"the class {name} has no source that can be sent; define it with a class statement in a cell or a file, or "
+                "inside the block",
+                cls,
+            )
+        for unbound, line in source.unbound.items():
+            raise WireError(
+                f"the class {name} ({source.filename}, line {line}) was made with {unbound!r}, a variable that is gone; "
+                "define the class at the top level, or give it the value as a default of a method",
+                cls,
+            )
+        self._check_size(source.source, f"the class {name}", source.node)
+        self.pieces.append(
+            capture.piece(f"the class {name}", source.filename, source.first_line, source.variables, source.stores)
+        )
+
+        def build() -> Value:
+            return Value(
+                class_source=Class(
+                    name=source.name,
+                    source=source.source,
+                    filename=source.filename,
+                    first_line=source.first_line,
+                    indent=source.indent,
+                    needs=self._bindings(source.needs, f"the class {name} uses", source.node),
+                    reads=self._bindings(source.reads, f"the class {name} uses", source.node),
+                    attributes=self._bindings(source.attributes, f"the class {name} has"),
+                )
+            )
+
+        return self.encoder.refer(cls, build)
+
+    def _method(self, method: Any) -> Value:
+        owner, name = method.__self__, method.__name__
+        found = getattr(owner, name, None)
+        same = getattr(found, "__self__", None) is owner and getattr(found, "__func__", None) is getattr(
+            method, "__func__", None
+        )
+        if not same:
+            raise WireError(
+                f"the method {method.__qualname__} is not found on its object under its name; send the object and call the "
+                "method in the block",
+                method,
+            )
+        return Value(attribute=Attribute(object=self.encoder.encode(owner), name=name))
+
+    def _object(self, obj: Any) -> Value | None:
+        """Return the value of an object by its class and attributes; None if the encoder knows its type."""
+        cls = type(obj)
+        refusal = _refusal(obj)
+        if refusal is not None:
+            if self._limits.pickled:
+                return None
+            raise WireError(refusal, obj)
+        if not _travels_by_parts(cls):
+            return None
+        try:
+            contents = instances.contents_of(obj)
+            attributes = instances.attributes_of(obj)
+            instances.allocate(cls, contents)
+        except instances.NotTaken as error:
+            if self._limits.pickled:
+                return None
+            raise WireError(f"{error}; send what you need of it (numbers, tensors, dicts)", obj) from None
+
+        def build() -> Value:
+            instance = Instance(type=self.encoder.encode(cls))
+            if contents is not None:
+                instance.contents.CopyFrom(self.encoder.encode(contents))
+            instance.attributes.extend(self._bindings(attributes, ""))
+            return Value(instance=instance)
+
+        return self.encoder.refer(obj, build)
+
+    def _bindings(self, values: Mapping[str, object], user: str, body: ast.AST | None = None) -> list[Binding]:
+        """Encode named values.
+
+        Args:
+            user: says of what, for an error: "f uses"; empty for an object's attributes.
+            body: the code that reads the names.
+        """
+        bindings = []
+        for name, value in values.items():
+            try:
+                found = self.encoder.encode(value) if body is None else self.read(name, value, [body])
+                bindings.append(Binding(name=name, value=found))
+            except WireError as error:
+                if user:
+                    raise WireError(f"{user} {_shown(name)}{error.where}: {error}", error.subject) from None
+                error.where = f".{name}{error.where}"
+                raise
+        return bindings
+
+    def _check_size(self, source: str, what: str, node: ast.AST) -> None:
+        refusal = self.sources.refusal(what, source, [node])
+        if refusal:
+            raise WireError(refusal)
+
+
+def _travels_by_parts(cls: type) -> bool:
+    """Whether objects of a class are sent as their class and attributes, and not as the plain data that they are."""
+    if calls.takes(cls) or instances.is_tensor_class(cls) or cls.__module__.startswith("interpose."):
+        return False
+    if not symbols.is_installed(cls.__module__):
+        return True
+    base = instances.torch_module()
+    if base is not None and issubclass(cls, base):
+        return True
+    # A library's: only where its author left it to Python what an object consists of.
+    return symbols.symbol_value(cls) is not None and instances.is_made_of_attributes(cls)
+
+
+def _outer_class(cls: type) -> type | None:
+    """Return the class in whose body a class stands, if it can be found by its name there."""
+    outer, _, name = cls.__qualname__.rpartition(".")
+    if not outer or outer.endswith("<locals>"):
+        return None
+    found: Any = symbols.find(cls.__module__, outer)
+    return found if isinstance(found, type) and vars(found).get(name) is cls else None
+
+
+def _shown(name: str) -> str:
+    """Return a name as the user wrote it, of a value that travels under a name of its own."""
+    for kind, what in (("default", "the default value "), ("attribute", ""), ("base", "the base class ")):
+        start = f"__interpose_{kind}_"
+        if name.startswith(start):
+            own = name.removeprefix(start).removesuffix("__")
+            return f"{what}{int(own) + 1 if kind == 'base' else repr(own)}"
+    return repr(name)
+
+
+def _refusal(obj: object) -> str | None:
+    """Say why an object other than plain data cannot travel and what to write instead; None if nothing speaks against it."""
+    if type(obj).__module__.startswith(("interpose.tracing.client", "interpose.rpc.session")):
+        return "a connection stays in the notebook; use only the model and the tracer in a block"
+    if hasattr(obj, "__next__"):
+        return f"a {type(obj).__qualname__} is consumed as it is read; send a list of its items"
+    return None

@@ -1,0 +1,1 @@
+"""What comes back from a trace: events, saved values, streams, and jobs."""

@@ -1,0 +1,102 @@
+"""The saved values of a streamed trace's invoke, put together from its increments.
+
+One table of objects grows with the increments. A list, a dict or a set in it is one object for the whole stream: an
+increment changes it in place, as the block did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from interpose.contract.errors import EngineError
+from interpose.v1.trace_pb2 import Increment, Patch
+from interpose.v1.value_pb2 import Blob, Objects, Tensor
+from interpose.wire import arrays
+from interpose.wire.arrays import ArrayError
+from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.encoder import WireError
+
+
+class Assembly:
+    """What one invoke has saved so far.
+
+    Args:
+        captured: the caller's own objects, by index in the trace's scope; those that the block changes are changed.
+        resolver: rebuilds modules of the served model.
+
+    Attributes:
+        names: values by name.
+        buffers: the bytes of large values, by blob id, which whoever adds an increment puts there before.
+    """
+
+    def __init__(self, captured: Mapping[int, object], resolver: Resolver) -> None:
+        self.names: dict[str, object] = {}
+        self.buffers: dict[str, Any] = {}
+        self._captured = captured
+        self._objects = Objects()
+        self._decoder = Decoder(self._objects, get_blob=self._buffer, resolver=resolver)
+        self._next = 0
+
+    def add(self, increment: Increment) -> None:
+        """Apply the next increment.
+
+        Raises:
+            EngineError: it makes no sense after those before it.
+        """
+        if increment.sequence != self._next or increment.first != len(self._objects.values):
+            raise EngineError(
+                f"the server sent increment {increment.sequence} of invoke {increment.invoke} where {self._next} was next"
+            )
+        self._next += 1
+        self._objects.values.extend(increment.objects.values)
+        try:
+            self._apply(increment)
+        except (WireError, ArrayError, TypeError) as error:  # TypeError: a key that cannot be hashed
+            raise EngineError(f"the server sent a value that cannot be rebuilt: {error}") from error
+        for index in range(increment.first, len(self._objects.values)):
+            self._objects.values[index].Clear()  # it has been rebuilt; its bytes are not needed twice
+
+    def _buffer(self, blob: Blob) -> Any:
+        # Each buffer becomes the memory of one array.
+        buffer = self.buffers.pop(blob.id, None)
+        if buffer is None:
+            raise WireError(f"the large value {blob.id} is named twice")
+        return buffer
+
+    def _apply(self, increment: Increment) -> None:
+        self._decoder.adopt({own.entry: self._captured.get(own.index) for own in increment.captured})
+        for index in range(increment.first, len(self._objects.values)):
+            self._decoder.object(index)
+        for patch in increment.patches:
+            self._patch(self._decoder.object(patch.index), patch)
+        for binding in increment.names:
+            self.names[binding.name] = self._decoder.decode(binding.value)
+        for name in increment.dropped:
+            self.names.pop(name, None)
+
+    def _patch(self, target: Any, patch: Patch) -> None:
+        decode = self._decoder.decode
+        kind = patch.WhichOneof("change")
+        if kind == "list" and isinstance(target, list):
+            target[patch.list.keep :] = [decode(item) for item in patch.list.items]
+        elif kind == "set" and isinstance(target, set):
+            target.difference_update([decode(item) for item in patch.set.removed])
+            target.update([decode(item) for item in patch.set.added])
+        elif kind == "dict" and isinstance(target, dict):
+            for key in patch.dict.removed:
+                target.pop(decode(key), None)
+            changed = patch.dict.changed
+            for key, value in zip(changed.keys, changed.values, strict=True):
+                target[decode(key)] = decode(value)
+        elif kind == "tensor" and hasattr(target, "shape"):
+            arrays.overwrite(target, self._decoder.array(patch.tensor))
+        else:
+            raise WireError(f"a {type(target).__name__} cannot be changed by a patch of a {kind}")
+
+
+def blobs_of(increment: Increment) -> Iterator[Blob]:
+    """Return the large values that an increment names, to be fetched before it is applied."""
+    tensors: list[Tensor] = [value.tensor for value in increment.objects.values if value.HasField("tensor")]
+    tensors.extend(patch.tensor for patch in increment.patches if patch.HasField("tensor"))
+    return (tensor.blob for tensor in tensors if tensor.HasField("blob"))

@@ -1,0 +1,170 @@
+"""Where what a trace saved goes: the names of its blocks, in the scopes these stand in, and the caller's own containers."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from interpose import capture
+from interpose.contract.errors import InterposeWarning
+from interpose.results.outcome import Delivered, update_in_place
+from interpose.v1.trace_pb2 import SessionVariable
+
+if TYPE_CHECKING:
+    from interpose.tracing.session_block import SessionBlock
+
+
+class Delivery:
+    """Puts a trace's values where its blocks would have left them.
+
+    Args:
+        block: the trace's own block.
+        scope: where it stands.
+        places: block and scope of each invoke.
+        captured: the caller's objects by their index in the trace's scope.
+        session: is told what is assigned and changed, to fetch at its end what is on the server.
+        groups: the invokes of each prompt, one for each of its sequences.
+        shared: the first shared name of entries of the trace's scope, by index.
+    """
+
+    def __init__(
+        self,
+        block: capture.Block,
+        scope: capture.Scope,
+        places: Sequence[tuple[capture.Block, capture.Scope]],
+        captured: Mapping[int, object],
+        session: SessionBlock | None = None,
+        groups: Sequence[Sequence[int]] = (),
+        shared: Mapping[int, str] | None = None,
+    ) -> None:
+        self._block = block
+        self._scope = scope
+        self._places = list(places)
+        self.captured = captured
+        self._session = session
+        self._shared = dict(shared or {})
+        self._groups = {invoke: group for group in groups for invoke in group if len(group) > 1}
+
+    def deliver(
+        self, values: Iterable[Delivered], late: bool = False, variables: Iterable[SessionVariable] = ()
+    ) -> None:
+        """Give contents to the caller's objects and values to its names.
+
+        Args:
+            late: this is long after the block: names in functions that have returned meanwhile are left out.
+            variables: what the session's traces share, with the version that the values are; those of which a later version
+                has arrived stay as they are.
+        """
+        variables = list(variables)
+        savers: dict[str, list[int]] = {}
+        for invoke, names, updates in self._together(values):
+            for name in names if invoke >= 0 else ():
+                savers.setdefault(name, []).append(invoke)
+            if invoke < 0 and self._session is not None:
+                names, updates = self._newer(self._session, variables, names, updates)
+            for index, contents in updates.items():
+                container = self.captured.get(index)
+                update_in_place(container, contents)
+                if self._session is not None:
+                    self._session.changed(container)
+            scope = self.scope_of(invoke)
+            if late and not still_there(scope):
+                continue
+            scope.assign(names)
+            if self._session is not None:
+                self._session.assigned(scope, names)
+        for name, invokes in savers.items():
+            if len(invokes) > 1 and invokes[-1] < len(self._places):
+                self._warn_of_last(name, invokes)
+
+    def _warn_of_last(self, name: str, invokes: Sequence[int]) -> None:
+        """Warn, at the notebook's line, of a name that several prompts saved, unless each but the first has read it before."""
+        if all(name in self._places[invoke][0].reads for invoke in invokes[1:]):
+            return
+        block, scope = self._places[invokes[-1]]
+        stores = (node for statement in block.body for node in ast.walk(statement) if isinstance(node, ast.Name))
+        line = next(
+            (node.lineno for node in stores if node.id == name and isinstance(node.ctx, ast.Store)), block.first_line
+        )
+        message = (
+            f"{name!r} was saved by {len(invokes)} prompts of the trace and holds the value of the last. To keep all, "
+            f"write {name}s = [].save() in the outer block and {name}s.append(…) in the blocks of the prompts, or give each "
+            "block a name of its own"
+        )
+        registry = scope.globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, InterposeWarning, block.filename, line, registry=registry)
+
+    def _newer(
+        self,
+        session: SessionBlock,
+        variables: Iterable[SessionVariable],
+        names: dict[str, object],
+        updates: dict[int, object],
+    ) -> tuple[dict[str, object], dict[int, object]]:
+        """Leave out what is older than what is here; the session learns of the rest when it has been delivered."""
+        names, updates = dict(names), dict(updates)
+        for variable in variables:
+            first = self._shared.get(variable.entry, "")
+            if session.variables.is_old(variable):
+                names.pop(first, None)
+                updates.pop(variable.entry, None)
+                continue
+            container = self.captured.get(variable.entry)
+            if variable.entry in updates and first not in names:
+                update_in_place(container, updates.pop(variable.entry))
+                session.changed(container)
+            session.variables.learn(variable, names.get(first, container))
+        return names, updates
+
+    def _together(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
+        """Put what the sequences of one prompt saved in the place of what the first of them that saved anything did."""
+        if not self._groups:
+            return values
+        arrived = list(values)
+        names_of = {invoke: names for invoke, names, _ in arrived}
+        seen: set[int] = set()
+        merged: list[Delivered] = []
+        for invoke, names, updates in arrived:
+            group = self._groups.get(invoke)
+            if group is not None:
+                first = group[0] not in seen
+                seen.add(group[0])
+                names = in_sequences([names_of.get(one, {}) for one in group]) if first else {}
+            merged.append((invoke, names, updates))
+        return merged
+
+    def scope_of(self, invoke: int) -> capture.Scope:
+        """Return the scope that an invoke's names are assigned in: the caller's, unless a function of its own added it."""
+        if invoke < 0 or invoke >= len(self._places):
+            return self._scope
+        inner, inner_scope = self._places[invoke]
+        block = self._block
+        first, last = block.first_line, max(statement.end_lineno or 0 for statement in block.body)
+        inside = inner.filename == block.filename and first <= inner.first_line <= last
+        return self._scope if inside else inner_scope
+
+
+def still_there(scope: capture.Scope) -> bool:
+    """Whether names can be assigned in a scope so that somebody sees them.
+
+    They can in a module or a notebook, and in a function that calls this one, however far up.
+    """
+    if scope.frame.f_locals is scope.globals:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not scope.frame:
+        frame = frame.f_back
+    return frame is not None
+
+
+def in_sequences(saved: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return what the sequences of one prompt saved under each name: a list with one entry for each sequence.
+
+    Where a sequence saved nothing under a name, its entry is None.
+    """
+    names = dict.fromkeys(name for one in saved for name in one)
+    return {name: [one.get(name) for one in saved] for name in names}

@@ -1,0 +1,332 @@
+"""A trace that goes on without its notebook: asked for its state, cancelled, waited for, or found again by its id.
+
+The server keeps what happened in a job from its first event on; whoever comes reads all of it, as often as they like,
+until the retention time ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from interpose.contract.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InterposeError,
+    InvalidArgument,
+    Unavailable,
+    from_failure,
+)
+from interpose.contract.result import Result
+from interpose.modules.envoy import Node
+from interpose.results.outcome import Delivered, Outcome, take_event, values_of
+from interpose.rpc.channel import Stream
+from interpose.rpc.session import Session
+from interpose.rpc.transfer import BACKOFF_SECONDS
+from interpose.v1 import service_pb2
+from interpose.v1.trace_pb2 import Usage
+
+_SEPARATOR = "/"
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How a job is.
+
+    Attributes:
+        state: "queued", "running", "done", "failed" or "cancelled".
+        model: the served model's name.
+        invokes, finished_invokes: how many prompts it has, and how many of them have ended.
+        prompt_tokens, generated_tokens: so far.
+        stored_bytes: what the server keeps of it.
+        seconds_since_submitted, seconds_since_started, seconds_since_ended: ages; None: not yet.
+        seconds_left: until the server forgets it; None while it runs.
+        error: why it failed, or None.
+    """
+
+    state: str
+    model: str
+    invokes: int
+    finished_invokes: int
+    prompt_tokens: int
+    generated_tokens: int
+    stored_bytes: int
+    seconds_since_submitted: float
+    seconds_since_started: float | None
+    seconds_since_ended: float | None
+    seconds_left: float | None
+    error: InterposeError | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in ("done", "failed", "cancelled")
+
+    @classmethod
+    def from_message(cls, message: service_pb2.JobStatus) -> JobStatus:
+        """Return what the server said."""
+        return cls(
+            state=service_pb2.JobState.Name(message.state).removeprefix("JOB_STATE_").lower(),
+            model=message.model,
+            invokes=message.invokes,
+            finished_invokes=message.finished_invokes,
+            prompt_tokens=message.prompt_tokens,
+            generated_tokens=message.generated_tokens,
+            stored_bytes=message.stored_bytes,
+            seconds_since_submitted=message.seconds_since_submitted,
+            seconds_since_started=message.seconds_since_started or None,
+            seconds_since_ended=message.seconds_since_ended or None,
+            seconds_left=message.seconds_left if message.seconds_since_ended else None,
+            error=from_failure(message.failure) if message.HasField("failure") else None,
+        )
+
+
+class JobResult(Mapping[str, object]):
+    """What a job gave: its saved values by their names, and what the engine generated.
+
+    Of a name that several prompts assign it has the last one's value. Lists, dicts and sets that the block changed are there
+    under the names they had when the trace was sent.
+
+    Attributes:
+        results: of each prompt, in order.
+        usage: what the trace cost.
+    """
+
+    def __init__(self, values: Mapping[str, object], results: list[Result], usage: Usage) -> None:
+        self._values = dict(values)
+        self.results = results
+        self.usage = usage
+
+    @property
+    def result(self) -> Result:
+        """What the engine generated for a trace with one prompt."""
+        if len(self.results) != 1:
+            raise InvalidArgument(f"the trace has {len(self.results)} prompts, and a result for each in .results")
+        return self.results[0]
+
+    def __getitem__(self, name: str) -> object:
+        if name not in self._values:
+            raise KeyError(f"the trace saved no {name!r}; it saved {', '.join(self._values) or 'nothing'}")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<result of a trace: {', '.join(self._values) or 'nothing saved'}>"
+
+
+class Late(Protocol):
+    """Puts what a trace saved where its block stands, long after it."""
+
+    def values(self, outcome: Outcome) -> list[Delivered]:
+        """Fetch what was saved."""
+
+    def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
+        """Assign it, where that is still possible; called where the caller's frames are."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a job gave, fetched and not yet assigned."""
+
+    outcome: Outcome
+    late: Late | None
+    values: list[Delivered]
+
+
+class Job:
+    """A job; `tracer.job` of a trace with `blocking=False`, or `client.job(id)`.
+
+    Args:
+        session: the connection to the server.
+        session_id: the session on the server that holds it.
+        trace_id: the trace's id.
+        tree_of: gives the module tree of a served model.
+        late: puts what the trace saved where its block stands; None for a job that was found by its id.
+        fetch: whether saved tensors come along; else they are `RemoteValue`s.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        session_id: str,
+        trace_id: str,
+        tree_of: Callable[[str], Node],
+        late: Late | None = None,
+        fetch: bool = True,
+    ) -> None:
+        self._session = session
+        self._session_id = session_id
+        self._trace_id = trace_id
+        self._tree_of = tree_of
+        self._late = late
+        self._fetch = fetch
+        self._printed = 0  # characters of prints that have been shown
+        self.outcome: Outcome | None = None
+
+    @classmethod
+    def found(cls, session: Session, job_id: str, tree_of: Callable[[str], Node]) -> Job:
+        """Return the job of an id; whether there is one shows when it is asked for something.
+
+        Raises:
+            InvalidArgument: it is no job's id.
+        """
+        session_id, separator, trace_id = job_id.partition(_SEPARATOR) if isinstance(job_id, str) else ("", "", "")
+        if not (session_id and separator and trace_id):
+            raise InvalidArgument(f"{job_id!r} is not the id of a job; tracer.job.id is one")
+        return cls(session, session_id, trace_id, tree_of)
+
+    @property
+    def id(self) -> str:
+        """What `client.job(id)` finds it by, in any process of the same tenant."""
+        return f"{self._session_id}{_SEPARATOR}{self._trace_id}"
+
+    def status(self) -> JobStatus:
+        """Return how the job is.
+
+        Raises:
+            NotFound: there is no such job, or the retention time has ended.
+        """
+        return JobStatus.from_message(self._session.describe_job(self._session_id, self._trace_id))
+
+    def cancel(self) -> bool:
+        """Cancel the job; return whether it was running."""
+        return self._session.cancel(self._session_id, self._trace_id)
+
+    def forget(self) -> None:
+        """Cancel the job if it runs, and have the server drop what it saved: results count towards what a tenant may keep."""
+        self._session.cancel(self._session_id, self._trace_id, forget=True)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the job has ended, then assign what it saved, as the end of a blocking trace does.
+
+        What the block prints is shown here. The names are assigned where the block stands: in a module or a notebook, or in
+        a function that still runs and is a caller of this; lists and dicts that the block changed are changed in any case. A
+        job that was found by its id assigns nothing: `result()` has the values. An interrupt ends the waiting, not the job.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            DeadlineExceeded: it still runs after `timeout`.
+            NotFound: there is no such job, or the retention time has ended.
+            InterposeError: the trace failed; what it had saved is assigned all the same.
+        """
+        self.deliver(self.arrive(timeout))
+
+    def arrive(
+        self, timeout: float | None = None, following: Callable[[Stream], None] = lambda stream: None
+    ) -> Arrived:
+        """Wait until the job has ended and fetch what it saved, without assigning anything.
+
+        Args:
+            following: gets each call that is waited for; cancelling it ends the waiting.
+        """
+        outcome = self._ended(timeout, following)
+        late, self._late = self._late, None
+        return Arrived(outcome, late, late.values(outcome) if late is not None else [])
+
+    def deliver(self, arrived: Arrived) -> None:
+        """Assign what has arrived; raise the trace's failure."""
+        if arrived.late is not None:
+            arrived.late.deliver(arrived.outcome, arrived.values)
+        if arrived.outcome.failures:
+            raise from_failure(arrived.outcome.failures[0])
+
+    def result(
+        self,
+        timeout: float | None = None,
+        *,
+        fetch: bool | None = None,
+        following: Callable[[Stream], None] = lambda stream: None,
+    ) -> JobResult:
+        """Wait until the job has ended and return what it saved and generated.
+
+        Args:
+            timeout: seconds to wait.
+            fetch: whether saved tensors come along; False gives `RemoteValue`s. Default: as the trace was written.
+            following: as of `arrive`.
+
+        Raises:
+            DeadlineExceeded: it still runs after `timeout`.
+            NotFound: there is no such job, or the retention time has ended.
+            InterposeError: the trace failed.
+        """
+        outcome = self._ended(timeout, following)
+        if outcome.failures:
+            raise from_failure(outcome.failures[0])
+        return result_of(outcome, self._session, self._tree_of, self._fetch if fetch is None else fetch)
+
+    def _ended(self, timeout: float | None, following: Callable[[Stream], None]) -> Outcome:
+        if self.outcome is None:
+            self.outcome = self._follow(None if timeout is None else time.monotonic() + timeout, following)
+        return self.outcome
+
+    def _follow(self, deadline: float | None, following: Callable[[Stream], None]) -> Outcome:
+        """Read the job's events from the first on, again from there when the connection breaks, to the last."""
+        attempt = 0
+        while True:
+            outcome = Outcome(session_id=self._session_id)
+            stream = self._session.attach(self._session_id, self._trace_id)
+            following(stream)
+            timer = threading.Timer(max(0.0, deadline - time.monotonic()), stream.cancel) if deadline else None
+            if timer is not None:
+                timer.daemon = True
+                timer.start()
+            skipped = self._printed
+            arrivals = stream.events()
+            try:
+                for event in arrivals:
+                    if event.WhichOneof("kind") == "log":
+                        skipped = self._print(event.log.text, skipped)
+                    else:
+                        take_event(outcome, event)
+                    if event.WhichOneof("kind") == "done":
+                        return outcome
+                raise Unavailable("the server ended the job's events without the last one")
+            except Unavailable as error:
+                # The trace itself may have ended this way, which trying again does not change.
+                if error.trace_id or attempt >= len(BACKOFF_SECONDS):
+                    raise
+                time.sleep(BACKOFF_SECONDS[attempt])
+                attempt += 1
+            except Cancelled:
+                if deadline is None or time.monotonic() < deadline:
+                    raise
+                raise DeadlineExceeded(f"the job has not ended yet: {self.id}") from None
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                arrivals.close()
+                stream.cancel()
+
+    def _print(self, text: str, skipped: int) -> int:
+        """Print what has not been printed yet; return how much of what comes next has been."""
+        fresh = text[skipped:]
+        self._printed += len(fresh)
+        print(fresh, end="", flush=True)
+        return max(0, skipped - len(text))
+
+    def __repr__(self) -> str:
+        return f"<interpose job {self.id}>"
+
+
+def result_of(outcome: Outcome, session: Session, tree_of: Callable[[str], Node], fetch: bool) -> JobResult:
+    """Return what a trace gave, by names."""
+    captured: dict[int, list[str]] = {}
+    for entry in outcome.captured:
+        captured.setdefault(entry.index, []).append(entry.name)
+    values: dict[str, object] = {}
+    for _, names, updates in values_of(outcome, session, lambda: tree_of(outcome.model), fetch=fetch):
+        values.update(names)
+        for index, contents in updates.items():
+            values.update(dict.fromkeys(captured.get(index, ()), contents))
+    results = [outcome.results[index] for index in sorted(outcome.results)]
+    return JobResult(values, results, outcome.usage)

@@ -1,0 +1,231 @@
+"""What comes back from a running trace: events are followed as they arrive, values are delivered when it is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from interpose.contract.accounting import Accounting
+from interpose.contract.errors import EngineError
+from interpose.contract.result import Logprob, Result
+from interpose.modules.envoy import Envoy, Node
+from interpose.rpc.call import Running
+from interpose.rpc.progress import Progress
+from interpose.rpc.remote import RemoteDecoder, RemoteValue
+from interpose.rpc.session import Session
+from interpose.v1.trace_pb2 import (
+    CapturedName,
+    Event,
+    Failure,
+    Output,
+    Saves,
+    SessionVariable,
+    TokenLogprobs,
+    Trace,
+    Usage,
+)
+from interpose.v1.value_pb2 import Blob, RemoteTensor, Value
+from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.encoder import WireError
+
+
+@dataclass
+class Outcome:
+    """What a trace gave.
+
+    Attributes:
+        results: what the engine generated, by invoke.
+        model: the served model's name.
+        captured: names of the caller's objects in the trace's scope, for whoever does not have these objects.
+        saves: values to be decoded, in the order they arrived.
+        failures: of invokes that ended by an error, in the order they arrived.
+        usage: what the trace cost.
+        accounting: what each invoke did, by invoke; of one that never ran there is none.
+        variables: what the session keeps of what its traces share, with its new version.
+    """
+
+    session_id: str = ""
+    model: str = ""
+    captured: list[CapturedName] = field(default_factory=list)
+    results: dict[int, Result] = field(default_factory=dict)
+    saves: list[Saves] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    accounting: dict[int, Accounting] = field(default_factory=dict)
+    variables: list[SessionVariable] = field(default_factory=list)
+
+
+def follow(
+    session: Session, trace: Trace, blobs: Mapping[str, memoryview], progress: Progress, tokens: int | None
+) -> Outcome:
+    """Run a trace to its end, printing what its blocks print; an interrupt cancels it on the server.
+
+    Args:
+        tokens: how many it is expected to generate, None if that is not known.
+    """
+    outcome = new_outcome(trace)
+    with closing(session.submit(trace, blobs)) as events, progress.tokens("generating", tokens) as bar:
+        for session_id, event in events:
+            outcome.session_id = outcome.session_id or session_id
+            take_event(outcome, event)
+            bar.update(len(event.output.token_ids))
+    return outcome
+
+
+async def follow_async(running: Running, trace: Trace, progress: Progress, tokens: int | None) -> Outcome:
+    """The same for an accepted trace, on an event loop; cancelling the task cancels the trace on the server."""
+    outcome = new_outcome(trace)
+    outcome.session_id = running.session_id
+    try:
+        with progress.tokens("generating", tokens) as bar:
+            while (event := await running.next_async()) is not None:
+                take_event(outcome, event)
+                bar.update(len(event.output.token_ids))
+    finally:
+        running.close(wait=False)
+    return outcome
+
+
+def new_outcome(trace: Trace) -> Outcome:
+    """Return the outcome of a trace that has given nothing yet."""
+    return Outcome(results={index: Result() for index in range(len(trace.invokes))})
+
+
+def take_event(outcome: Outcome, event: Event) -> None:
+    """Add what an event says to the outcome; what a block prints, print."""
+    kind = event.WhichOneof("kind")
+    if kind == "accepted":
+        outcome.session_id = event.accepted.session_id or outcome.session_id
+        outcome.model = event.accepted.model
+        outcome.captured = list(event.accepted.captured)
+        outcome.results = {index: Result() for index in range(event.accepted.invokes)} | outcome.results
+    elif kind == "output":
+        _add_output(outcome.results.setdefault(event.output.invoke, Result()), event.output)
+    elif kind == "saves":
+        outcome.saves.append(event.saves)
+        outcome.variables.extend(event.saves.variables)
+    elif kind == "failed":
+        outcome.failures.append(event.failed)
+    elif kind == "log":
+        sys.stdout.write(event.log.text)
+        sys.stdout.flush()
+    elif kind == "accounting":
+        outcome.accounting[event.accounting.invoke] = Accounting.of(event.accounting)
+    elif kind == "done":
+        outcome.usage = event.done.usage
+
+
+def _add_output(result: Result, output: Output) -> None:
+    result.text += output.text
+    result.token_ids.extend(output.token_ids)
+    result.prompt_token_ids.extend(output.prompt_token_ids)
+    result.finish_reason = output.finish_reason or result.finish_reason
+    if output.logprobs:
+        result.logprobs = result.logprobs if result.logprobs is not None else []
+        result.logprobs.extend(_logprobs(place) for place in output.logprobs)
+    if output.prompt_logprobs:
+        result.prompt_logprobs = [_logprobs(place) or None for place in output.prompt_logprobs]
+
+
+def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
+    texts = place.texts or [None] * len(place.token_ids)
+    found = zip(place.token_ids, place.logprobs, place.ranks, texts, strict=True)
+    return {token: Logprob(logprob, rank or None, text) for token, logprob, rank, text in found}
+
+
+class NotebookResolver(Resolver):
+    """In the notebook a module is its envoy again, and a tensor that stayed on the server is there or comes.
+
+    Args:
+        tree: gives the model's modules.
+        stayed: gives a tensor of an earlier trace that was saved again as it was.
+    """
+
+    def __init__(self, tree: Callable[[], Node], stayed: Callable[[RemoteTensor], object] | None = None) -> None:
+        self._tree = tree
+        self._stayed = stayed or super().remote
+
+    def module(self, path: str) -> object:
+        tree = node = self._tree()
+        for name in path.split(".") if path else ():
+            node = node.child(name)
+        return Envoy(node, tree)
+
+    def remote(self, tensor: RemoteTensor) -> object:
+        return self._stayed(tensor)
+
+
+# An invoke (-1: shared), its names and their values, and the new contents of the caller's objects by their index.
+Delivered = tuple[int, dict[str, object], dict[int, object]]
+
+
+def values_of(
+    outcome: Outcome, session: Session, tree: Callable[[], Node], *, fetch: bool = True
+) -> Iterator[Delivered]:
+    """Fetch and decode what a trace saved.
+
+    Args:
+        tree: gives the model's modules, should one be among the values.
+        fetch: whether to fetch tensors that are not in the messages themselves; else they are `RemoteValue`s.
+
+    Yields:
+        For each message, invokes in their order and the shared scope last: the invoke (-1: shared), its names and their
+        values, and the new contents of the caller's objects by their index in the trace's scope.
+
+    Raises:
+        EngineError: the server sent a value that makes no sense.
+        NotFound, Unavailable: a value could not be fetched.
+    """
+    buffers: dict[str, np.ndarray] = {}
+    if fetch:
+        buffers.update(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
+
+    def get_blob(blob: Blob) -> np.ndarray:
+        # Each buffer becomes the memory of one array; a second array of the same bytes has to fetch its own.
+        buffer = buffers.pop(blob.id, None)
+        return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]
+
+    def stayed(tensor: RemoteTensor) -> object:
+        holder = tensor.session_id or outcome.session_id
+        value = RemoteValue(session, holder, tensor.blob_id, tensor.view, tensor.library)
+        return value.fetch_here() if fetch else value
+
+    ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
+    for saves in ordered:
+        kind = Decoder if fetch else RemoteDecoder
+        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree, stayed))
+        if isinstance(decoder, RemoteDecoder):
+            decoder.session, decoder.session_id = session, outcome.session_id
+        try:
+            names = {binding.name: decoder.decode(binding.value) for binding in saves.names}
+            updates = {update.index: decoder.decode(update.value) for update in saves.updates}
+        except WireError as error:
+            raise EngineError(f"the server sent a value that cannot be rebuilt: {error}") from error
+        yield saves.invoke, names, updates
+
+
+def update_in_place(target: object, contents: object) -> None:
+    """Give a list, dict or set of the caller's the contents that the trace left in it."""
+    if isinstance(target, list) and isinstance(contents, list | tuple):
+        target[:] = contents
+    elif (isinstance(target, dict) and isinstance(contents, dict)) or (
+        isinstance(target, set) and isinstance(contents, set | frozenset)
+    ):
+        target.clear()
+        target.update(contents)
+    else:
+        raise EngineError(f"the server sent a {type(contents).__name__} as the contents of a {type(target).__name__}")
+
+
+def _blobs(messages: Iterable[Saves]) -> Iterator[Blob]:
+    for saves in messages:
+        yield from (blob for value in saves.objects.values for blob in _blob_of(value))
+
+
+def _blob_of(value: Value) -> Iterator[Blob]:
+    if value.WhichOneof("kind") == "tensor" and value.tensor.WhichOneof("payload") == "blob":
+        yield value.tensor.blob

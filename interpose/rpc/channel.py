@@ -1,0 +1,162 @@
+"""The gRPC channel to one server: addresses, credentials, and calls whose errors are the library's own.
+
+Nothing else in the client touches grpc channels, so that an asyncio transport can take this one's place.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from interpose.contract.errors import InvalidArgument, Unavailable, from_rpc_error
+from interpose.contract.version import VERSION
+from interpose.rpc.reader import Arrivals
+from interpose.v1 import service_pb2_grpc
+
+DEFAULT_PORT = 9000
+_MIB = 1 << 20
+_THREADS = 32
+# Servers take a ping without data every five minutes by default and hang up on clients that send more.
+_KEEPALIVE_MS = 330_000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 * _MIB),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.primary_user_agent", f"interpose/{VERSION}"),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+
+
+def parse_address(address: str) -> tuple[str, bool]:
+    """Return "host:port" and whether the connection is encrypted.
+
+    Raises:
+        InvalidArgument: it is neither "host[:port]" nor "grpc://…" nor "grpcs://…".
+    """
+    scheme, separator, rest = address.strip().partition("://")
+    if not separator:
+        scheme, rest = "grpc", scheme
+    if scheme not in ("grpc", "grpcs"):
+        raise InvalidArgument(
+            f"{address!r} is not an address of a server: write host:port, grpc://host:port or grpcs://…"
+        )
+    rest = rest.rstrip("/")
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@]+)(:\d{1,5})?", rest):
+        raise InvalidArgument(
+            f"{address!r} is not an address of a server: write host:port, e.g. localhost:{DEFAULT_PORT}"
+        )
+    if not re.search(r":\d+$", rest):
+        rest += ":443" if scheme == "grpcs" else f":{DEFAULT_PORT}"
+    return rest, scheme == "grpcs"
+
+
+class Stream:
+    """A server-streaming call; iterating over its messages starts it, and its errors are the library's own."""
+
+    def __init__(self, start: Callable[[], Any], pool: ThreadPoolExecutor, address: str) -> None:
+        self._start = start
+        self._pool = pool
+        self._address = address
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate in this thread, which must not be one that an interrupt can hit."""
+        with _mapped(self._address):
+            call = self._start()
+            with self._lock:
+                self._call = call
+                if self._cancelled:
+                    call.cancel()
+            for message in call:
+                # Serve sends a status only behind a message: a call that failed at once has an empty one before its error.
+                if message.ByteSize():
+                    yield message
+
+    def events(self) -> Arrivals:
+        """Begin, and read small messages ahead in a thread of their own, for any thread or an event loop to take."""
+        return Arrivals(lambda: iter(self))
+
+    def cancel(self) -> None:
+        """End the call from this side; does nothing when it has ended."""
+        with self._lock:
+            self._cancelled = True
+            call = self._call
+        if call is not None:
+            _submit(self._pool, call.cancel)
+
+
+class Transport:
+    """A channel with credentials.
+
+    grpc is used from threads of its own: an interrupt that hits a thread inside grpc can leave the channel's lock held for
+    good, and an interrupt hits the main thread only.
+
+    Args:
+        address: "host:port", "grpc://…" or, encrypted, "grpcs://…".
+        api_key: sent with every call, "" for none.
+        timeout: seconds that a call which should be quick may take.
+    """
+
+    def __init__(self, address: str, api_key: str, timeout: float) -> None:
+        self.address, encrypted = parse_address(address)
+        self.timeout = timeout
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        if encrypted:
+            self._channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(), options=_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.InterposeStub(self._channel)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="interpose")
+        self._closed = False
+
+    def unary(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        """Call a method with one reply."""
+        return self.begin(method, request, timeout).result()
+
+    def begin(self, method: str, request: Any, timeout: float | None = None) -> Future[Any]:
+        """Start a call with one reply, and return its future."""
+        return _submit(self._pool, self._unary, method, request, timeout or self.timeout)
+
+    def stream(self, method: str, request: Any) -> Stream:
+        """Return a call with a stream of replies; it may take as long as it needs."""
+        return Stream(lambda: getattr(self._stub, method)(request, metadata=self._metadata), self._pool, self.address)
+
+    def close(self) -> None:
+        """Close the channel; calls in flight end as cancelled."""
+        if not self._closed:
+            self._closed = True
+            self._pool.submit(self._channel.close).result()
+            self._pool.shutdown(wait=False)
+
+    def _unary(self, method: str, request: Any, timeout: float) -> Any:
+        with _mapped(self.address):
+            return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout)
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any) -> Future[Any]:
+    try:
+        return pool.submit(call, *args)
+    except RuntimeError:  # the pool has been shut down with its transport
+        raise Unavailable("this client has been closed; connect again") from None
+
+
+@contextmanager
+def _mapped(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, address=address) from None
+    except ValueError as error:
+        if "closed channel" in str(error).lower():  # closed by another thread just now
+            raise Unavailable("this client has been closed; connect again") from None
+        raise

@@ -1,0 +1,161 @@
+"""A saved tensor that stays on the server: its shape and type are here, its elements come when they are fetched.
+
+Indexing one costs nothing and gives another; `fetch()` moves what the indices leave and nothing else. In a block of a later
+trace it is the tensor itself, which goes from the session to the workers without passing by the notebook.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from interpose.contract.errors import NotFound
+from interpose.rpc.session import Session
+from interpose.rpc.threads import in_thread
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor, Tensor, TensorView, Value
+from interpose.wire import arrays
+from interpose.wire import views as indexing
+from interpose.wire.decoder import Decoder
+
+
+class RemoteValue:
+    """A tensor on the server; what a trace with `fetch=False` saved.
+
+    Attributes:
+        shape: as a tensor's (`torch.Size` where torch is installed).
+        dtype: as a tensor's.
+        nbytes: what `fetch()` would move.
+    """
+
+    def __init__(self, session: Session, session_id: str, blob_id: str, view: TensorView, library: int) -> None:
+        self._session = session
+        self._session_id = session_id
+        self._blob_id = blob_id
+        self._view = view
+        self._library = library
+        shape = indexing.check(view)
+        torch = arrays.installed_torch() if self._is_torch else None
+        self.shape: Any = shape if torch is None else torch.Size(shape)
+        self.dtype: Any = arrays.numpy_dtype(view.dtype) if torch is None else arrays.torch_dtype(view.dtype)
+        self.nbytes = arrays.ITEM_BYTES[view.dtype]
+        for length in shape:
+            self.nbytes *= length
+
+    @property
+    def _is_torch(self) -> bool:
+        return self._library != ARRAY_LIBRARY_NUMPY
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    @property
+    def session_id(self) -> str:
+        """The session that holds it."""
+        return self._session_id
+
+    def __getitem__(self, subscript: object) -> RemoteValue:
+        """Return what an index leaves of it, still on the server.
+
+        Args:
+            subscript: integers, slices with a positive step, `...`, None, and at most one list of positions or booleans.
+
+        Raises:
+            IndexError: it does not fit the shape, or it is another kind of index.
+        """
+        view = TensorView()
+        view.CopyFrom(self._view)
+        view.indices.append(indexing.index_of(subscript, self.shape))
+        return RemoteValue(self._session, self._session_id, self._blob_id, view, self._library)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return int(self.shape[0])
+
+    def fetch(self) -> Any:
+        """Return the tensor; only its own bytes are sent. With a client for asyncio, `await value.fetch()`.
+
+        Raises:
+            NotFound: the server does not keep it any more.
+            Unavailable: the server cannot be reached.
+        """
+        return in_thread(self.fetch_here) if self._session.awaited else self.fetch_here()
+
+    def fetch_here(self) -> Any:
+        """The same, without an event loop."""
+        blob = Blob(id=self._blob_id, size=self.nbytes)
+        try:
+            data = self._session.fetch_view(self._session_id, blob, self._view)
+        except NotFound as error:
+            message = (
+                f"this value {list(self.shape)} is not on the server any more: {error.message}; run the trace again, and "
+                "fetch() sooner or use it within client.session()"
+            )
+            raise NotFound(message, trace_id=error.trace_id) from None
+        return arrays.from_bytes(self._view.dtype, tuple(self.shape), data, torch_wanted=self._is_torch)
+
+    def to_value(self, session_id: str) -> Value:
+        """Return it as it travels in a trace of a session of the same tenant.
+
+        Args:
+            session_id: of the trace's session, "" if it is not open yet.
+        """
+        elsewhere = "" if session_id == self._session_id else self._session_id
+        remote = RemoteTensor(blob_id=self._blob_id, view=self._view, library=self._library, session_id=elsewhere)  # type: ignore[arg-type]
+        return Value(remote=remote)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a value on the server is not iterated over; fetch() it first")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a value on the server is neither true nor false; fetch() it first")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"this value is on the server, where {name!r} is not computed: write x.fetch(), or compute it in a trace's block"
+        )
+
+    def __repr__(self) -> str:
+        return f"<value on the server: {arrays.dtype_name(self._view.dtype)} {list(self.shape)}, {self.nbytes} bytes>"
+
+
+class RemoteDecoder(Decoder):
+    """Leaves tensors that travel apart from their message on the server."""
+
+    session: Session
+    session_id: str
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        if tensor.WhichOneof("payload") != "blob":
+            return super()._tensor(tensor)
+        arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)
+        view = TensorView(dtype=tensor.dtype, shape=tensor.shape)
+        return RemoteValue(self.session, self.session_id, tensor.blob.id, view, tensor.library)
+
+
+class Fetching:
+    """Fetches what is on the server inside of values: lists and dicts are changed in place, tuples made anew.
+
+    A value that is reached twice is fetched once and stays one object.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """Return a value without anything in it that is on the server."""
+        if isinstance(value, RemoteValue):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = (value, value.fetch_here())
+            return self._seen[id(value)][1]
+        if type(value) in (list, dict):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = (value, value)
+                for key, item in list(value.items() if type(value) is dict else enumerate(value)):
+                    value[key] = self.value(item)
+            return value
+        if type(value) is tuple:
+            items = tuple(self.value(item) for item in value)
+            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        return value

@@ -1,0 +1,1 @@
+"""What a notebook writes: clients, models, tracers and the `with` blocks of a trace."""

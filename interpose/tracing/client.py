@@ -1,0 +1,179 @@
+"""A connection to one server: the handshake, the models it serves, and the session that traces run in."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from interpose.contract.errors import InvalidArgument, VersionMismatch
+from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
+from interpose.results.job import Job
+from interpose.rpc import tokenizers
+from interpose.rpc.channel import Transport
+from interpose.rpc.progress import Progress
+from interpose.rpc.session import Session
+from interpose.tracing.model import Model
+from interpose.tracing.session_block import SessionBlock, entered
+from interpose.v1.model_pb2 import ModelDescription
+from interpose.v1.service_pb2 import DescribeModelRequest, HelloReply, HelloRequest, Limits, StatusReply, StatusRequest
+
+ADDRESS_VARIABLE = "INTERPOSE_ADDRESS"
+API_KEY_VARIABLE = "INTERPOSE_API_KEY"
+DEFAULT_TIMEOUT = 60.0
+
+
+def connect(
+    address: str | None = None,
+    api_key: str | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: bool = True,
+) -> Client:
+    """Connect to a server.
+
+    Args:
+        address: "host:port" or "grpc://host:port"; "grpcs://…" for TLS. Default: the variable INTERPOSE_ADDRESS.
+        api_key: default: the variable INTERPOSE_API_KEY.
+        timeout: seconds for calls that should be quick; a trace takes as long as it needs.
+        progress: whether long transfers and generations show a progress bar (where tqdm is installed).
+
+    Raises:
+        InvalidArgument: there is no address, or it is none.
+        Unavailable: no server answers there.
+        Unauthenticated: it does not know the key.
+        VersionMismatch: client and server speak no common protocol.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise InvalidArgument(f'which server? write interpose.connect("localhost:9000") or set {ADDRESS_VARIABLE}')
+    key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE, "")
+    transport = Transport(address, key, timeout)
+    try:
+        return Client(transport, progress=progress)
+    except BaseException:
+        transport.close()
+        raise
+
+
+class Client:
+    """A connected client; made by `connect`, usable as a context manager.
+
+    Attributes:
+        address: the server's, "host:port".
+        models: names of the served models.
+        server_version: the server's package version.
+        limits: what the server takes.
+        awaited: whether it serves an event loop, which it must not block.
+        own_session: the session of traces outside of `client.session()`.
+    """
+
+    def __init__(self, transport: Transport, *, progress: bool) -> None:
+        self._transport = transport
+        self.awaited = False
+        hello = _hello(transport)
+        self.address = transport.address
+        self.models: tuple[str, ...] = tuple(hello.models)
+        self.server_version: str = hello.server_version
+        self.limits: Limits = hello.limits
+        self.progress = Progress(progress)
+        self.own_session = Session(transport, self.limits, self.progress)
+        self._lock = threading.Lock()
+        self._tokenizers: dict[str, Any] = {}
+
+    def model(self, name: str | None = None) -> Model:
+        """Return a served model; without a name, the only one.
+
+        Raises:
+            NotFound: the server serves no model of that name.
+            InvalidArgument: it serves several, and no name was given.
+        """
+        return Model(self, self.describe(name))
+
+    def describe(self, name: str | None = None) -> ModelDescription:
+        """Return the description of a served model; without a name, of the only one. Errors as of `model`."""
+        if name is None and len(self.models) > 1:
+            raise InvalidArgument(
+                f"the server serves {', '.join(self.models)}; say which: client.model({self.models[0]!r})",
+                suggestions=self.models,
+            )
+        description: ModelDescription = self._transport.unary("DescribeModel", DescribeModelRequest(model=name or ""))
+        return description
+
+    def job(self, job_id: str) -> Job:
+        """Return the background job of an id (`tracer.job.id`), whichever process of the same tenant began it.
+
+        Raises:
+            InvalidArgument: it is no job's id.
+        """
+        return Job.found(self.own_session, job_id, lambda name: self.model(name).tree)
+
+    @property
+    def current_session(self) -> Session:
+        """The session that traces run in here and now."""
+        block = entered(self)
+        return self.own_session if block is None else block.session
+
+    def session(self, session_id: str = "") -> SessionBlock:
+        """Return a session whose values stay on the server between its traces: `with client.session() as s:`.
+
+        Large tensors that its traces save are `RemoteValue`s inside the block, are used by later traces where they are, and
+        are fetched into the names that hold them when the block ends, which also closes the session.
+
+        Args:
+            session_id: of a session that is there already (`s.id`), whichever process of the same tenant opened it; `s.saved()`
+                gives what it holds.
+        """
+        session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
+        session.awaited = self.awaited
+        return SessionBlock(self, session)
+
+    def call(self, method: str, request: Any) -> Any:
+        """Call a method of the server that has one reply."""
+        return self._transport.unary(method, request)
+
+    def status(self) -> StatusReply:
+        """Return models, sessions and tenants' usage as the server reports them."""
+        return self._transport.unary("Status", StatusRequest())
+
+    def tokenizer(self, model: str) -> Any:
+        """Return a model's tokenizer, fetching its files the first time."""
+        with self._lock:
+            if model not in self._tokenizers:
+                self._tokenizers[model] = tokenizers.load(self._transport, model)
+            return self._tokenizers[model]
+
+    def close(self) -> None:
+        """Close the session and the connection. Jobs go on and keep their results until the retention time ends."""
+        self.own_session.close()
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<interpose client of {self.address}: {', '.join(self.models) or 'no models'}>"
+
+
+def _hello(transport: Transport) -> HelloReply:
+    """Greet the server and compare protocols."""
+    request = HelloRequest(protocol=PROTOCOL, client_version=VERSION, python_version=PYTHON_VERSION)
+    reply = transport.unary("Hello", request)
+    if reply.oldest_protocol > PROTOCOL:
+        raise VersionMismatch(
+            f"upgrade this client (interpose {VERSION}, protocol {PROTOCOL}): the server at {transport.address} (interpose "
+            f"{reply.server_version}) speaks protocol {reply.oldest_protocol} or newer: pip install -U interpose"
+        )
+    if reply.protocol < PROTOCOL:
+        raise VersionMismatch(
+            f"upgrade the server at {transport.address} (interpose {reply.server_version}, protocol {reply.protocol}): this "
+            f"client (interpose {VERSION}) speaks protocol {PROTOCOL}; or install the client that matches it: "
+            f"pip install interpose=={reply.server_version}"
+        )
+    return reply

@@ -1,0 +1,393 @@
+"""The `with` blocks of the notebook: a trace of one prompt, or an outer block whose inner blocks are its invokes.
+
+The bodies are captured instead of run. When the block ends, the trace is sent, followed, and what it saved appears in the
+caller's scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from interpose import capture
+from interpose.aio.handles import AsyncJob
+from interpose.contract.accounting import Accounting
+from interpose.contract.errors import InvalidArgument, from_failure
+from interpose.contract.result import Result
+from interpose.contract.sampling import sequences
+from interpose.contract.saving import call_save, saving_with
+from interpose.program.builder import TraceBuilder
+from interpose.program.check import OUTER, TRACER_WORDS, frame_at, refused
+from interpose.program.options import TraceOptions
+from interpose.program.shared import OuterSaves
+from interpose.results.delivery import Delivery
+from interpose.results.job import Job
+from interpose.results.outcome import Delivered, Outcome, follow, follow_async, new_outcome, values_of
+from interpose.results.stream import OutputStream, StreamedTrace
+from interpose.rpc.call import Running
+from interpose.rpc.session import Session
+from interpose.rpc.threads import in_thread, warn_if_on_a_loop
+from interpose.tracing.barrier import Barrier
+from interpose.tracing.captured import CapturedBlock
+from interpose.tracing.invoke import Invoker
+from interpose.v1.trace_pb2 import Prompt, Trace, Usage
+
+if TYPE_CHECKING:
+    from interpose.tracing.model import Model
+
+
+_INVOKE = "write `with tracer.invoke(prompt):` and a block"
+
+
+class Tracer(CapturedBlock):
+    """One trace; made by `model.trace`.
+
+    What is listed here is used in the notebook: in the outer block of `with model.trace() as tracer:`, or after the block. In a
+    block with a prompt, which runs in the engine, the tracer has `tracer.iter[a:b]` and `tracer.all()` (steps of the
+    generation), `tracer.cache(…)` (record many modules), `tracer.stop()` (end the request), `tracer.log(…)`, and
+    `tracer.result`, which waits for the end.
+
+    Args:
+        model: the served model.
+        prompt: of a trace with one prompt; None for an outer block.
+        sampling: the engine's sampling parameters by their own names.
+        options: how it runs.
+
+    Attributes:
+        id: the trace's id, once its block has been captured.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: Prompt | None,
+        sampling: Mapping[str, object],
+        options: TraceOptions = TraceOptions(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._options = options
+        self._streams = options.stream
+        self._job: Job | None = None
+        self._streamed: StreamedTrace | None = None
+        self._model = model
+        self._prompt = prompt
+        self._sampling = sampling
+        self._builder: TraceBuilder | None = None  # while the block is gathered and the trace runs
+        self._places: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
+        self._groups: list[list[int]] = []  # the invokes of each prompt, one for each of its sequences
+        self._barriers = 0  # made so far
+        self.id = ""
+        self._running = False
+        self._outcome: Outcome | None = None
+
+    @property
+    def job(self) -> Any:
+        """The trace as a background job, after the block of a trace with `blocking=False`: a `Job`.
+
+        Of a client for asyncio, an `AsyncJob`, whose methods are awaited.
+        """
+        if self._job is None:
+            when = (
+                "has not been sent yet"
+                if not self._options.blocking
+                else "is no job: model.trace(…, blocking=False) is"
+            )
+            raise InvalidArgument(f"the trace {when}")
+        return AsyncJob(self._job) if self._model.awaited else self._job
+
+    @property
+    def usage(self) -> Usage:
+        """After the block, what the trace cost."""
+        return self._finished().usage
+
+    @property
+    def result(self) -> Result | list[Result]:
+        """After the block, what the engine generated for a trace with one prompt; with `n`, one result for each sequence."""
+        if self._prompt is None:
+            raise InvalidArgument(
+                "a trace with several prompts has a result for each: `with tracer.invoke(…) as one`, one.result"
+            )
+        return self._result(0)
+
+    @property
+    def accounting(self) -> Accounting:
+        """After the block, where it was served and where it wrote, and in what precision, for a trace with one prompt."""
+        if self._prompt is None:
+            raise InvalidArgument(
+                "a trace with several prompts has an account for each: `with tracer.invoke(…) as one`, one.accounting"
+            )
+        return self._finished().accounting.get(0, Accounting())
+
+    def invoke(self, prompt: Any = None, **sampling: Any) -> Invoker:
+        """Add a prompt with a block of its own: `with tracer.invoke(prompt):`.
+
+        Without a prompt the block sees the rows of all prompts of the trace: at every place of the model, one after the other
+        in the order of the invokes ([tokens of all, …], logits [prompts, vocab]), to read and to change. All invokes of the
+        trace start in the same step then, and take their turns at a place in the order in which they are written. In each step
+        the rows are those of the prompts that still generate. It runs as long as any of them, is no request and has no
+        sampling parameters; `tracer.result` in it is the list of all results.
+
+        Args:
+            prompt: as for `model.trace`.
+            sampling: sampling parameters of this prompt alone, and its `lora`; the trace's own are the defaults. `lora=None` is
+                the model without an adapter.
+        """
+        if self._prompt is not None:
+            raise InvalidArgument(
+                "this trace has its prompt already; write `with model.trace() as tracer:` and give the prompts to "
+                "tracer.invoke(prompt)"
+            )
+        if not self._running:
+            raise InvalidArgument("tracer.invoke(prompt) belongs inside the block of `with model.trace() as tracer:`")
+        if prompt is None:
+            if sampling:
+                raise InvalidArgument(
+                    "tracer.invoke() without a prompt generates nothing, so it takes no sampling parameters; give them to "
+                    "model.trace(…) or to the invokes with a prompt"
+                )
+            if self._streams:
+                raise InvalidArgument(
+                    "tracer.invoke() without a prompt and stream=True exclude each other: its block is no request whose "
+                    "outputs could bring what it saves; trace without stream=True"
+                )
+            return Invoker(self, None, {}).watched(_INVOKE)
+        own = {"lora": self._options.lora} | self._model.check_sampling(sampling)
+        return Invoker(self, self._model.encode_prompt(prompt), own).watched(_INVOKE)
+
+    def barrier(self, n: int) -> Barrier:
+        """Make a meeting point for n of this trace's invokes: `barrier = tracer.barrier(2)`, and `barrier()` in two blocks.
+
+        Each waits there until n have come, then all go on from the place of the model where the last one came, in the same
+        step: what is above the barrier in any of them has happened before what is below it in the others. Names that one
+        assigns the others read, and so does what is served at that place: a value can be taken from one prompt and put into
+        another at the same module. The invokes that use a barrier start in the same step of the engine. A barrier may be
+        used again and again.
+
+        Args:
+            n: how many blocks go on together.
+
+        Raises:
+            InvalidArgument: n is not a number of invokes, or this is not the outer block of a trace.
+        """
+        if self._prompt is not None or not self._running:
+            raise InvalidArgument(OUTER["barrier"])
+        most = self._model.limits.max_invokes
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1 or (most and n > most):
+            up_to = f" from 1 to {most}" if most else ""
+            raise InvalidArgument(f"tracer.barrier(n) takes the number of invokes that wait{up_to}, not {n!r}")
+        self._barriers += 1
+        return Barrier(self, self._barriers - 1, n)
+
+    def stream(self) -> OutputStream:
+        """After the block of a trace with `stream=True`, its outputs as they come; one reader at a time.
+
+        `for out in tracer.stream():` or `async for out in tracer.stream():`, with `out.text`, `out.token_ids`, `out.finished`
+        and `out.saves`. Leaving the loop early cancels the trace; after its end the saved names are assigned.
+
+        Raises:
+            InvalidArgument: the trace does not stream, or has not been sent.
+        """
+        if self._streamed is None:
+            when = "after its block" if self._streams else "of a trace that streams: write model.trace(…, stream=True)"
+            raise InvalidArgument(f"tracer.stream() gives the outputs {when}")
+        return OutputStream(self._streamed)
+
+    def log(self, *values: object) -> None:
+        """Print; inside an invoke's block the text arrives here while the trace runs."""
+        print(*values)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in TRACER_WORDS:
+            raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
+        raise AttributeError(f"a tracer has no attribute {name!r}")
+
+    def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
+        """Send the captured block, or run it here to gather the invokes in it and send those."""
+        if self._model.awaited:
+            warn_if_on_a_loop("`with model.trace(…)`", "`async with model.trace(…)`")
+        with self._prepared(block, scope) as builder:
+            self._run(builder, block, scope)
+
+    async def run_block_async(self, block: capture.Block, scope: capture.Scope) -> None:
+        """The same, for an `async with`."""
+        with self._prepared(block, scope) as builder:
+            await self._run_async(builder, block, scope)
+
+    @contextmanager
+    def _prepared(self, block: capture.Block, scope: capture.Scope) -> Iterator[TraceBuilder]:
+        """Gather the trace's invokes while it runs."""
+        model = self._model
+        defaults = {name: value for name, value in self._sampling.items() if name != "n"}
+        session = model.session_block
+        variables = session.variables if session is not None else None
+        builder = TraceBuilder(
+            model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables
+        )
+        self._builder, self._places, self._outcome, self._streamed, self._job = builder, [], None, None, None
+        self._groups = []
+        self.id = builder.id
+        try:
+            if self._prompt is not None:
+                self._add(block, scope, self._prompt, {})
+            else:
+                self._gather(builder, block, scope)
+            if not builder.samplings():
+                raise InvalidArgument(
+                    "the trace has no prompt: write model.trace(prompt), or `with tracer.invoke(prompt):` inside the block",
+                    frames=[frame_at(block.body[0], block.filename)],
+                )
+            yield builder
+        finally:
+            # The frames in the scopes refer to this tracer, and the builder to everything that was sent.
+            self._builder, self._places = None, []
+
+    def _run(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
+        """Send the trace, follow it, and give the caller what it saved; raise the first failure after that."""
+        trace, delivery = self._built(builder, block, scope)
+        session = self._model.session
+        if not self._options.blocking:
+            self._job = self._as_job(session.start(trace, builder.blobs), session, delivery)
+            return
+        if self._streams:
+            self._streamed = self._reader(session.begin(trace, builder.blobs), session, trace, delivery)
+            return
+        tokens = _expected_tokens(self._sampling, builder.samplings())
+        outcome = follow(session, trace, builder.blobs, self._model.progress, tokens)
+        self._deliver(outcome, self._values(outcome, session), delivery)
+
+    async def _run_async(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
+        """The same, on an event loop."""
+        trace, delivery = self._built(builder, block, scope)
+        session = self._model.session
+        if not self._options.blocking:
+            self._job = self._as_job(await in_thread(session.start, trace, builder.blobs), session, delivery)
+            return
+        running = await in_thread(session.begin, trace, builder.blobs, dropped=lambda running: running.close(False))
+        if self._streams:
+            self._streamed = self._reader(running, session, trace, delivery)
+            return
+        tokens = _expected_tokens(self._sampling, builder.samplings())
+        outcome = await follow_async(running, trace, self._model.progress, tokens)
+        self._deliver(outcome, await in_thread(lambda: list(self._values(outcome, session))), delivery)
+
+    def _built(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> tuple[Trace, Delivery]:
+        """Return the trace as it travels, and where its values go."""
+        trace = builder.build()
+        trace.stream = self._streams
+        trace.scan = self._options.scan
+        trace.remote = self._options.fetch is False
+        trace.edits.extend(self._options.edits)
+        trace.lora = self._options.lora if self._prompt is not None else ""  # each of several prompts says its own
+        captured, session = builder.captured(), self._model.session_block
+        return trace, Delivery(block, scope, self._places, captured, session, self._groups, _first_names(trace))
+
+    def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
+        return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
+
+    def _fetches(self, session: Session) -> bool:
+        """Whether saved tensors come along."""
+        return not session.kept if self._options.fetch is None else self._options.fetch
+
+    def _as_job(self, session_id: str, session: Session, delivery: Delivery) -> Job:
+        """Return the job that a trace has become."""
+        late = _LateDelivery(lambda outcome: list(self._values(outcome, session)), delivery)
+        return Job(session, session_id, self.id, self._model.tree_of, late, self._fetches(session))
+
+    def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
+        self._outcome = outcome
+        delivery.deliver(values, variables=outcome.variables)
+        if outcome.failures:
+            failure = outcome.failures[0]
+            numbers = (number for number, group in enumerate(self._groups) if failure.invoke in group)
+            failure.invoke = next(numbers, failure.invoke)  # the user counts prompts, not their sequences
+            raise from_failure(failure)
+
+    def _reader(self, running: Running, session: Session, trace: Trace, delivery: Delivery) -> StreamedTrace:
+        """Return the reader of an accepted trace's outputs; when all are read, the caller gets what it saved."""
+        outcome = new_outcome(trace)
+        return StreamedTrace(
+            running,
+            session,
+            outcome,
+            delivery.captured,
+            self._model.tree,
+            self._groups,
+            lambda values: self._deliver(outcome, values, delivery),
+        )
+
+    def _gather(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
+        """Run the outer block; its saved names become the trace's shared variables."""
+        saves = OuterSaves()
+        self._barriers = 0
+        self._running = True
+        try:
+            with saving_with(saves.save):
+                capture.run_outer(block, scope, lambda value: call_save(value, saves.save))
+        except capture.CaptureError as error:
+            raise refused(error) from None
+        finally:
+            self._running = False
+        for name, value in saves.shared(block, scope).items():
+            builder.share(name, value)
+
+    def _add(
+        self, block: capture.Block, scope: capture.Scope, prompt: Prompt | None, sampling: Mapping[str, object]
+    ) -> int:
+        assert self._builder is not None
+        each = sequences(self._sampling, sampling) if prompt is not None else [{}]
+        if len(each) > 1 and not self._options.blocking:
+            raise InvalidArgument(
+                f"a background job takes one sequence of each prompt, not n={len(each)}: give each a "
+                "`with tracer.invoke(prompt):` of its own"
+            )
+        number = len(self._groups)
+        group = [self._builder.add_invoke(block, scope, prompt, own, number if len(each) > 1 else None) for own in each]
+        self._groups.append(group)
+        self._places += [(block, scope)] * len(group)
+        return number
+
+    def _result(self, number: int) -> Result | list[Result]:
+        """Return what the engine generated for a prompt, one result for each of its sequences if it has several."""
+        outcome = self._finished()
+        results = [outcome.results[invoke] for invoke in self._groups[number]]
+        return results if len(results) > 1 else results[0]
+
+    def _is_own(self, obj: object) -> bool:
+        return obj is self or (isinstance(obj, Invoker) and obj.tracer is self)
+
+    def _finished(self) -> Outcome:
+        outcome = self._outcome if self._job is None else self._job.outcome
+        if outcome is None:
+            when = "when tracer.stream() has been read to its end" if self._streams else "after the block"
+            when = when if self._job is None else "after tracer.job.wait()"
+            raise InvalidArgument(f"the trace has not run yet: its results are there {when}")
+        return outcome
+
+
+@dataclass(frozen=True)
+class _LateDelivery:
+    """Delivers what a job saved when it is waited for."""
+
+    values: Callable[[Outcome], list[Delivered]]
+    delivery: Delivery
+
+    def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
+        self.delivery.deliver(values, late=True, variables=outcome.variables)
+
+
+def _first_names(trace: Trace) -> dict[int, str]:
+    """Return the first shared name of each entry of the trace's scope that has one."""
+    shared = [binding for binding in trace.shared if binding.value.WhichOneof("kind") == "ref"]
+    return {binding.value.ref: binding.name for binding in reversed(shared)}
+
+
+def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:
+    """Return how many tokens a trace generates at most, or None if it does not say."""
+    total = 0
+    for own in invokes:
+        count = {**trace, **own}.get("max_tokens", 1)
+        if not isinstance(count, int):
+            return None
+        total += count
+    return total

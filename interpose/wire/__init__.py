@@ -1,0 +1,1 @@
+"""Python objects as typed wire values and back, without pickle."""

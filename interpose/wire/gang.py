@@ -1,0 +1,83 @@
+"""Invokes of a trace that start in the same step of the engine, because their blocks wait for each other.
+
+Everything here reads a `Trace` message: the notebook uses it to refuse what could never run, and the service does again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from interpose.v1.trace_pb2 import Program, Trace
+from interpose.v1.value_pb2 import Objects, Value
+from interpose.wire.walk import parts
+
+
+def companions(trace: Trace) -> list[int]:
+    """Return the invokes that start together; those without a prompt start nothing."""
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.together and not invoke.whole]
+
+
+def wholes(trace: Trace) -> list[int]:
+    """Return the invokes without a prompt, whose blocks see the rows of all others."""
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.whole]
+
+
+def start_after(trace: Trace) -> list[set[int]]:
+    """Return, for each invoke, those that must have ended before it starts; companions wait for those of all of them."""
+    after = [set(invoke.after) for invoke in trace.invokes]
+    together = companions(trace)
+    common = {other for index in together for other in after[index]}
+    for index in together:
+        after[index] = common
+    return after
+
+
+def circular(trace: Trace) -> int | None:
+    """Return an invoke that a companion waits for and that waits for a companion itself; None if there is none."""
+    together = set(companions(trace))
+    waits: list[bool] = []  # whether an invoke waits for a companion; each waits for earlier ones only
+    for invoke in trace.invokes:
+        waits.append(any(other in together or waits[other] for other in invoke.after))
+    wanted = {other for index in together for other in trace.invokes[index].after}
+    return next((other for other in sorted(wanted) if other in together or waits[other]), None)
+
+
+def refusal(trace: Trace) -> str:
+    """Return why the invokes of a trace could not run as they say, "" if they can."""
+    without = wholes(trace)
+    if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or without or companions(trace)):
+        return "a scan has one prompt, and neither streams nor runs with edits"
+    if circular(trace) is not None:
+        return "invokes that start together cannot wait for what waits for one of them"
+    if not without:
+        return ""
+    if len(companions(trace)) + len(without) < len(trace.invokes) or len(without) == len(trace.invokes):
+        return "an invoke without a prompt sees the rows of all others, which start together; there has to be one"
+    if trace.stream:
+        return "the block of an invoke without a prompt cannot stream what it saves: run the trace without stream=True"
+    if any(invoke.after for invoke in trace.invokes):
+        return "invokes that an invoke without a prompt sees start together and cannot wait for each other's ends"
+    if any(trace.invokes[index].sampling or trace.invokes[index].prompt.WhichOneof("kind") for index in without):
+        return "an invoke without a prompt generates nothing, so it takes no sampling parameters"
+    return ""
+
+
+def barriers_of(program: Program, objects: Objects) -> Mapping[int, int]:
+    """Return the barriers that a block can reach, by number: how many go on together."""
+    return {value.barrier.number: value.barrier.count for value in _reached(program, objects)}
+
+
+def _reached(program: Program, objects: Objects) -> Iterator[Value]:
+    todo = [binding.value for binding in program.reads]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        kind = value.WhichOneof("kind")
+        if kind == "barrier":
+            yield value
+        elif kind == "ref":
+            if value.ref not in seen and value.ref < len(objects.values):
+                seen.add(value.ref)
+                todo.append(objects.values[value.ref])
+        else:
+            todo.extend(parts(value))
