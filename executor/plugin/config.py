@@ -77,7 +77,7 @@ def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> 
     """Return the engine options that traces need, whatever the model and the executor."""
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
-        "worker_cls": f"executor.{worker}",
+        "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
         "additional_config": {"interpose": worker_settings(limits, outbox, placement)},
         **{name: value for name, (value, _) in _FIXED.items()},
