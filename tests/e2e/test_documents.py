@@ -1,4 +1,4 @@
-"""What README shows works as it stands: the demo, and every block of Python, one after the other."""
+"""What README and docs/blocks.md show works as it stands: the demo, and every block of Python, one after the other."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert "localhost:9000" in blocks[0]
-    assert "tiny-llama" in blocks[0]
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/blocks.md")]
+    blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    assert len(blocks) > 8 and "localhost:9000" in blocks[0] and "smollm2" in blocks[0]
     script = tmp_path / "readme.py"
     text = "\n".join([*blocks, "job.forget()", "model.clear_edits()", "client.close()\n"])  # leave nothing behind
-    script.write_text(text.replace("localhost:9000", service.address).replace("tiny-llama", "llama"))
+    script.write_text(text.replace("localhost:9000", service.address).replace("smollm2", "llama"))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "LlamaForCausalLM" in result.stdout
-    assert re.search(r"torch\.Size\(\[\d+, 128\]\) tensor\(\d+\) ", result.stdout)
+    assert re.search(
+        r"torch\.Size\(\[\d+, 128\]\) torch\.Size\(\[1, \d+\]\) tensor\(\d+\)$", result.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.timeout(600)

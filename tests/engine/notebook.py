@@ -1,6 +1,6 @@
 """A notebook on an engine in this process: the client's own capture, encoding and decoding, with no server between.
 
-`LocalModel` is `interpose.tracing.model.Model` with a session that runs traces on a `LocalEngine`. Everything a block goes
+`notebook` gives an `interpose.tracing.model.Model` with a session that runs traces on a `LocalEngine`. Everything a block goes
 through is the real thing but for gRPC, Ray and admission.
 """
 
