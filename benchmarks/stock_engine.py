@@ -38,7 +38,8 @@ def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from executor.plugin.config import engine_options, prepare_environment, trace_options
+    from executor.engine.options import engine_options
+    from executor.plugin.config import prepare_environment, trace_options
     from serve_app.settings import ModelSettings
 
     prepare_environment(ranks)

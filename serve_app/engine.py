@@ -18,8 +18,8 @@ from actors.find_directory import directory, own_directory
 from actors.protocol import ReplicaReport, StartFailed, Target
 from executor.cluster.checkpoint import check_model
 from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
-from executor.cluster.startup import REPLICA_VARIABLE
 from executor.core.fairness import Flow
+from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2
 from serve_app.listening import replica_on_this_machine

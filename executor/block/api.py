@@ -19,11 +19,11 @@ from executor.core.errors import Cancel, Refusal, Stop
 from executor.core.location import Kind, Location, State
 from executor.model.apply import Applier, Call
 from executor.model.items import check
+from executor.model.node import Node, Unreachable, View
 from executor.model.parameters import Wanted, refuse_write
-from executor.model.tree import ModuleTree, Node
+from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.saves.encoder import refuse_names
-from executor.views.view import Unreachable, View
 from interpose.contract.cache import Cache
 from interpose.contract.saving import saving_with
 from interpose.v1 import trace_pb2 as pb

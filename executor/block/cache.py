@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from executor.block.envoy import Envoy
 from executor.core.errors import Refusal
 from executor.model.items import ListOutputs, Opaque, Outputs
-from executor.model.tree import PSEUDO, ModuleTree, Node
+from executor.model.module_name import ModuleName
+from executor.model.node import Node
+from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
 from interpose.contract.cache import Cache, Visit
 from interpose.v1 import trace_pb2 as pb
@@ -129,7 +130,7 @@ def wish(
 
 
 def _node(tree: ModuleTree, module: object) -> Node:
-    node = module._node if isinstance(module, Envoy) else tree.find(module) if isinstance(module, str) else None
+    node = module._node if isinstance(module, ModuleName) else tree.find(module) if isinstance(module, str) else None
     if node is None:
         raise _refuse(f"tracer.cache takes modules or their paths, as 'model.layers.2.mlp', and {module!r} is none")
     if node.module is None and node.path not in PSEUDO:

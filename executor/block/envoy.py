@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from executor.core.errors import Refusal
+from executor.model.module_name import ModuleName
 from executor.model.parameters import refuse_write
-from executor.model.remote_module import Elsewhere, names_of
-from executor.model.tree import ModuleTree, Node
+from executor.model.remote_module import names_of
 from executor.views.view import Part, tensor_at
 from interpose.contract.idioms import OF_MODELS, OF_TRACERS
-from interpose.contract.names import Name, not_a_value, not_assigned, of_tensors
+from interpose.contract.names import not_assigned, of_tensors
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
     from executor.block.api import RunningBlock
-    from executor.views.view import View
+    from executor.model.node import View
     from interpose.contract.cache import Cache
 
 
@@ -42,13 +42,11 @@ def current() -> RunningBlock:
     return block
 
 
-class Envoy(Name):
+class Envoy(ModuleName):
     """A module of the served model, inside a block.
 
     Args:
-        tree: the model's modules.
-        node: the module.
-        given: whether it came with the block, not from another envoy.
+        as of `ModuleName`.
 
     Attributes:
         output: what the module returned, as the model's own code returned it; read, change in place, or assign.
@@ -56,42 +54,7 @@ class Envoy(Name):
         inputs: `(args, kwargs)`.
     """
 
-    __slots__ = ("_given", "_node", "_tree")
-    _given: bool
-    _node: Node
-    _tree: ModuleTree
-
-    def __init__(self, tree: ModuleTree, node: Node, given: bool = False) -> None:
-        object.__setattr__(self, "_tree", tree)
-        object.__setattr__(self, "_node", node)
-        object.__setattr__(self, "_given", given)
-
-    def _misused(self, used: str, then: str = "") -> NoReturn:
-        raise self.misuse(used, then)
-
-    def misuse(self, used: str, then: str = "") -> Refusal:
-        """The error for a use of the name as a value."""
-        node = self._node
-        numbered = any(name.isdigit() for name in node.children)
-        message = not_a_value(node.path, used, tuple(node.views), numbered, then)
-        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=node.path)
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether something that is saved may hold it: a module that the notebook put there, as a name."""
-        return self._given and self._node.module is not None
-
-    @property
-    def path(self) -> str:
-        """The module's path; "" for the model itself."""
-        return self._node.path
-
-    def __repr__(self) -> str:
-        module = self._node.layer
-        kind = type(module).__name__ if module is not None else self._node.title or "location"
-        if isinstance(module, Elsewhere):
-            kind = module.described.class_name
-        return f"<{self._node.path or 'model'}: {kind}>"
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -133,12 +96,6 @@ class Envoy(Name):
         if not self._count():
             self._misused("gone through")
         return (Envoy(self._tree, child) for name, child in self._node.children.items() if name.isdigit())
-
-    def _same(self, other: object) -> bool:
-        return isinstance(other, Envoy) and other._node is self._node
-
-    def __hash__(self) -> int:
-        return hash(self._node.path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors.

@@ -14,6 +14,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from executor.core.errors import Cancel, Refusal
+from executor.core.torch_modes import mode_depth
 from interpose.v1 import trace_pb2 as pb
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Strand:
         self._inference = False
         self._grad = False
         with self._placed():
-            self._modes = _mode_depth()
+            self._modes = mode_depth()
 
     @property
     def alive(self) -> bool:
@@ -123,26 +124,10 @@ class Strand:
             what: what the block does, for the message.
             where: the location it is about.
         """
-        if _mode_depth() != self._modes:
+        if mode_depth() != self._modes:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what} inside a torch mode (autocast, a default device, a function or dispatch mode), which would reach "
                 "the model too; read the value first, then open the mode around your own computation",
                 location=where,
             )
-
-
-def unseen() -> AbstractContextManager[object]:
-    """A context for the system's own work in a block: on a GPU the block's default device is a torch function mode, which
-    torch asks at every use of a tensor, even of an attribute."""
-    disabled: AbstractContextManager[object] = torch._C.DisableTorchFunction()
-    return disabled
-
-
-def _mode_depth() -> tuple[int, int, bool, bool]:
-    return (
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from executor.block.fiber import unseen
 from executor.core.errors import Refusal
+from executor.core.torch_modes import unseen
 from executor.model.values import Served
 from interpose.v1 import trace_pb2 as pb
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from executor.core.errors import BudgetExceeded, Refusal
+from executor.core.text import clip
 from interpose.contract.idioms import GRADIENTS
 from interpose.v1 import trace_pb2 as pb
 
-MAX_TEXT = 8192
 MAX_FRAMES = 50
 
 _OF_GRADIENTS = (
@@ -21,11 +21,6 @@ _OF_GRADIENTS = (
 )
 
 SourceLine = Callable[[str, int], str | None]
-
-
-def clip(text: str, limit: int = MAX_TEXT) -> str:
-    """Shorten `text` to `limit` characters, saying so."""
-    return text if len(text) <= limit else text[: limit - 20] + f"… [{len(text)} chars]"
 
 
 def frames_of(tb: TracebackType | None, sources: Mapping[str, Mapping[int, str]]) -> list[pb.Frame]:

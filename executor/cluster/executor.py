@@ -32,8 +32,8 @@ from executor.cluster.liveness import Lifeline, exit_with_parent
 from executor.cluster.placement import connect, placement_group_for, wait_ready, worker_bundles
 from executor.cluster.shared_memory import forget_names
 from executor.cluster.start_failure import leave_note
-from executor.cluster.startup import Startup
 from executor.cluster.verdicts import report
+from executor.core.startup import Startup
 
 logger = init_logger(__name__)
 

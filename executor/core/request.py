@@ -105,3 +105,14 @@ class Batch:
     tokens: int
     padded_tokens: int
     requests: int
+
+
+def step_tokens(scheduling: Any) -> int:
+    """Return how many tokens a step has, and so a traced prompt at most.
+
+    Args:
+        scheduling: the engine's SchedulerConfig.
+    """
+    return min(
+        scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens, scheduling.max_num_batched_tokens
+    )

@@ -16,18 +16,19 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from executor.block.traceback import clip
 from executor.cluster.start_failure import CannotStart, failure_of, noted
 from executor.cluster.verdicts import Verdicts
 from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import TraceCodes
-from executor.core.request import Work
+from executor.core.request import Work, step_tokens
+from executor.core.text import clip
 from executor.engine.compiler import Compiler
+from executor.engine.options import engine_options
 from executor.engine.outputs import output_event, result_of
 from executor.engine.requests import prompt_of, sampling_of
 from executor.engine.rpc import call_workers
 from executor.model.lora import Adapters
-from executor.plugin.config import check_config, engine_options, prepare_environment, step_tokens
+from executor.plugin.config import check_config, prepare_environment
 from interpose.contract.errors import with_retry
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2

@@ -18,11 +18,11 @@ from executor.block.binding import BindingFailed
 from executor.block.garbage import Garbage
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
-from executor.block.traceback import clip
 from executor.block.watchdog import padded
 from executor.core.errors import Refusal
 from executor.core.programs import Codes
 from executor.core.request import Work
+from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
 from executor.model.meta_tensors import Fakes

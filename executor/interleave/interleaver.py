@@ -18,10 +18,10 @@ import torch
 
 from executor.block.cache import Recordings
 from executor.block.mediator import Mediator
-from executor.block.traceback import clip
 from executor.core.errors import Refusal
 from executor.core.location import Kind, Location, State
 from executor.core.request import READ_ONLY, Batch, Span
+from executor.core.text import clip
 from executor.interleave.admission import Requests
 from executor.interleave.context import Host
 from executor.interleave.finish import Endings
@@ -30,8 +30,9 @@ from executor.interleave.serving import Place, Serving
 from executor.interleave.turns import Turns
 from executor.model.hooks import Hooks
 from executor.model.kv_guard import not_finite
+from executor.model.node import Node
 from executor.model.rows import ManyRows, Rows
-from executor.model.tree import LOGITS, PSEUDO, SAMPLES, Node
+from executor.model.tree import LOGITS, PSEUDO, SAMPLES
 from executor.parallel.agreement import different_values
 from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from executor.block.mediator import Mediator
-from executor.block.traceback import clip
 from executor.core.errors import Refusal
 from executor.core.location import Kind
+from executor.core.text import clip
 from executor.interleave.turns import Turns
 from executor.model.items import made_here
 from executor.model.kv_guard import CacheGuard
 from executor.model.meta_tensors import is_fake
+from executor.model.node import Node
 from executor.model.read_only import ReadOnly
 from executor.model.rows import ManyRows, Rows
-from executor.model.tree import SAMPLES, Node
-from executor.model.values import Fixed, Served, Shapes
-from executor.parallel.agreement import Ranks, digest
+from executor.model.tree import SAMPLES
+from executor.model.values import Fixed, Served, Shapes, digest
+from executor.parallel.agreement import Ranks
 from executor.parallel.pipeline import Stages
 from interpose.v1 import trace_pb2 as pb
 

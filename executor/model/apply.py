@@ -28,10 +28,11 @@ from executor.core.errors import Refusal
 from executor.model.items import kind_of, made_of
 from executor.model.layouts import Layouts
 from executor.model.lora import adapts, layer_of
+from executor.model.node import Node
 from executor.model.parameters import Parameters, Wanted
 from executor.model.remote_module import Elsewhere
 from executor.model.skips import holds_attention
-from executor.model.tree import LOGITS, SAMPLES, ModuleTree, Node
+from executor.model.tree import LOGITS, SAMPLES, ModuleTree
 from interpose.v1 import trace_pb2 as pb
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict)

@@ -11,12 +11,12 @@ import torch
 import vllm
 from vllm.sampling_params import SamplingParams
 
+from executor.core.request import step_tokens
 from executor.model.apply import why_not_applied
+from executor.model.node import Node, Unreachable
 from executor.model.parameters import described
 from executor.model.remote_module import Elsewhere
-from executor.model.tree import ModuleTree, Node
-from executor.plugin.config import step_tokens
-from executor.views.view import Unreachable
+from executor.model.tree import ModuleTree
 from interpose.v1 import model_pb2 as pb
 from interpose.wire.arrays import dtype_of
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from executor.model.node import Node
 from executor.model.streams import StepStream
-from executor.model.tree import ModuleTree, Node
+from executor.model.tree import ModuleTree
 
 # Called with a module's node, "input" or "output", and the value there; returns the value that the model goes on with.
 Visit = Callable[[Node, str, Any], Any]

@@ -28,8 +28,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from executor.core.errors import Refusal
 from executor.model.layouts import Columns
+from executor.model.node import Node
 from executor.model.remote_module import Elsewhere, names_of
-from executor.model.tree import Node
+from executor.model.values import digest
 from interpose.contract.names import Name, read_only, written
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -263,8 +264,6 @@ def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch
 
 def _digest(tensor: torch.Tensor) -> int:
     """Return a number that differs where the contents do, without more memory than a chunk takes."""
-    from executor.parallel.agreement import digest
-
     total = 0
     flat = tensor.reshape(-1)
     for start in range(0, len(flat), 1 << 20):

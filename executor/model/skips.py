@@ -13,8 +13,9 @@ import torch
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.core.errors import Refusal
+from executor.model.node import Node
 from executor.model.remote_module import Elsewhere
-from executor.model.tree import ModuleTree, Node
+from executor.model.tree import ModuleTree
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from vllm.lora.layers import LogitsProcessorWithLoRA
@@ -19,67 +17,17 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from executor.core.errors import Refusal
 from executor.model.layouts import Layouts
 from executor.model.lora import layer_of, modules_of
+from executor.model.node import Node
 from executor.model.remote_module import names_of
 from interpose.contract.idioms import OF_MODELS
 from interpose.contract.names import written
 from interpose.v1 import trace_pb2 as pb
-
-if TYPE_CHECKING:
-    from executor.model.rows import Rows
-    from executor.views.view import View
 
 LOGITS = "logits"
 SAMPLES = "samples"
 PSEUDO = (LOGITS, SAMPLES)
 _AFTER_FORWARD = 1 << 30
 _TRANSFORMERS_BACKEND = "vllm.model_executor.models.transformers."
-
-
-class Computed(Protocol):
-    """A value that the model never holds, computed for one request when its block asks for it."""
-
-    def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:
-        """Return the whole value; called on every tensor-parallel rank.
-
-        Args:
-            given: the module's `(args, kwargs)`.
-            returned: what it returned.
-            rows: the request's rows.
-            index: the request's place in the batch.
-
-        Raises:
-            Refusal: it cannot be computed truthfully; the same on every rank.
-        """
-
-
-@dataclass
-class Node:
-    """One module: its path, its torch module, and its children by name.
-
-    Attributes:
-        computed: values that are computed from what the module is given and what it returns, by the kind of location.
-        views: of a canonical node, the values that it has, by name.
-        applies: of a canonical node, what is applied when a block calls it.
-        title: of a canonical node, what it is called where a module has its class.
-        adapted: whether what a block would apply here looks for the LoRA adapters of the batch's rows.
-        stage: the first pipeline stage that has it.
-    """
-
-    path: str
-    module: torch.nn.Module | None
-    layouts: Layouts
-    children: dict[str, Node] = field(default_factory=dict)
-    computed: dict[str, Computed] = field(default_factory=dict)
-    views: dict[str, View] = field(default_factory=dict)
-    applies: Node | None = None
-    title: str = ""
-    adapted: bool = False
-    stage: int = 0
-
-    @property
-    def layer(self) -> torch.nn.Module | None:
-        """The model's own module: with LoRA adapters, `module` is what runs in its place."""
-        return layer_of(self.module)
 
 
 class ModuleTree:

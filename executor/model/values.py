@@ -23,6 +23,8 @@ from executor.model.layouts import WHOLE, Layout, Replicated
 from executor.model.rows import Rows, SomeRows
 from interpose.v1 import trace_pb2 as pb
 
+_SPREAD = 0x9E3779B97F4A7C1 | 1  # odd, so that no multiple of a difference vanishes but by chance
+
 
 class Change(enum.Enum):
     """Whether a copy was changed in place.
@@ -375,3 +377,12 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's contents as numbers that are equal where the bits are."""
     numbers = _BITS.get(tensor.element_size())
     return tensor if numbers is None else tensor.view(numbers)
+
+
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a number, on the tensor's device, that differs where its contents do, their order included."""
+    with torch.inference_mode(False), torch.no_grad():
+        flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()
+        numbers = bits(flat).to(torch.int64)
+        places = torch.arange(1, numbers.numel() + 1, device=numbers.device, dtype=torch.int64)
+        return (numbers * (places * _SPREAD)).sum()

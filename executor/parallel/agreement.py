@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from vllm.distributed import get_world_group
 
-from executor.block.mediator import Mediator
-from executor.model.values import bits
+from executor.core.location import Location, State
+from executor.model.apply import Call
+from executor.model.skips import Skips
+from executor.model.values import digest
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -58,19 +60,31 @@ class AllRanks:
         return [numbers.tolist() for numbers in everyone]
 
 
-_SPREAD = 0x9E3779B97F4A7C1 | 1  # odd, so that no multiple of a difference vanishes but by chance
+class Turned(Protocol):
+    """A block that had a turn.
+
+    Attributes:
+        state, failure: how it ended, if it did.
+        waiting, call: what it waits for, if it does.
+        skips: the modules that it skips.
+        step: the step that its request is in.
+    """
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def failure(self) -> pb.Failure | None: ...
+    @property
+    def waiting(self) -> Location | None: ...
+    @property
+    def call(self) -> Call | None: ...
+    @property
+    def skips(self) -> Skips: ...
+    @property
+    def step(self) -> int: ...
 
 
-def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a number, on the tensor's device, that differs where its contents do, their order included."""
-    with torch.inference_mode(False), torch.no_grad():
-        flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()
-        numbers = bits(flat).to(torch.int64)
-        places = torch.arange(1, numbers.numel() + 1, device=numbers.device, dtype=torch.int64)
-        return (numbers * (places * _SPREAD)).sum()
-
-
-def fingerprint(mediator: Mediator, several: bool) -> int:
+def fingerprint(mediator: Turned, several: bool) -> int:
     """A number that is the same on two ranks only if the block's turn ended the same way, with the same values to apply a module
     to. There being no other rank, values are left out: they would have to be waited for."""
     waiting = mediator.waiting
@@ -83,7 +97,7 @@ def fingerprint(mediator: Mediator, several: bool) -> int:
     return zlib.crc32(f"{mediator.state.name}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
 
 
-def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:
+def divergence(mediator: Turned, votes: list[int]) -> pb.Failure:
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",
@@ -96,7 +110,7 @@ def divergence(mediator: Mediator, votes: list[int]) -> pb.Failure:
     )
 
 
-def different_values(mediator: Mediator, ranks: int) -> pb.Failure:
+def different_values(mediator: Turned, ranks: int) -> pb.Failure:
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",

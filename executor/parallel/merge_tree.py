@@ -12,9 +12,10 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from executor.model.describe import describe_module
 from executor.model.layouts import Layouts
+from executor.model.node import Node
 from executor.model.remote_module import Elsewhere
 from executor.model.skips import holds_attention
-from executor.model.tree import ModuleTree, Node
+from executor.model.tree import ModuleTree
 from interpose.v1 import model_pb2 as pb
 
 

@@ -16,7 +16,8 @@ import torch
 from vllm.distributed import get_pp_group
 
 from executor.core.request import Batch
-from executor.model.tree import ModuleTree, Node
+from executor.model.node import Node
+from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.parallel.transfer import Message, pack, pack_error, pack_served, unpack, unpack_error, unpack_served
 

@@ -15,19 +15,12 @@ import vllm
 from vllm.platforms import current_platform
 
 from executor.model.kv_guard import PLAIN_CACHES
-from executor.model.lora import Adapters
 
 VLLM_VERSION = "0.32.0"
 # Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
 STEP_TOKENS = 8192
 
-# With any of these a user has said whether the engine compiles.
-_COMPILING = (
-    *("enforce_eager", "compilation_config", "optimization_level"),
-    *("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
-)
-
-_FIXED: dict[str, tuple[Any, str]] = {
+FIXED: dict[str, tuple[Any, str]] = {
     "speculative_config": (None, "a step's rows would hold guessed tokens"),
 }
 
@@ -80,19 +73,8 @@ def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> 
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
         "additional_config": {"interpose": worker_settings(limits, outbox, placement)},
-        **{name: value for name, (value, _) in _FIXED.items()},
+        **{name: value for name, (value, _) in FIXED.items()},
     }
-
-
-def step_tokens(scheduling: Any) -> int:
-    """Return how many tokens a step has, and so a traced prompt at most.
-
-    Args:
-        scheduling: the engine's SchedulerConfig.
-    """
-    return min(
-        scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens, scheduling.max_num_batched_tokens
-    )
 
 
 def check_config(config: Any) -> None:
@@ -150,40 +132,3 @@ def check_config(config: Any) -> None:
     for name, (bad, why) in refused.items():
         if bad:
             raise ValueError(f"{name} is not supported with traces: {why}")
-
-
-def engine_options(model: Any) -> dict[str, Any]:
-    """Return the arguments of vLLM's AsyncEngineArgs for a model's settings.
-
-    Raises:
-        ValueError: a setting contradicts what traces need.
-    """
-    from executor.cluster.executor import LazyRayExecutor
-
-    check_version()
-    options: dict[str, Any] = dict(model.engine)
-    for name, (value, why) in _FIXED.items():
-        if options.pop(name, value) not in (value, None):
-            raise ValueError(f"{name} cannot be set to that here: {why}")
-    for name in ("worker_cls", "scheduler_cls", "distributed_executor_backend", "additional_config"):
-        if name in options:
-            raise ValueError(f"{name} is the system's own and cannot be set")
-    if (
-        current_platform.is_cpu()
-        and "gpu_memory_utilization" not in options
-        and "VLLM_CPU_KVCACHE_SPACE" not in os.environ
-    ):
-        options.setdefault("kv_cache_memory_bytes", 1 << 30)
-    if current_platform.is_cpu() and all(options.get(name) is None for name in _COMPILING):
-        options["enforce_eager"] = True  # compiling takes minutes, and a step with a block runs uncompiled
-    options.setdefault("max_num_batched_tokens", STEP_TOKENS)
-    return {
-        **options,
-        **Adapters(model.lora_modules).options(options),
-        **trace_options(model.limits, placement=model.placement),
-        "model": model.model,
-        "tensor_parallel_size": model.tensor_parallel_size,
-        "pipeline_parallel_size": model.pipeline_parallel_size,
-        "distributed_executor_backend": LazyRayExecutor,
-        "disable_log_stats": options.get("disable_log_stats", True),
-    }

@@ -38,8 +38,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from executor.core.fairness import NOBODY, Flow, in_turn
-from executor.core.request import READ_ONLY, Placement
-from executor.plugin.config import step_tokens
+from executor.core.request import READ_ONLY, Placement, step_tokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -20,11 +20,11 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from executor.block.budget import Budget
 from executor.block.tally import Precision
-from executor.block.traceback import clip
 from executor.block.watchdog import heartbeat
-from executor.cluster.startup import Startup
 from executor.core.programs import Code
 from executor.core.request import Work
+from executor.core.startup import Startup
+from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.interleaver import Interleaver
 from executor.interleave.scan import scan

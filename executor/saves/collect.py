@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executor.block.scope import TraceScope
-from executor.block.traceback import clip
 from executor.core.errors import Refusal
+from executor.core.text import clip
 from executor.saves.encoder import SaveEncoder
+from executor.saves.trace import SavingTrace
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
 
@@ -28,7 +28,7 @@ class Limits:
 
 
 def collect(
-    scope: TraceScope,
+    scope: SavingTrace,
     invoke: int,
     names: Mapping[str, Any],
     containers: Mapping[int, Any],

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from executor.block.envoy import Envoy
-from executor.block.fiber import unseen
 from executor.core.errors import Refusal
+from executor.core.torch_modes import unseen
 from executor.model.items import ListOutputs, Outputs, plainly
 from executor.model.meta_tensors import is_fake
+from executor.model.module_name import ModuleName
 from executor.model.values import Served
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
@@ -153,7 +153,7 @@ def refuse_names(value: Any) -> None:
     todo: list[Any] = [value]
     while todo:
         item = todo.pop()
-        if isinstance(item, Envoy):
+        if isinstance(item, ModuleName):
             if item is value or not item.may_be_kept:
                 raise item.misuse("saved", ".save()" if item is value else "")
         elif isinstance(item, CONTAINERS) and id(item) not in seen and len(seen) <= _MAX_ITEMS:
@@ -234,7 +234,7 @@ class SaveEncoder:
             self._count(value.nbytes)
         if isinstance(value, Outputs | ListOutputs):
             return self._encoder.encode(plainly(value))
-        if isinstance(value, Envoy):
+        if isinstance(value, ModuleName):
             return Value(module=value.path)
         return None
 

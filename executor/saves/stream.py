@@ -16,13 +16,12 @@ from typing import Any
 import numpy
 import torch
 
-from executor.block.budget import Budget
-from executor.block.scope import TraceScope
-from executor.block.traceback import clip
 from executor.core.errors import BudgetExceeded, Refusal
+from executor.core.text import clip
 from executor.saves.collect import Limits
 from executor.saves.encoder import SaveEncoder, Search
 from executor.saves.outbox import Outbox
+from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import arrays
 from interpose.wire.encoder import WireError
@@ -48,7 +47,7 @@ class SaveStream:
     """
 
     def __init__(
-        self, scope: TraceScope, program: pb.Program, invoke: int, limits: Limits, budget: Budget, outbox: Outbox
+        self, scope: SavingTrace, program: pb.Program, invoke: int, limits: Limits, budget: Bounds, outbox: Outbox
     ) -> None:
         self.failure: pb.Failure | None = None
         self._scope = scope

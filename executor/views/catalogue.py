@@ -17,8 +17,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from executor.model.items import Path
 from executor.model.layouts import Layouts, Unknown
+from executor.model.node import Node, Unreachable
 from executor.model.remote_module import Elsewhere
-from executor.model.tree import LOGITS, ModuleTree, Node
+from executor.model.tree import LOGITS, ModuleTree
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
 from executor.views.joining import events_of, recording_of, tell, told
@@ -27,7 +28,7 @@ from executor.views.pattern import PATTERN, AttentionPattern, Pattern
 from executor.views.probe import Recording, multiple, record, same
 from executor.views.stale import find_unused
 from executor.views.stream import Place, StreamFinder
-from executor.views.view import Part, Stream, Unreachable
+from executor.views.view import Part, Stream
 
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
 

@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from executor.model.node import View
 from executor.model.values import Served
-from executor.views.view import View, tensor_at
+from executor.views.view import tensor_at
 
 
 @dataclass(frozen=True, eq=False)

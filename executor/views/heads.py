@@ -11,7 +11,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 
 from executor.model.layouts import Unknown
-from executor.model.tree import ModuleTree, Node
+from executor.model.node import Node
+from executor.model.tree import ModuleTree
 from executor.views.probe import Recording, same
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from executor.model.layouts import Layouts
-from executor.model.tree import ModuleTree, Node
+from executor.model.node import Node, Unreachable, View
+from executor.model.tree import ModuleTree
 from executor.views.pattern import PATTERN, Pattern
 from executor.views.probe import Event, Recording
-from executor.views.view import Part, Stream, Unreachable, View
+from executor.views.view import Part, Stream
 
 _KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable)}
 Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children

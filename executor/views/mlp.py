@@ -13,7 +13,8 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from executor.model.tree import ModuleTree, Node
+from executor.model.node import Node
+from executor.model.tree import ModuleTree
 from executor.views.probe import Recording, same
 
 

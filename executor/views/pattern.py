@@ -19,11 +19,10 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 
 from executor.core.errors import Refusal
+from executor.model.node import Node, View
 from executor.model.rows import Rows
-from executor.model.tree import Node
 from executor.model.values import Served
 from executor.views.cache import CachedKeys
-from executor.views.view import View
 from interpose.v1 import trace_pb2 as pb
 
 PATTERN = "pattern"

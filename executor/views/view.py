@@ -8,63 +8,14 @@ put back into the pair as soon as the block looks at the location again or moves
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from executor.core.errors import Refusal
-from executor.model.items import Path, check
-from executor.model.tree import Node
+from executor.model.items import Path
+from executor.model.node import View
 from executor.model.values import Served
-from interpose.v1 import trace_pb2 as pb
-
-
-@dataclass(frozen=True, eq=False)
-class View(ABC):
-    """One canonical value.
-
-    Attributes:
-        name: what a block calls it, e.g. "blocks[2].attn.z".
-        owner: the path of the canonical node that has it, e.g. "blocks.2.attn".
-        node: the raw module.
-        kind: which of its locations.
-        shape: as the documentation gives it, e.g. "[tokens, 4, 32]".
-    """
-
-    name: str
-    owner: str
-    node: Node
-    kind: str
-    shape: str
-
-    @abstractmethod
-    def read(self, served: Served) -> torch.Tensor:
-        """Return the value from what the block is served at the raw location."""
-
-    def write(self, served: Served, value: Any) -> None:
-        """Replace the value.
-
-        The new value goes into the served tensor in place: where the model holds that tensor under another name, as the
-        residual connection of a block holds the input of its norms, both see it.
-
-        Raises:
-            Refusal: the value does not fit.
-        """
-        current = self.read(served)
-        check(current, value, self.name)
-        if value is not current:
-            with torch.no_grad():
-                current.copy_(value.detach())
-
-    def read_only(self, instead: str) -> Refusal:
-        """The error for a write that the model could not go on with."""
-        return Refusal(
-            pb.ERROR_CODE_INVALID_ARGUMENT,
-            f"{self.name} is computed for the block, the model never holds it, so it cannot be changed; {instead}",
-            location=self.name,
-        )
 
 
 def tensor_at(value: Any, path: Path) -> Any:
@@ -126,21 +77,3 @@ class Stream(View):
         added, residual = self._tensors(served)
         added[changed] = 0
         residual[changed] = now[changed]
-
-
-@dataclass(frozen=True, eq=False)
-class Unreachable(View):
-    """A value that this architecture does not have, or that cannot be given truthfully.
-
-    Attributes:
-        why: the reason, and what to use instead.
-    """
-
-    why: str = ""
-
-    def read(self, served: Served) -> NoReturn:
-        raise self.refusal()
-
-    def refusal(self) -> Refusal:
-        """The error for using it."""
-        return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, f"{self.name} cannot be given: {self.why}", location=self.name)

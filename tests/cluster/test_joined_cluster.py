@@ -22,7 +22,7 @@ _PLACE = """
 import sys, ray
 from vllm.engine.arg_utils import AsyncEngineArgs
 from executor.cluster import placement as cluster
-from executor.plugin.config import engine_options
+from executor.engine.options import engine_options
 from serve_app.settings import ModelSettings
 
 checkpoint, placement, cluster.WAIT_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])

@@ -17,7 +17,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from executor.core.request import Work
-from executor.plugin.config import STEP_TOKENS, check_config, engine_options
+from executor.engine.options import engine_options
+from executor.plugin.config import STEP_TOKENS, check_config
 from executor.plugin.scheduler import InterposeScheduler
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb

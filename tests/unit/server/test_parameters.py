@@ -14,8 +14,8 @@ import executor.model.layouts
 import executor.model.parameters
 from executor.core.errors import Refusal
 from executor.model.layouts import Columns, Layouts
+from executor.model.node import Node
 from executor.model.parameters import Parameters, Wanted, _by_rows, _segments, vocabulary_segments
-from executor.model.tree import Node
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from executor.cluster.startup import REPLICA_VARIABLE, Startup
+from executor.core.startup import REPLICA_VARIABLE, Startup
 
 
 def test_when_the_model_was_loaded_stays_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
