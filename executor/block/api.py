@@ -1,4 +1,4 @@
-"""The block's side of its mediator: what the code of a block can ask for while it runs.
+"""The block's side: what the code of a block can ask for while it runs.
 
 Every name that a block uses (`executor.block.envoy`) ends in a method here. One that asks for a location which the model has not
 come to parks the block; one that asks for something that cannot be given raises at the block's own line.
@@ -7,13 +7,14 @@ come to parks the block; one that asks for something that cannot be given raises
 from __future__ import annotations
 
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from executor.block.barrier import Barrier
 from executor.block.cache import Recorder, wish
 from executor.block.fiber import Strand
+from executor.block.state import BlockState
 from executor.block.traceback import describe, frames_here
 from executor.core.errors import Cancel, Refusal, Stop
 from executor.core.location import Kind, Location, State
@@ -28,15 +29,12 @@ from interpose.contract.cache import Cache
 from interpose.contract.saving import saving_with
 from interpose.v1 import trace_pb2 as pb
 
-if TYPE_CHECKING:
-    from executor.block.mediator import Mediator
-
 
 class RunningBlock:
     """The code of one block, and what it asks for.
 
     Args:
-        mediator: the block's mediator.
+        state: how far the block has come; what it asks for is written there.
         code: the compiled block.
         sources: the user's source lines by file name, for tracebacks.
         tree: the model's modules.
@@ -50,7 +48,7 @@ class RunningBlock:
 
     def __init__(
         self,
-        mediator: Mediator,
+        state: BlockState,
         code: CodeType,
         sources: dict[str, dict[int, str]],
         tree: ModuleTree,
@@ -60,7 +58,7 @@ class RunningBlock:
         self.strand = Strand(self._main, self, tree.device)
         self.pointer = 0
         self._offsets: dict[str, int] = {}
-        self._mediator = mediator
+        self._state = state
         self._code = code
         self._sources = sources
         self._tree = tree
@@ -70,36 +68,36 @@ class RunningBlock:
     @property
     def steps(self) -> int:
         """Steps begun."""
-        return self._mediator.steps
+        return self._state.steps
 
     # Its run, from the beginning to the end.
 
     def _main(self, *_: Any) -> None:
-        mediator = self._mediator
+        state = self._state
         try:
             with saving_with(self.save):
                 ended = self._run()
-            mediator.late.check_all()
-            mediator.state = ended
+            state.late.check_all()
+            state.state = ended
         except Cancel:
-            mediator.state = State.CANCELLED
+            state.state = State.CANCELLED
         except BaseException as error:
-            mediator.failure = self.describe(error)
-            mediator.state = State.FAILED
+            state.failure = self.describe(error)
+            state.state = State.FAILED
         finally:
-            mediator.waiting = None
+            state.waiting = None
 
     def _run(self) -> State:
         try:
-            exec(self._code, self._mediator.namespace)
+            exec(self._code, self._state.namespace)
         except Stop:
             return State.STOPPED
         return State.DONE
 
     def describe(self, error: BaseException) -> pb.Failure:
         """Return what the client is told of an exception of the block's."""
-        mediator = self._mediator
-        return describe(error, self._sources, mediator.trace_id, mediator.invoke)
+        state = self._state
+        return describe(error, self._sources, state.trace_id, state.invoke)
 
     # Values of the model.
 
@@ -147,18 +145,18 @@ class RunningBlock:
 
     def skip(self, node: Node, value: Any) -> None:
         """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
-        mediator = self._mediator
+        state = self._state
         self._check_prompt("module.skip(value) is a request's own")
         step = self.pointer + self._offsets.get(node.path, 0)
-        place = -1 if step > mediator.step else 1 << 62 if step < mediator.step else mediator.position
-        mediator.skips.begin(node, step, place)
+        place = -1 if step > state.step else 1 << 62 if step < state.step else state.position
+        state.skips.begin(node, step, place)
         self._at(node, Kind.OUTPUT).assign(value)
 
     def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a module makes of the block's own values."""
-        mediator = self._mediator
-        if mediator.fakes is not None:
-            args, kwargs = mediator.fakes.real((args, kwargs))
+        state = self._state
+        if state.fakes is not None:
+            args, kwargs = state.fakes.real((args, kwargs))
         return self._answered(self._applier.prepare(node, args, kwargs))
 
     def parameter(self, node: Node, name: str) -> Any:
@@ -166,73 +164,73 @@ class RunningBlock:
 
         def read(wanted: Wanted) -> torch.Tensor:
             value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
-            if self._mediator.fakes is not None:
-                return self._mediator.fakes.like(value)
-            self._mediator.late.watch(value, refuse_write(node.path, name))
+            if self._state.fakes is not None:
+                return self._state.fakes.like(value)
+            self._state.late.watch(value, refuse_write(node.path, name))
             return value
 
         return self._applier.parameters.open(node, name, read)
 
     def _answered(self, call: Call) -> Any:
         """Park until the engine has answered a call."""
-        mediator = self._mediator
+        state = self._state
         self.strand.check_modes(f"{call} was asked for", call.node.path)
-        mediator.call = call
+        state.call = call
         try:
             made = self.strand.park(call)
         finally:
-            mediator.call = None
-        return made if mediator.fakes is None else mediator.fakes.of(made)
+            state.call = None
+        return made if state.fakes is None else state.fakes.of(made)
 
     def await_barrier(self, barrier: Barrier) -> None:
         """Wait until as many invokes have come to a barrier as it counts."""
-        mediator = self._mediator
-        if not mediator.companions:
+        state = self._state
+        if not state.companions:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "this block has no other invokes to wait for: a barrier belongs to the invokes of the trace that made it",
                 location="barrier()",
             )
         self._check_prompt("barrier() waits for the blocks of other prompts")
-        if mediator.finished:
+        if state.finished:
             raise barrier.too_late()
         if barrier.broken:
             raise barrier.refusal()
         if barrier.count == 1:
             return
-        if mediator.served is not None:  # others may have it while this block waits
-            mediator.registry.hold(mediator.served)
-        barrier.waiting.append(mediator)
-        mediator.barrier = barrier
+        if state.served is not None:  # others may have it while this block waits
+            state.registry.hold(state.served)
+        barrier.waiting.append(state)
+        state.barrier = barrier
         try:
             self._park(Location("", Kind.BARRIER, 0, str(barrier)))
         finally:
-            mediator.barrier = None
-            if mediator in barrier.waiting:
-                barrier.waiting.remove(mediator)
+            state.barrier = None
+            if state in barrier.waiting:
+                barrier.waiting.remove(state)
 
     def log(self, text: str) -> None:
         """Send text to the notebook."""
-        self._mediator.logs += self._mediator.emit(text)
+        self._state.logs += self._state.emit(text)
 
     def save(self, value: Any) -> Any:
         """Keep a value past the block; return what the block goes on with."""
-        mediator = self._mediator
-        if mediator.edit:
+        state = self._state
+        if state.edit:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
             )
         refuse_names(value)
-        return mediator.registry.save(value, mediator.served)
+        return state.registry.save(value, state.served)
 
     def record(
         self, modules: object, device: object, dtype: object, include_output: bool, include_inputs: bool
     ) -> Cache:
         """Record modules from here on; return what fills."""
-        mediator = self._mediator
-        if mediator.edit or self._streamed:
-            what = "an edit saves nothing" if mediator.edit else "a streamed trace brings what is new with every output"
+        state = self._state
+        if state.edit or self._streamed:
+            what = "an edit saves nothing" if state.edit else "a streamed trace brings what is new with every output"
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what}, so there is no tracer.cache() in it; append the values to a list: kept.append(layer.output.save())",
@@ -240,13 +238,13 @@ class RunningBlock:
             )
         frames = frames_here(self._sources)
         recorder = Recorder(wish(self._tree, modules, device, dtype, include_output, include_inputs, frames))
-        mediator.recorders.append(recorder)
-        mediator.registry.mark(recorder.cache, recorder.cache)
+        state.recorders.append(recorder)
+        state.registry.mark(recorder.cache, recorder.cache)
         return recorder.cache
 
     def stop(self) -> NoReturn:
         """End the request."""
-        if self._mediator.edit:
+        if self._state.edit:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit does not end the requests that it runs in; use tracer.stop() in the block of a trace",
@@ -255,7 +253,7 @@ class RunningBlock:
         raise Stop
 
     def _check_prompt(self, what: str) -> None:
-        if self._mediator.whole:
+        if self._state.whole:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what}, and tracer.invoke() without a prompt has none; write it in the blocks of the prompts",
@@ -267,19 +265,19 @@ class RunningBlock:
 
     def await_step(self, step: int) -> bool:
         """Wait until `step` begins; return False if the generation ends before."""
-        mediator = self._mediator
-        if step < mediator.step:
+        state = self._state
+        if step < state.step:
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,
-                f"step {step} had already passed (the block is in step {mediator.step}); "
+                f"step {step} had already passed (the block is in step {state.step}); "
                 + (
                     "read tracer.result last: it waits for the end"
-                    if mediator.result_asked
+                    if state.result_asked
                     else "go through steps in rising order"
                 ),
                 location=f"tracer.iter[{step}]",
             )
-        if step > mediator.step and (mediator.finished or not self._park(Location("", Kind.STEP, step))):
+        if step > state.step and (state.finished or not self._park(Location("", Kind.STEP, step))):
             return False
         self.pointer = step
         self._offsets.clear()
@@ -287,9 +285,9 @@ class RunningBlock:
 
     def await_result(self) -> Any:
         """Wait for the end of the generation and return its result."""
-        mediator = self._mediator
-        mediator.result_asked = mediator.result_asked or not mediator.finished
-        return mediator.result if mediator.finished else self._park(Location("", Kind.RESULT, 0))
+        state = self._state
+        state.result_asked = state.result_asked or not state.finished
+        return state.result if state.finished else self._park(Location("", Kind.RESULT, 0))
 
     def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:
         """Return what is served at a location, waiting for it if need be.
@@ -300,17 +298,17 @@ class RunningBlock:
             owner: the path that `next()` counts for, if another than the module's.
             shown: what errors call the location, if otherwise than by its raw name.
         """
-        mediator = self._mediator
+        state = self._state
         step = self.pointer + self._offsets.get(node.path if owner is None else owner, 0)
         location = Location(node.path, kind, step, shown)
-        if mediator.served is not None and mediator.served_at == location:
-            mediator.served.put_back()
-            return mediator.served
+        if state.served is not None and state.served_at == location:
+            state.served.put_back()
+            return state.served
         place = self._tree.order_of(node.path, kind)
-        if mediator.finished:
-            raise mediator.never(location)
-        if location.step < mediator.step or (location.step == mediator.step and place <= mediator.position):
-            skipped = mediator.skips.around(node.path, location.step)
+        if state.finished:
+            raise state.never(location)
+        if location.step < state.step or (location.step == state.step and place <= state.position):
+            skipped = state.skips.around(node.path, location.step)
             if skipped:
                 raise Refusal(
                     pb.ERROR_CODE_OUT_OF_ORDER,
@@ -318,9 +316,9 @@ class RunningBlock:
                     location=str(location),
                 )
             at = (
-                f" (the block is at {mediator.served_at})"
-                if mediator.served_at
-                else f" (the request is in step {mediator.step})"
+                f" (the block is at {state.served_at})"
+                if state.served_at
+                else f" (the request is in step {state.step})"
             )
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,
@@ -331,11 +329,11 @@ class RunningBlock:
         return self._park(location)
 
     def _park(self, location: Location) -> Any:
-        mediator = self._mediator
+        state = self._state
         self.strand.check_modes(f"{location} was asked for", str(location))
-        mediator.late.check_recent()
-        mediator.waiting = location
+        state.late.check_recent()
+        state.waiting = location
         try:
             return self.strand.park(location)
         finally:
-            mediator.waiting = None
+            state.waiting = None

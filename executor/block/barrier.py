@@ -7,17 +7,34 @@ change. Blocks that could wait for ever, because too few are left that might com
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from executor.core.errors import Refusal
 from interpose.v1 import trace_pb2 as pb
 
-if TYPE_CHECKING:
-    from executor.block.mediator import Mediator
-
 _MOST_PASSES = 1000  # of one barrier in one step
+
+
+class Waiting(Protocol):
+    """A block as a barrier knows it.
+
+    Attributes:
+        request_id: the engine's id of its request.
+        invoke: its index in the trace.
+        step: the step that its request is in.
+        live: whether it waits for something.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def invoke(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def live(self) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -25,32 +42,32 @@ class Barrier:
     """One barrier of a trace, inside its blocks: `barrier()`.
 
     Attributes:
-        count: how many go on together.
-        waiting: who is there, in the order of arrival.
-        broken: why nobody can pass it any more, "" as long as that is possible.
+        number: its place among the trace's barriers.
+        count: how many blocks go on together.
+        waiting: the blocks that are there, in the order of arrival.
+        broken: why no block can pass it any more, "" as long as that is possible.
     """
 
     number: int
     count: int
-    waiting: list[Mediator] = field(default_factory=list)
+    _wait: Callable[[Barrier], None] = field(repr=False)
+    waiting: list[Waiting] = field(default_factory=list)
     broken: str = ""
     _step: int = -1
     _passes: int = 0
 
     def __call__(self) -> None:
         """Wait until `count` blocks are here."""
-        from executor.block.envoy import current
-
-        current().await_barrier(self)
+        self._wait(self)
 
     def __str__(self) -> str:
         return f"barrier {self.number + 1} (of {self.count})"
 
-    def complete(self) -> list[Mediator]:
+    def complete(self) -> list[Waiting]:
         """Return those who can go on; [] as long as too few are here."""
         return self.waiting[: self.count] if len(self.waiting) >= self.count else []
 
-    def check_group(self, group: list[Mediator], present: Iterable[str]) -> None:
+    def check_group(self, group: Sequence[Waiting], present: Iterable[str]) -> None:
         """Break if a complete group cannot go on together.
 
         Args:
@@ -69,7 +86,7 @@ class Barrier:
         elif self._passes > _MOST_PASSES:
             self.broken = f"{self} was passed {_MOST_PASSES} times in one step"
 
-    def check_deserted(self, companions: Iterable[Mediator]) -> None:
+    def check_deserted(self, companions: Iterable[Waiting]) -> None:
         """Break if those who wait would wait for ever.
 
         Args:

@@ -6,9 +6,9 @@ declared it to the end of the generation; the block itself may have ended long b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,13 +17,8 @@ from executor.model.items import ListOutputs, Opaque, Outputs
 from executor.model.module_name import ModuleName
 from executor.model.node import Node
 from executor.model.tree import PSEUDO, ModuleTree
-from executor.model.values import Served
 from interpose.contract.cache import Cache, Visit
 from interpose.v1 import trace_pb2 as pb
-
-if TYPE_CHECKING:
-    from executor.block.mediator import Mediator
-    from executor.block.scope import TraceScope
 
 
 @dataclass(frozen=True)
@@ -155,83 +150,5 @@ def _device(device: object) -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
 
 
-def _unkept(path: str, kind: str, error: Exception) -> Refusal:
-    """Why a value is not recorded that can be given: it cannot become what the block wants of it, say."""
-    message = f"the value at {path}.{kind} cannot be recorded: {error}"
-    return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=f"{path}.{kind}")
-
-
 def _refuse(message: str) -> Refusal:
     return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location="tracer.cache")
-
-
-class Recordings:
-    """Who records where in the step that runs.
-
-    Args:
-        tree: the model's modules.
-        hook: has a module's location visited.
-        limit: bytes that a trace may record.
-    """
-
-    def __init__(self, tree: ModuleTree, hook: Callable[[str, str], None], limit: int) -> None:
-        self._tree = tree
-        self._hook = hook
-        self._limit = limit
-        self._listed: set[Recorder] = set()
-        self._at: dict[tuple[str, str], list[tuple[Mediator, Recorder]]] = {}
-
-    def clear(self) -> None:
-        """The step is over."""
-        self._listed.clear()
-        self._at.clear()
-
-    def enlist(self, mediator: Mediator) -> None:
-        """Have recorded what a block asked for and lies ahead of it. Idempotent."""
-        for recorder in mediator.recorders:
-            if recorder in self._listed:
-                continue
-            self._listed.add(recorder)
-            for path, kind in recorder.wish.targets:
-                if self._tree.order_of(path, kind) > mediator.position:
-                    self._at.setdefault((path, kind), []).append((mediator, recorder))
-                    if path not in PSEUDO:
-                        self._hook(path, kind)
-
-    def at(self, path: str, kind: str) -> list[tuple[Mediator, Recorder]]:
-        """Return the blocks that have a location recorded, each with what records it."""
-        return self._at.get((path, kind), [])
-
-    def record(
-        self,
-        mediator: Mediator,
-        recorder: Recorder,
-        path: str,
-        kind: str,
-        served: Callable[[], Served],
-        scope: TraceScope,
-    ) -> pb.Failure | None:
-        """Take a value; return why the block fails, None if it does not.
-
-        Args:
-            served: gives the value as the block would get it.
-            scope: the block's trace.
-        """
-        before = recorder.bytes
-        try:
-            recorder.record(path, kind, mediator.step, served().value)
-        except Exception as error:
-            refusal = error if isinstance(error, Refusal) else _unkept(path, kind, error)
-            if recorder.wish.named:
-                return recorder.failure(refusal)
-            recorder.refuse(path, refusal)
-        else:
-            mediator.tally.serve(f"{path}.{kind}")
-        scope.recorded_bytes += recorder.bytes - before
-        if scope.recorded_bytes <= self._limit:
-            return None
-        message = (
-            f"tracer.cache() holds more than the {self._limit >> 20} MiB that a trace may save; name the modules that you need, "
-            "modules=[…], a smaller dtype=…, or fewer tokens"
-        )
-        return recorder.failure(Refusal(pb.ERROR_CODE_QUOTA_EXCEEDED, message, location="tracer.cache"))

@@ -1,45 +1,26 @@
 """The names a block uses inside a worker: modules, the tracer, and steps.
 
-Every access goes to the block that is running (`executor.block.api`), so one tree of envoys serves all blocks.
+Every access goes to the block that is running (`executor.block.interface`), so one tree of envoys serves all blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
+from executor.block.fiber import current
 from executor.core.errors import Refusal
 from executor.model.module_name import ModuleName
+from executor.model.node import View
 from executor.model.parameters import refuse_write
 from executor.model.remote_module import names_of
 from executor.views.view import Part, tensor_at
+from interpose.contract.cache import Cache
 from interpose.contract.idioms import OF_MODELS, OF_TRACERS
 from interpose.contract.names import not_assigned, of_tensors
 from interpose.v1 import trace_pb2 as pb
-
-if TYPE_CHECKING:
-    from executor.block.api import RunningBlock
-    from executor.model.node import View
-    from interpose.contract.cache import Cache
-
-
-def current() -> RunningBlock:
-    """Return the block that is running.
-
-    Raises:
-        Refusal: the caller is not a block (a thread that a block started, say).
-    """
-    from executor.block.fiber import running
-
-    block = running()
-    if block is None:
-        raise Refusal(
-            pb.ERROR_CODE_INVALID_ARGUMENT,
-            "the model can be used only from the block itself, not from a thread that it started",
-        )
-    return block
 
 
 class Envoy(ModuleName):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from greenlet import getcurrent, greenlet
 
+from executor.block.interface import Block
 from executor.core.errors import Cancel, Refusal
 from executor.core.torch_modes import mode_depth
 from interpose.v1 import trace_pb2 as pb
-
-if TYPE_CHECKING:
-    from executor.block.api import RunningBlock
 
 # Torch looks up once, when a default device is first used, which functions make tensors. Transformers puts another torch.linspace
 # in the place of torch's while it makes a model: were that the first use, blocks' own linspace would stay on the CPU.
@@ -29,13 +27,28 @@ with torch.device("cpu"):
 class _Greenlet(greenlet):
     """A greenlet that knows its block."""
 
-    block: RunningBlock
+    block: Block
 
 
-def running() -> RunningBlock | None:
+def running() -> Block | None:
     """Return the block that is running on this thread, if any."""
     current = getcurrent()
     return current.block if isinstance(current, _Greenlet) else None
+
+
+def current() -> Block:
+    """Return the block that is running.
+
+    Raises:
+        Refusal: the caller is not a block (a thread that a block started, say).
+    """
+    block = running()
+    if block is None:
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            "the model can be used only from the block itself, not from a thread that it started",
+        )
+    return block
 
 
 class Strand:
@@ -51,7 +64,7 @@ class Strand:
         closing: whether the block is to end and may wait for nothing more.
     """
 
-    def __init__(self, main: Callable[..., None], block: RunningBlock, device: torch.device) -> None:
+    def __init__(self, main: Callable[..., None], block: Block, device: torch.device) -> None:
         self._greenlet = _Greenlet(main)
         self._greenlet.block = block
         self.parked = False

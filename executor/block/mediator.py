@@ -11,21 +11,16 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
-import torch
-
 from executor.block.api import RunningBlock
 from executor.block.barrier import Barrier
 from executor.block.budget import NOBODY, Budget
-from executor.block.cache import Recorder
 from executor.block.process_state import OwnState, complaint
 from executor.block.rng import RandomState
-from executor.block.stale_writes import Late
-from executor.block.tally import Tally
+from executor.block.state import BlockState
 from executor.core.errors import BudgetExceeded, Cancel, Refusal
 from executor.core.location import Kind, Location, State
-from executor.model.apply import Applier, Call
+from executor.model.apply import Applier
 from executor.model.meta_tensors import Fakes
-from executor.model.skips import Skips
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.saves.encoder import SaveRegistry
@@ -40,50 +35,22 @@ _STRAYED = (
 _unending: list[object] = []  # the strands of blocks that nothing ends
 
 
-class Mediator:
+class Mediator(BlockState):
     """Runs one invoke's block.
 
     Args:
-        request_id: the engine's id of the request.
-        trace_id: the trace.
-        invoke: the invoke's index in the trace.
         prompt_tokens: length of the prompt.
         code: the compiled block.
-        namespace: the block's names; the block runs in it.
         sources: the user's source lines by file name, for tracebacks.
-        tree: the model's modules.
         applier: applies modules to the block's values.
         budget: time and memory bounds.
-        registry: the trace's saved values.
-        emit: called with text that the block prints; returns whether it was sent.
         random_state: the trace's random generators, or None when its code uses none.
-        companions: how many invokes of the trace start together with it, itself included; 0: none does.
-        whole: whether it has no prompt and sees the rows of its companions.
         streamed: whether what it saves leaves step by step.
-        fakes: makes its tensors, of a block that is scanned.
         blame: the id of the client's trace, as the budget takes it.
+        request_id, trace_id, invoke, namespace, tree, registry, emit, companions, whole, fakes: as of `BlockState`.
 
     Attributes:
-        registry, emit, companions, whole, fakes: as given.
-        step: the step the request is in; -1 before the first.
-        position: the model's place in that step (`ModuleTree.order_of`).
-        served, served_at: what the block was served, and where, while it is there.
-        waiting: what it waits for.
-        call: the module that it wants applied, while it waits for that.
-        barrier: where it waits for other invokes, while it does.
-        skips: the modules that it skips.
-        recorders: what it has recorded from step to step.
-        late: what it was served and may change no longer.
-        finished, result: whether the generation is over, and what it gave.
-        result_asked: whether the block asked for the result, which lets the whole generation pass.
-        used: seconds that it has taken in this step, with the modules that it applied.
-        state, failure: how it ended.
-        logs: how often it printed.
-        edit: the name of the standing edit that it is, "" for a request's own block.
-        owner: the engine's id of the request that the edit runs in.
-        rank: its place among the blocks of one request.
-        tally: where it was served and where it wrote.
-        wrote: digests of what it wrote in this step, where other ranks are to have written the same.
+        prompt_tokens: as given.
     """
 
     def __init__(
@@ -108,38 +75,19 @@ class Mediator:
         fakes: Fakes | None = None,
         blame: bytes = NOBODY,
     ) -> None:
-        self.registry = registry
-        self.request_id = request_id
-        self.trace_id = trace_id
-        self.invoke = invoke
+        super().__init__(
+            request_id=request_id,
+            trace_id=trace_id,
+            invoke=invoke,
+            namespace=namespace,
+            tree=tree,
+            registry=registry,
+            emit=emit,
+            companions=companions,
+            whole=whole,
+            fakes=fakes,
+        )
         self.prompt_tokens = prompt_tokens
-        self.namespace = namespace
-        self.emit = emit
-        self.logs = 0
-        self.step = -1
-        self.position = -1
-        self.served: Served | None = None
-        self.served_at: Location | None = None
-        self.waiting: Location | None = None
-        self.call: Call | None = None
-        self.barrier: Barrier | None = None
-        self.companions = companions
-        self.whole = whole
-        self.recorders: list[Recorder] = []
-        self.fakes = fakes
-        self.skips = Skips(tree)
-        self.late = Late()
-        self.edit = ""
-        self.owner = ""
-        self.rank = 0
-        self.state = State.WAITING
-        self.failure: pb.Failure | None = None
-        self.used = 0.0
-        self.tally = Tally()
-        self.wrote: list[torch.Tensor] = []
-        self.finished = False
-        self.result: Any = None
-        self.result_asked = False
         self._budget = budget
         self._code = code
         self._blame = blame
@@ -156,26 +104,6 @@ class Mediator:
     def defines(self) -> bool:
         """Whether the block defines functions or classes, which find its names for as long as anybody calls them."""
         return any(isinstance(part, CodeType) for part in self._code.co_consts)
-
-    @property
-    def live(self) -> bool:
-        """Whether the block still waits for something."""
-        return self.state is State.WAITING
-
-    @property
-    def resting(self) -> bool:
-        """Whether the block has ended or waits for the result: it asks for nothing in a coming step."""
-        return not self.live or (self.waiting is not None and self.waiting.kind == Kind.RESULT)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the block changed anything in the model's pass, so that computing the request anew would be wrong."""
-        return bool(self.tally.writes or self.skips.fingerprint())
-
-    @property
-    def steps(self) -> int:
-        """Steps begun."""
-        return self.step + 1
 
     def become_edit(self, name: str, owner: str, rank: int) -> None:
         """Be a standing edit in a request, not the request's own block."""
@@ -281,13 +209,6 @@ class Mediator:
         if self._strand.alive:
             # Python would end it when nobody refers to it any more, outside of any budget.
             _unending.append(self._strand)
-
-    def never(self, location: Location) -> Refusal:
-        """Why a location is not served: the generation is over."""
-        message = f"{location} was never reached: the generation ended after {self.steps} step{'s' if self.steps != 1 else ''}"
-        if self.result_asked:
-            message += ". tracer.result waits for the end of the generation, and the block read it first; read it last"
-        return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=str(location))
 
     def _turn(self, turn: Callable[[], None]) -> None:
         """Let the block run until it parks or ends, within its budget, with its own random generators and process state."""

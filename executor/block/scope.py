@@ -24,7 +24,8 @@ import torch
 from executor.block.barrier import Barrier
 from executor.block.binding import Rebuilder, Watch, ordinary_tensors
 from executor.block.budget import Budget
-from executor.block.envoy import Envoy, Tracer, current
+from executor.block.envoy import Envoy, Tracer
+from executor.block.fiber import current
 from executor.block.garbage import finalizes
 from executor.block.rng import RandomState
 from executor.block.watchdog import padded
@@ -91,6 +92,11 @@ def new_namespace() -> dict[str, Any]:
     return {"__builtins__": names, "__name__": "__main__", rewrite.GUARD: guard, rewrite.SAVE: save}
 
 
+def _wait(barrier: Barrier) -> None:
+    """What `barrier()` is in a block."""
+    current().await_barrier(barrier)
+
+
 def guard() -> None:
     """Re-raise a control exception that a block's own handler has just caught."""
     error = sys.exc_info()[1]
@@ -127,7 +133,7 @@ class _TraceResolver(Resolver):
         return Tracer()
 
     def barrier(self, barrier: value_pb2.Barrier) -> object:
-        made = self._barriers.setdefault(barrier.number, Barrier(barrier.number, barrier.count))
+        made = self._barriers.setdefault(barrier.number, Barrier(barrier.number, barrier.count, _wait))
         if made.count != barrier.count or not barrier.count:
             raise WireError(f"barrier {barrier.number} waits for {barrier.count} invokes")
         return made

@@ -94,7 +94,8 @@ class Companions:
                     barrier.check_group(group, present)
                 else:
                     barrier.check_deserted(self._requests.companions(trace_id))
-                for mediator in list(barrier.waiting) if barrier.broken else group:
+                for waiting in list(barrier.waiting) if barrier.broken else group:
+                    mediator = self._requests.mediators[waiting.request_id]
                     self._turns.run(mediator, lambda m=mediator, b=barrier: m.pass_barrier(place, b))  # type: ignore[misc]
                     went[mediator.request_id] = mediator
         return list(went.values())

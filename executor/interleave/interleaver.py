@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from executor.block.cache import Recordings
 from executor.block.mediator import Mediator
 from executor.core.errors import Refusal
 from executor.core.location import Kind, Location, State
@@ -26,6 +25,7 @@ from executor.interleave.admission import Requests
 from executor.interleave.context import Host
 from executor.interleave.finish import Endings
 from executor.interleave.gang import OUT_OF_STEP, Companions, no_room
+from executor.interleave.recordings import Recordings
 from executor.interleave.serving import Place, Serving
 from executor.interleave.turns import Turns
 from executor.model.hooks import Hooks
