@@ -37,7 +37,7 @@ help:
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
-	@echo 'make lint       ruff and mypy'
+	@echo 'make lint       ruff, mypy, and which folder imports from which'
 	@echo 'make format     ruff, changing files'
 	@echo 'make protos     generate interpose/v1 from protos/'
 	@echo 'make k8s-validate CRDS=DIR  check k8s/ against the schemas of Kubernetes, of KubeRay (DIR), of Serve, and of the settings'
@@ -99,6 +99,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -112,5 +113,5 @@ k8s-validate: $(STAMP)
 	$(BIN)/python -m pytest tests/k8s
 
 clean:
-	rm -rf build dist .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist .demo .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
