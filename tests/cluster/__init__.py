@@ -1,0 +1,1 @@
+"""Several replicas, models and nodes, and what is lost of them."""

@@ -1,0 +1,1 @@
+"""The image for CPUs, built and run with docker-compose.yml."""

@@ -1,0 +1,1 @@
+"""A whole service and its clients, in processes of their own."""

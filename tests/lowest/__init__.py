@@ -1,0 +1,1 @@
+"""The lowest versions of the dependencies that pyproject.toml allows."""

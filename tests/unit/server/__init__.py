@@ -1,0 +1,1 @@
+"""The server without an engine: executor, service and actors."""

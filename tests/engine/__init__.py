@@ -1,0 +1,1 @@
+"""Blocks in a vLLM engine on the CPU, in the test's own process."""

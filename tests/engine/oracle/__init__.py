@@ -1,0 +1,1 @@
+"""The oracle itself: what it holds values against, and how its names are bound."""

@@ -1,0 +1,1 @@
+"""Blocks taken from source text: what they read and write, and what is refused."""
