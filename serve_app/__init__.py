@@ -1,1 +1,1 @@
-"""The Ray Serve application: settings, builder, gRPC ingress, and the deployment that holds an engine."""
+"""The Ray Serve application: settings, builder, gRPC ingress, and engine deployment."""

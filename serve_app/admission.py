@@ -1,6 +1,6 @@
-"""The gate: everything that comes in is parsed, measured and checked here, before anything of it is stored or run.
+"""Checks everything that a client sends, before anything of it is stored or run.
 
-Each check refuses with a `ServiceFailure` that says what is wrong, how much would be right, and what to do.
+Each check refuses with a `ServiceFailure`. Its message says what is wrong, what the limit is, and what to do instead.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ OLDEST_PROTOCOL = 1
 MAX_VALUES = 1_000_000
 MAX_NAMES = 10_000
 MAX_CHAT_MESSAGES = 1000
-MAX_EDITS = 16  # of one trace
-MAX_VARIABLES = 256  # of one trace
-MAX_SESSIONS = 16  # whose saved values one trace uses
-MAX_LINE = 10_000_000  # of a program's place in its file; compilers count in 32 bits
+MAX_EDITS = 16  # standing edits that one trace names
+MAX_VARIABLES = 256  # session variables that one trace uses
+MAX_SESSIONS = 16  # sessions whose saved values one trace uses
+MAX_LINE = 10_000_000  # the last line of a file where a program may begin; compilers count lines in 32 bits
 MAX_COLUMN = 10_000
 MAX_FILENAME = 4096
-MAX_SPREAD_BYTES = 1 << 30  # of what a trace's requests bring to the engine, each all of the trace's values
-_MAX_COMPARED = 100  # characters of a name that near misses are looked for
+MAX_SPREAD_BYTES = 1 << 30  # values that a trace brings to the engine: each request brings all the values of its trace
+_MAX_COMPARED = 100  # characters of an unknown name that are compared with known names
 
 _TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _EDIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SHARED = ("list", "dict", "set", "tensor", "remote")
 
-# Ids of blobs of earlier traces, by the session that holds them: "" is the trace's own.
+# Ids of blobs of earlier traces, by the id of the session that holds them; "" is the trace's own session.
 Remotes = dict[str, tuple[str, ...]]
 
 M = TypeVar("M", bound=Message)
@@ -50,10 +50,10 @@ Source = pb.Program | value_pb2.Function | value_pb2.Class
 
 
 def parse(kind: type[M], data: bytes, limit: int) -> M:
-    """Return the message that `data` is.
+    """Parse a serialized message of at most `limit` bytes.
 
     Raises:
-        ServiceFailure: INVALID_ARGUMENT, it is too long or it is not one.
+        ServiceFailure: INVALID_ARGUMENT, the data is too long or is not a message of this kind.
     """
     if len(data) > limit:
         raise refuse(
@@ -66,7 +66,7 @@ def parse(kind: type[M], data: bytes, limit: int) -> M:
 
 
 def check_protocol(protocol: int) -> None:
-    """Refuse a client that speaks another protocol, saying which side to upgrade."""
+    """Refuse a client of an unsupported protocol version, and say which side to upgrade."""
     if OLDEST_PROTOCOL <= protocol <= PROTOCOL:
         return
     side = "server" if protocol > PROTOCOL else "client"
@@ -76,7 +76,11 @@ def check_protocol(protocol: int) -> None:
 
 
 def model_for(settings: Settings, name: str) -> ModelSettings:
-    """Return the settings of the model a client asks for; refuse a name that is not served, with the near misses."""
+    """Return the settings of the model with this name.
+
+    Raises:
+        ServiceFailure: NOT_FOUND, no such model is served; with the names that are near.
+    """
     model = settings.model_named(name)
     if model is not None:
         return model
@@ -88,13 +92,13 @@ def model_for(settings: Settings, name: str) -> ModelSettings:
 
 
 def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
-    """Refuse a chunk that cannot belong to an upload we take."""
+    """Refuse a chunk that cannot belong to an upload within the limits."""
     if not _DIGEST.fullmatch(request.digest):
         raise refuse(f"an upload's digest is 'sha256:' and 64 lower-case hex digits, not {request.digest[:80]!r}")
     if request.size > limits.max_upload_bytes:
-        raise refuse(f"an upload of {request.size} bytes; the limit is {limits.max_upload_bytes}")
+        raise refuse(f"the upload has {request.size} bytes; the limit is {limits.max_upload_bytes}")
     if len(request.data) > limits.chunk_bytes:
-        raise refuse(f"a chunk of {len(request.data)} bytes; the limit is {limits.chunk_bytes}")
+        raise refuse(f"the chunk has {len(request.data)} bytes; the limit is {limits.chunk_bytes}")
     if request.offset + len(request.data) > request.size:
         raise refuse(f"a chunk of {len(request.data)} bytes at {request.offset} does not fit into {request.size} bytes")
 
@@ -102,10 +106,12 @@ def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
 def check_trace(
     trace: pb.Trace, model: ModelSettings, tenant: Tenant, description: model_pb2.ModelDescription
 ) -> Remotes:
-    """Refuse a trace that could not run: counts, sizes, names and references are all within bounds afterwards.
+    """Refuse a trace that cannot run.
+
+    Counts, sizes, names and references of the trace are within bounds afterwards.
 
     Returns:
-        The blobs of earlier traces that it uses.
+        The blobs of earlier traces that the trace uses.
 
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
@@ -131,7 +137,7 @@ def check_trace(
         _check_program(invoke.program, limits, trace.id, index)
         _check_sampling(invoke.sampling, parameters, trace.id, index)
         if any(other >= index for other in invoke.after):
-            raise refuse("an invoke can only wait for earlier ones", trace.id, index)
+            raise refuse("an invoke can only wait for earlier invokes", trace.id, index)
     reason = together.refusal(trace)
     if reason:
         raise refuse(reason, trace.id)
@@ -159,14 +165,14 @@ def check_trace(
 
 
 def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
-    """Refuse an edit that could not be kept or could not run.
+    """Refuse an edit that cannot be stored or cannot run.
 
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
     """
     if not _EDIT_NAME.fullmatch(edit.name):
         raise refuse(
-            f"an edit's name has up to 100 letters, digits, '.', '_' and '-', which {edit.name[:80]!r} has not"
+            f"an edit's name has up to 100 letters, digits, '.', '_' and '-'; {edit.name[:80]!r} is not such a name"
         )
     _check_program(edit.program, model.limits, "", -1)
     values = [*edit.scope.values, *(binding.value for binding in edit.program.reads)]
@@ -179,14 +185,16 @@ def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
             f"{model.limits.max_trace_program_bytes}: keep large constants in variables"
         )
     if remotes:
-        raise refuse("an edit outlives the session whose values it refers to: fetch them, and send them with it")
+        raise refuse(
+            "an edit outlives its session, so it cannot refer to saved values: fetch the values, and send them with the edit"
+        )
     for value in values:
         if value.tensor.WhichOneof("payload") == "blob":
-            raise refuse("an edit brings its tensors itself: uploads go with their session")
+            raise refuse("an edit must contain its tensors: uploads end with their session")
 
 
 def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
-    """Refuse indices that no value of that shape can have."""
+    """Refuse indices that do not fit a value of the view's shape."""
     try:
         indexing.check(view)
     except IndexError as error:
@@ -194,7 +202,11 @@ def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
 
 
 def selected(data: np.ndarray, view: value_pb2.TensorView) -> np.ndarray:
-    """Return what a view leaves of a value's bytes; refuse one that does not fit them."""
+    """Return the part of a value's bytes that a view selects.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, the view does not fit the value.
+    """
     try:
         return indexing.apply(data, view)
     except IndexError as error:
@@ -202,7 +214,7 @@ def selected(data: np.ndarray, view: value_pb2.TensorView) -> np.ndarray:
 
 
 def refuse(message: str, trace_id: str = "", invoke: int = -1) -> ServiceFailure:
-    """An INVALID_ARGUMENT to raise."""
+    """Return an INVALID_ARGUMENT failure to raise."""
     return ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=trace_id, invoke=invoke))
 
 
@@ -235,13 +247,13 @@ def _check_lora(name: str, adapters: Collection[str], trace_id: str, invoke: int
 
 
 def _check_variables(trace: pb.Trace) -> None:
-    """Refuse what cannot be shared by the traces of a session."""
+    """Refuse session variables that the traces of a session cannot share."""
     variables = trace.variables
     if len(variables) > MAX_VARIABLES:
         raise refuse(f"a trace shares up to {MAX_VARIABLES} objects of its session, not {len(variables)}", trace.id)
     for field in ("id", "entry"):
         if len({getattr(variable, field) for variable in variables}) < len(variables):
-            raise refuse(f"two variables of the session with one {field}", trace.id)
+            raise refuse(f"two session variables have one {field}", trace.id)
     for variable in variables:
         if not _TRACE_ID.fullmatch(variable.id):
             raise refuse("a variable's id has up to 100 letters, digits, '.', '_', ':' and '-'", trace.id)
@@ -253,19 +265,22 @@ def _check_variables(trace: pb.Trace) -> None:
 
 
 def _check_spread(trace: pb.Trace) -> None:
-    """Refuse values that would fill the engine's memory: each request of a trace brings all of them to it."""
+    """Refuse values that would fill the engine's memory.
+
+    Each request of a trace brings all values of the trace to the engine.
+    """
     requests = len(trace.invokes) - len(together.wholes(trace))
     size = trace.scope.ByteSize()
     if size * requests > MAX_SPREAD_BYTES:
         raise refuse(
-            f"the trace brings {size} bytes of values to each of {requests} prompts, and {MAX_SPREAD_BYTES} may come "
-            "together: send long lists and texts as tensors, or fewer prompts at a time",
+            f"the trace brings {size} bytes of values to each of {requests} prompts; the limit for all of them "
+            f"together is {MAX_SPREAD_BYTES} bytes: send long lists and texts as tensors, or fewer prompts at a time",
             trace.id,
         )
 
 
 def _check_source(source: Source, what: str, limits: Limits, trace_id: str, invoke: int = -1) -> None:
-    """Refuse a text that is too long, or that stands where no file has a line."""
+    """Refuse a source text that is too long, or whose line or column no file can have."""
     size = len(source.source.encode())
     if size > limits.max_program_bytes:
         raise refuse(
@@ -312,7 +327,10 @@ def _check_sampling(
 
 
 def _count_source(source: Source, sources: dict[tuple[str, str, int], int]) -> None:
-    """Note the size of a text that has to be compiled; the same text at the same place is compiled once."""
+    """Note the size of a source text that the engine compiles.
+
+    The engine compiles the same text at the same place in a file only once.
+    """
     sources[source.source, source.filename, source.first_line] = len(source.source.encode())
 
 
@@ -323,13 +341,15 @@ def _check_values(
     trace_id: str,
     sources: dict[tuple[str, str, int], int],
 ) -> Remotes:
-    """Count values and look for those that need trust; what they mean is checked where they are decoded.
+    """Count the values of a trace and find the values that need a trusted tenant.
+
+    The meaning of a value is checked where the value is decoded.
 
     Args:
-        sources: takes the sizes of functions' and classes' texts (`_count_source`).
+        sources: takes the sizes of the source texts of functions and classes (`_count_source`).
 
     Returns:
-        The blobs of earlier traces that are among them.
+        The blobs of earlier traces that the values refer to.
     """
     todo = list(todo)
     remotes: dict[str, set[str]] = {}

@@ -1,11 +1,12 @@
-"""The applications for Serve's own tools, with their settings under `args` in the file that `serve run` or `serve deploy`
-reads, or in a `RayService`.
+"""The applications for Serve's own tools (`serve run`, `serve deploy`, a `RayService`).
+
+Their settings stand under `args` in the file that the tool reads.
 
 `import_path: serve_app.app:build` is the service: ingress and models. The proxies are configured beside it, in
 `grpc_options`: the port, and `serve_app.proxy.FUNCTIONS` as `grpc_servicer_functions`. `serve run serve_app.app:build
-model=PATH` without a file runs it too, but Serve's command line has no way to open a gRPC port.
+model=PATH` runs the service without a file, but Serve's command line cannot open a gRPC port.
 
-`import_path: serve_app.app:build_model` is one more model, which comes and goes without the service noticing.
+`import_path: serve_app.app:build_model` is one more model. The service goes on while such a model comes or goes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from serve_app.settings import model_settings_from, settings_from
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the service from Serve's arguments; see `serve_app.settings.settings_from`."""
+    """Build the service from Serve's arguments (see `serve_app.settings.settings_from`)."""
     return builder.build(settings_from(args))
 
 
 def build_model(args: dict[str, Any]) -> Application:
-    """Build one model beside a service that runs on the same cluster; `args` are a `ModelSettings`."""
+    """Build one more model for a running service; `args` are the fields of a `ModelSettings`."""
     return builder.build_model(model_settings_from(args))

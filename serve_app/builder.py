@@ -1,7 +1,7 @@
-"""From settings to a Serve application; every deployment option is decided here.
+"""Turns settings into a Serve application; every deployment option is decided here.
 
-Only the workers' bundles ask for CPUs or GPUs. Everything else (ingress, engine replicas, sessions, the directory) is
-there to wait and to pass on, and asks for none, so that a node's devices are all the workers'.
+Only the workers' bundles ask for CPUs or GPUs. The ingress, the engine replicas, the session actors and the directory wait
+and pass on; they ask for none. So a node's devices are all for the workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serve_app.ingress import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
 
 APP = "interpose"
-# As many tenants may have as many traces waiting at a replica as a tenant may; beyond that, they wait in the sessions.
+# Tenants that may each have `max_waiting_traces` traces waiting at one replica. Further traces wait in their sessions.
 WAITING_TENANTS = 8
 ROUTER = "actors.routing.SessionRouter"
 
@@ -38,11 +38,11 @@ def build(settings: Settings) -> Application:
         name="ingress",
         num_replicas=settings.ingress_replicas,
         ray_actor_options={"num_cpus": 0},
-        # Every running trace holds one call open.
+        # Each running trace holds one call open.
         max_ongoing_requests=4096,
         max_queued_requests=4096,
         health_check_period_s=5,
-        # Those calls may last as long as a trace; a client whose call is cut comes back through another replica.
+        # These calls last as long as their traces. A client whose call is cut comes back through another ingress replica.
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=1,
     )(IngressDeployment)
@@ -50,29 +50,31 @@ def build(settings: Settings) -> Application:
 
 
 def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -> Application:
-    """Return the engine deployment of one model; alone it is an application that another one's ingress finds by itself.
+    """Return the engine deployment of one model.
+
+    Deployed alone, it is an application; the ingress of the service finds it by itself.
 
     Args:
-        model: what to serve.
-        sessions: of the service, if they are known here.
+        model: settings of the model.
+        sessions: settings of the service's sessions, if they are known here.
 
     Raises:
-        ValueError: Serve would not take its `autoscaling_config`.
+        ValueError: Serve refuses the model's `autoscaling_config`.
     """
     deployment = serve.deployment(
         name=model.deployment,
         ray_actor_options={"num_cpus": 0, "num_gpus": 0},
-        # The replica lives in the first bundle without using any of it; its workers take one bundle each.
+        # The replica process lives in the first bundle and uses nothing of it. Each worker takes one bundle.
         placement_group_bundles=[worker_bundle(model)] * model.world_size,
         placement_group_strategy=model.placement,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-        # The replica itself says which of them run (`serve_app.places`), and how many of a tenant's wait.
+        # The replica itself decides which traces run, and how many traces of a tenant wait (`serve_app.places`).
         max_ongoing_requests=model.max_running_traces + WAITING_TENANTS * model.max_waiting_traces,
         max_queued_requests=model.max_waiting_traces,
         # Three failures in a row replace a replica.
         health_check_period_s=2,
         health_check_timeout_s=30,
-        # Serve waits this long for the calls that a removed replica has, each of which is a running trace.
+        # Before Serve ends a replica it waits this long for the replica's calls. Each call is a running trace.
         graceful_shutdown_timeout_s=model.drain_seconds,
         graceful_shutdown_wait_loop_s=1,
         **_count(model, alone=sessions is None),
@@ -86,22 +88,22 @@ def _count(model: ModelSettings, alone: bool) -> dict[str, Any]:
 
 
 def autoscaling(model: ModelSettings, alone: bool = False) -> AutoscalingConfig | None:
-    """Return how Serve is to choose the number of a model's replicas; None if it is fixed.
+    """Return how Serve chooses the number of a model's replicas; None for a fixed number.
 
-    What it counts are calls of engines by sessions: one for each trace that waits or runs, from its beginning to its end.
+    Serve counts the sessions' calls to engines: one call for each trace that waits or runs, from its beginning to its end.
 
     Args:
-        model: the model.
-        alone: whether it is an application of its own.
+        model: settings of the model.
+        alone: whether the model is an application of its own.
 
     Raises:
-        ValueError: Serve takes no such settings, with its reason; or the ingress could not find the model.
+        ValueError: Serve refuses the settings, with Serve's reason; or the ingress could not find the model.
     """
     given = model.autoscaling_config
     if given is None:
         return None
     where = f"autoscaling_config of {model.name}"
-    # Serve's model takes what it does not know, and forgets it.
+    # Serve's settings class accepts unknown keys and ignores them.
     unknown = sorted(given.keys() - AutoscalingConfig.model_fields.keys())
     if unknown:
         raise ValueError(f"{where}: Ray Serve has no {', '.join(unknown)}")
@@ -119,7 +121,7 @@ def autoscaling(model: ModelSettings, alone: bool = False) -> AutoscalingConfig 
 
 
 def worker_bundle(model: ModelSettings) -> dict[str, float]:
-    """Return what one worker needs: one GPU, or one CPU where the cluster has no GPUs."""
+    """Return the resources of one worker: one GPU, or one CPU where the cluster has no GPUs."""
     device = model.device
     if device == "auto":
         device = "gpu" if ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0 else "cpu"

@@ -1,7 +1,7 @@
-"""From a gRPC method that raises to one that Serve can run: bytes in, status and `Failure` out.
+"""Makes a Serve call of a gRPC method: bytes in, status and `Failure` out.
 
-Serve takes no servicer; it calls methods of the ingress by name with the request and a context. The two decorators here
-parse, authenticate and, when the method raises, put the failure where the client looks for it.
+Serve takes no servicer: it calls methods of the ingress by name, with the request and a context. The two decorators here
+parse the request and authenticate the caller. When the method raises, they put the failure where the client looks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serve_app.admission import parse
 from serve_app.keys import KEYLESS_BYTES, key_of, why_refused
 from serve_app.settings import ANONYMOUS, Settings, Tenant
 
-# Trailing metadata beyond 8 KiB may be dropped on the way, and bytes in it grow by a third.
+# Trailing metadata beyond 8 KiB may be dropped on the way. Bytes in metadata grow by a third.
 _MAX_FAILURE_BYTES = 4096
 _MAX_DETAILS = 512
 
@@ -42,7 +42,7 @@ def unary(
     """Make `async def method(self, request, tenant) -> reply` a unary call.
 
     Args:
-        keyless: whether anybody may call it; the tenant is the anonymous one then.
+        keyless: whether a caller needs no API key; the tenant is then the anonymous tenant.
     """
 
     def decorate(method: Callable[[I, Q, Tenant], Awaitable[R]]) -> Callable[..., Awaitable[R]]:
@@ -61,12 +61,12 @@ def unary(
 def streaming(
     request_type: type[Q], reply_type: type[R], *, keyless: bool = False
 ) -> Callable[[Callable[[I, Q, Tenant], AsyncGenerator[R, None]]], Callable[..., AsyncGenerator[R, None]]]:
-    """Make `async def method(self, request, tenant)`, which yields replies, a server-streaming call.
+    """Make `async def method(self, request, tenant)`, which yields replies, a streaming call.
 
     A failed call ends with one empty reply: Serve copies the status onto the call with a message, never without one.
 
     Args:
-        keyless: as of `unary`.
+        keyless: as for `unary`.
     """
 
     def decorate(method: Callable[[I, Q, Tenant], AsyncGenerator[R, None]]) -> Callable[..., AsyncGenerator[R, None]]:
@@ -88,13 +88,16 @@ def streaming(
 def _received(
     ingress: Ingress, request_type: type[Q], data: bytes, context: RayServegRPCContext, keyless: bool
 ) -> tuple[Q, Tenant]:
-    """Return a call's request and whose it is; nothing of a caller without a key is parsed where one is needed."""
+    """Return a call's request and its tenant.
+
+    Where a key is needed, the message of a caller without a key is not parsed.
+    """
     tenant = ANONYMOUS if keyless else authenticate(ingress.settings, context)
     return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
 
 
 def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
-    """Return the tenant that a call's API key belongs to (`x-api-key`, or `authorization: Bearer …`).
+    """Return the tenant of a call's API key (`x-api-key`, or `authorization: Bearer …`).
 
     Raises:
         ServiceFailure: UNAUTHENTICATED, the key is missing or not known.
@@ -107,7 +110,7 @@ def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
 
 
 def fail(context: RayServegRPCContext, error: Exception) -> None:
-    """Give a call the status, the text and the `Failure` of an exception."""
+    """Set a call's status, text and `Failure` from an exception."""
     fact = _trimmed(describe(error))
     context.set_code(STATUS_OF[fact.code])
     context.set_details(_shortened(fact.message, _MAX_DETAILS))
@@ -125,7 +128,7 @@ def _trimmed(fact: pb.Failure) -> pb.Failure:
 
 
 def _shortened(text: str, size: int) -> str:
-    """Return the beginning of a text that is so many bytes long at most."""
+    """Return the beginning of a text, at most `size` bytes long in UTF-8."""
     return text.encode()[:size].decode(errors="ignore")
 
 

@@ -1,4 +1,4 @@
-"""The Ray that a service started from the command line runs on: a head of its own, or a cluster to join."""
+"""The Ray cluster of a service from the command line: its own head, or a cluster to join."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import ray
 from serve_app.shared_memory import SharedFiles
 
 _EXIT_SECONDS = 10.0
-_TRIES = 3  # to start Ray here
+_TRIES = 3  # attempts to start Ray here
 _JOIN_SECONDS = 90.0
-_HEAD = "node:__internal_head__"  # what Ray's head has as a resource
+_HEAD = "node:__internal_head__"  # the resource that only Ray's head node has
 _REASON = 120  # characters of an error on the progress line
-_SAID = 2000  # characters of what a node that did not start said
+_SAID = 2000  # characters of the output of a node that did not start
 
-# `ray start`, which ends with the process that started it, however that ends (PR_SET_PDEATHSIG).
+# `ray start` as a child that the kernel ends with its parent, however the parent ends (PR_SET_PDEATHSIG).
 _NODE = """
 import ctypes, signal
 from ray.scripts import scripts
@@ -42,32 +42,34 @@ class Cluster(Protocol):
     """Where a service runs.
 
     Attributes:
-        own: whether it is this process's own.
-        elsewhere: the address of its head, once it has started, if that is on another host.
+        own: whether this process started the cluster.
+        elsewhere: the address of the cluster's head once it has started, if the head is on another host.
     """
 
     own: bool
     elsewhere: str
 
     def start(self, progress: Progress) -> None:
-        """Connect; afterwards `ray` works in this process.
+        """Connect to the cluster; `ray` works in this process afterwards.
 
         Args:
-            progress: called with what is being done, if that is not only to start Ray.
+            progress: called with the name of each stage.
         """
 
     def look_after(self) -> None:
-        """Do what has to be done now and then while the service runs."""
+        """Do the periodic work of a running service."""
 
     def stop(self) -> None:
-        """Disconnect and end everything that `start` began. Never raises, and twice is fine."""
+        """Disconnect and end everything that `start` began. Never raises; a second call is fine."""
 
 
 class OwnHead:
-    """A Ray head of this process's own, with its own files; `own_head_environment` says what else makes it private.
+    """A Ray head of this process's own, with its own files.
+
+    `own_head_environment` says what else makes the head private.
 
     Args:
-        cpus: at least this many, whatever the machine has.
+        cpus: the least number of CPUs that the head offers, whatever the machine has.
     """
 
     own = True
@@ -80,17 +82,19 @@ class OwnHead:
         self._shared = SharedFiles()
 
     def start(self, progress: Progress = lambda stage: None) -> None:
-        """Start Ray; again, when it does not come up: it gives its node 30 seconds, which a busy machine may not keep to.
+        """Start Ray, in several attempts.
+
+        Ray gives its node 30 seconds to come up. A busy machine may need more.
 
         Raises:
-            RuntimeError: no try succeeded; nothing is left of them.
+            RuntimeError: no attempt succeeded; nothing is left of them.
         """
         for number in range(1, _TRIES + 1):
             try:
                 self._start()
                 return
             except (ValueError, TypeError):
-                raise  # it would be the same again
+                raise  # another attempt would fail in the same way
             except Exception as error:
                 self.stop()
                 if number == _TRIES:
@@ -99,9 +103,9 @@ class OwnHead:
                 progress(f"starting Ray again ({number + 1} of {_TRIES} tries; it did not come up: {first})")
 
     def _start(self) -> None:
-        # Paths of sockets below it must stay under 108 characters.
+        # Paths of sockets in this folder must stay under 108 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="interpose-", dir="/tmp"))
-        # vLLM's sockets; in the machine's temporary folder they would outlive a process that is killed.
+        # vLLM's sockets. In the machine's temporary folder they would outlive a killed process.
         os.environ["VLLM_RPC_BASE_PATH"] = str(self._folder)
         with _own_signal_handlers():
             ray.init(
@@ -114,7 +118,7 @@ class OwnHead:
             )
 
     def look_after(self) -> None:
-        # A process that loses its parent is nobody's child afterwards, and still one of these.
+        # A process whose parent has died is no longer a child of this process, but still belongs to the service.
         known = self._processes | set(psutil.Process().children(recursive=True))
         self._processes = {process for process in known if process.is_running()}
         self._shared.look_after(self._processes)
@@ -134,14 +138,16 @@ class OwnHead:
 
 
 class JoinedCluster:
-    """A cluster that runs already. Where no node of it runs on this host, one without resources is started, for this process:
-    nothing of the model is placed on it, and it ends with the process.
+    """A cluster that runs already.
+
+    Where no node of the cluster runs on this host, a node without resources is started for this process. Nothing of the model
+    is placed on that node, and it ends with the process.
 
     Args:
-        address: host:port of its head.
+        address: host:port of the cluster's head.
 
     Raises:
-        ValueError: the address is of another kind.
+        ValueError: the address has another form.
     """
 
     own = False
@@ -170,7 +176,7 @@ class JoinedCluster:
         command = [sys.executable, "-c", _NODE, "start", f"--address={self._address}", "--num-cpus=0", "--num-gpus=0"]
         command += ["--disable-usage-stats", "--block"]
         with tempfile.TemporaryFile("w+") as output:
-            # In a session of its own: a Ctrl-C is this process's, which still has to take the service off.
+            # A process session of its own keeps Ctrl-C from this node: the service must still be taken off the cluster.
             self._node = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True, start_new_session=True
             )
@@ -212,7 +218,11 @@ class JoinedCluster:
 
 
 def _has_node(address: str) -> bool:
-    """Whether a node of a cluster runs on this host, as far as the port of its head tells: its host has several names."""
+    """Whether a node of the cluster runs on this host.
+
+    The node's command line contains the port of the cluster's head. The head's host has several names, so only the port is
+    compared.
+    """
     port = address.rpartition(":")[2]
     for process in psutil.process_iter(["cmdline"]):
         for argument in process.info["cmdline"] or ():
@@ -224,7 +234,7 @@ def _has_node(address: str) -> bool:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Put this process's signal handlers back: Ray's core replaces them by one that aborts the process."""
+    """Put this process's signal handlers back: Ray's core replaces them by one that aborts."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

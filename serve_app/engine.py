@@ -1,4 +1,4 @@
-"""The deployment that holds one engine: runs traces on it, reports how it is, and is replaced when it dies."""
+"""The deployment that holds one engine: it runs traces, reports, and is replaced if it dies."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from serve_app.tokenizer import chunks, tokenizer_files
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
-# Then Serve says so of the deployment, and tries some times more.
+# After this time Serve reports the deployment as failed, and tries some times more.
 NAME_SECONDS = 60.0
 
 
 class EngineDeployment:
-    """One replica of a model. Serve awaits its constructor; the replica is ready when that returns.
+    """One replica of a model. Serve awaits the constructor; then the replica is ready.
 
     Args:
-        model: what to serve.
-        sessions: for the directory, should this replica be the first to need one.
+        model: settings of the model.
+        sessions: settings for the directory, if this replica has to make it.
 
     Raises:
         CannotStart: the engine does not start, or another application serves a model of that name. Serve tries again some
-            times; where that would be in vain the next tries end at once, so that the deployment fails soon.
+            times. Where no further attempt can succeed, the next attempts end at once, so that the deployment fails soon.
     """
 
     async def __init__(self, model: ModelSettings, sessions: SessionSettings) -> None:  # type: ignore[misc]
@@ -77,7 +77,10 @@ class EngineDeployment:
             raise
 
     async def _wait_for_name(self) -> None:
-        """An application that is being removed keeps its models' names until its replicas have finished what they run."""
+        """Wait until no other application serves a model of this name.
+
+        An application that is being removed keeps its models' names until its replicas have finished their traces.
+        """
         deadline = time.monotonic() + NAME_SECONDS
         while refusal := await self._report():
             if time.monotonic() > deadline:
@@ -90,7 +93,7 @@ class EngineDeployment:
             raise CannotStart(StartFailure(known.reason, known.permanent))
         self._stage = "looking for the model's files"
         await asyncio.to_thread(check_model, self._model)
-        # Workers and the engine's own process join the cluster that this replica is in, not one of their own.
+        # Workers and the engine's own process join the replica's cluster, not a cluster of their own.
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         os.environ[REPLICA_VARIABLE] = self._replica
         self._stage = "importing the engine"
@@ -100,12 +103,15 @@ class EngineDeployment:
         await self._report()
 
     async def run(self, trace: bytes, session: str, whose: tuple[str, str, float]) -> AsyncGenerator[bytes, None]:
-        """Run a trace; yields this replica's name first, to say that it has taken it, then serialized events.
+        """Run a trace; yield this replica's name first, then serialized events.
+
+        The name says that this replica has taken the trace.
 
         Args:
             trace: a serialized `Trace`.
             session: the Ray name of the session actor, for saved values and logs.
-            whose: the tenant, the session's id, and the share of the engine that the tenant may use: traces run in turn.
+            whose: the tenant, the session's id, and the share of the engine that the tenant may use. Traces of tenants and of
+                sessions take turns.
 
         Raises:
             ServiceFailure: the trace as a whole cannot run.
@@ -127,16 +133,16 @@ class EngineDeployment:
                 yield event
 
     async def ping(self) -> None:
-        """Do nothing; a caller is connected afterwards."""
+        """Do nothing: the caller is connected afterwards."""
 
     async def describe(self, model: ModelSettings) -> bytes:
         """Return the serialized `ModelDescription`.
 
         Args:
-            model: what the caller takes this model for; while replicas are replaced there are those of other settings too.
+            model: the caller's settings of this model. While replicas are replaced, there are replicas with other settings too.
 
         Raises:
-            ServiceFailure: UNAVAILABLE, this replica is another one.
+            ServiceFailure: UNAVAILABLE, this replica has other settings.
         """
         if model != self._model:
             raise ServiceFailure(unavailable(f"replicas of {model.name} are being replaced by others"))
@@ -153,7 +159,7 @@ class EngineDeployment:
             yield chunk.SerializeToString()
 
     async def check_health(self) -> None:
-        """Called by Serve, which replaces the replica when this raises."""
+        """Raise if the engine is broken. Serve calls this and replaces the replica when it raises."""
         if self._engine is None:
             return
         try:
@@ -185,7 +191,7 @@ class EngineDeployment:
                 except ray.exceptions.RayActorError:
                     self._directory = directory(self._session_settings)
             except Exception:
-                logger.exception("a report failed")  # there must be another one, or this replica is taken for gone
+                logger.exception("a report failed")  # without further reports the directory takes this replica for gone
             await self._sessions.look()
             await asyncio.sleep(REPORT_SECONDS)
 

@@ -1,7 +1,7 @@
-"""What Serve's gRPC proxy does before a call goes on to the ingress: who calls, and how much is under way at a time.
+"""Checks keys and counts calls in Serve's gRPC proxy, before a call goes on to the ingress.
 
-A method's handler is looked up when only a call's metadata is there. So a call without a key that the service knows gets a
-handler that ends it and never reads its message. Where the proxy knows no keys the ingress looks at them, after the message.
+gRPC looks up a method's handler as soon as a call's metadata is there. A call without a known key gets a handler that ends
+the call and never reads its message. Where the proxy knows no keys, the ingress checks the key after the message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from interpose.v1 import trace_pb2 as pb
 from serve_app.keys import KEYLESS_BYTES, KnownKeys, key_of, why_refused
 from serve_app.pieces import MAX_CALLS, Pieces
 
-# Messages of keyless calls that are received at a time, and how long each may take: as many may be long for a moment.
+# Keyless messages that are received at a time, and the seconds that each may take. So few long messages are held at a time.
 KEYLESS_AT_A_TIME = 16
 KEYLESS_SECONDS = 2.0
 
@@ -28,16 +28,17 @@ Handler = Any  # grpc.RpcMethodHandler
 
 
 class Gate(grpc.GenericRpcHandler):
-    """The handlers of one service, as a server looks them up.
+    """The handlers of one gRPC service, as a server looks them up.
 
     Args:
-        handlers: of its methods, by full name; Serve puts its own in their place, and these get messages unparsed.
-        keys: of the service; None lets every call pass.
-        keyless: whether its methods need no key.
+        handlers: the service's handlers, by a method's full name. Serve replaces the handlers' functions by its own, which get
+            messages unparsed.
+        keys: the known keys; None lets every call pass.
+        keyless: whether the service's methods need no key.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], keys: KnownKeys | None, *, keyless: bool = False) -> None:
-        # Serve reads and changes the handlers under this name, which is that of grpc's own class.
+        # Serve reads and changes the handlers under this name, which is the name in grpc's own class.
         self._method_handlers = {
             name: handler._replace(request_deserializer=None) for name, handler in handlers.items()
         }
@@ -47,7 +48,7 @@ class Gate(grpc.GenericRpcHandler):
         self._pieces = Pieces()
 
     def service(self, handler_call_details: Any) -> Handler | None:
-        """Return the handler of a call; called before its message is received."""
+        """Return the handler of a call; gRPC calls this before it receives the call's message."""
         method = handler_call_details.method
         handler = self._method_handlers.get(method)
         if handler is None:
@@ -66,7 +67,7 @@ class Gate(grpc.GenericRpcHandler):
         return handler._replace(unary_stream=self._pieces.handler(handler.unary_stream))
 
     def _short(self, handler: Handler) -> Handler:
-        """Return a handler that receives a short message only, and not many at a time."""
+        """Return a handler that receives short messages only, few at a time."""
 
         async def unary(requests: AsyncIterator[bytes], context: Any) -> Any:
             return await handler.unary_unary(await self._message(requests, context), context)
@@ -93,7 +94,10 @@ class Gate(grpc.GenericRpcHandler):
 
 
 def _refusing(handler: Handler, code: pb.ErrorCode, message: str, retry_after: float = 0.0) -> Handler:
-    """Return a handler that ends a call; it takes a stream of messages, of which a server receives none before it is asked to."""
+    """Return a handler that ends a call without reading its message.
+
+    The handler takes a stream of messages: a server receives no message of a stream before the handler asks for it.
+    """
 
     async def refuse(requests: AsyncIterator[bytes], context: Any) -> None:
         await _end(context, code, message, retry_after)

@@ -1,4 +1,7 @@
-"""The ingress: the Interpose service and gRPC health, as a Serve deployment that admits and forwards to sessions."""
+"""The ingress: the Interpose service and gRPC health, as a Serve deployment.
+
+The ingress checks calls and forwards them to sessions.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +39,28 @@ from serve_app.windows import windows
 logger = logging.getLogger(__name__)
 
 SERVICE = "interpose.v1.Interpose"
-# What a readiness probe asks for: whether calls arrive here through the proxy that it asks, whatever the models do.
+# The service name that a readiness probe asks for: it is healthy if calls arrive here through the proxy, whatever the models do.
 PROXY = "proxy"
 CALL_SECONDS = 10.0
 _MAX_CACHED_LEASES = 4096
 _LONG_MESSAGE = 256 * 1024
-# What a session's actor that takes another's place cannot do: uploads are gone, which clients send again.
+# Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again.
 _NEED_UPLOADS = ("run", "start")
-# Each holds one of the calls that the ingress takes at a time, and needs no key.
+# Health watchers at a time. Each watcher holds one of the ingress's calls and needs no key.
 MAX_WATCHERS = 64
 
 
 class IngressDeployment:
-    """One replica of the ingress; it keeps nothing that another could not find again.
+    """One replica of the ingress; another replica can find again everything that it keeps.
 
     Args:
-        settings: of the whole service.
+        settings: settings of the whole service.
         engines: handle of each model's engine deployment, by the model's name.
     """
 
     def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle]) -> None:
         replica_on_this_machine()
-        # Sessions find the engines under the application's name, which whoever deploys it chooses.
+        # Sessions find the engines under the application's name, which the operator chooses when deploying it.
         app = serve.get_replica_context().app_name
         self.settings = settings
         self.max_message_bytes = _longest(settings)
@@ -65,14 +68,17 @@ class IngressDeployment:
         self._session_settings = settings.sessions
         self._directory = own_directory(settings.sessions)
         self._leases: OrderedDict[str, Lease] = OrderedDict()
-        self._watchers = 0  # of the health
+        self._watchers = 0  # open `Watch` calls
         self._heart = asyncio.get_running_loop().create_task(self._beat())
 
     # Interpose
 
     @unary(service_pb2.HelloRequest, service_pb2.HelloReply)
     async def Hello(self, request: service_pb2.HelloRequest, tenant: Tenant) -> service_pb2.HelloReply:
-        """Compare versions. An incompatible client gets the reply too: it says what to upgrade."""
+        """Compare versions.
+
+        An incompatible client gets the reply too, and learns which side to upgrade.
+        """
         await self._look()
         return service_pb2.HelloReply(
             protocol=PROTOCOL,
@@ -105,7 +111,7 @@ class IngressDeployment:
     async def OpenSession(
         self, request: service_pb2.OpenSessionRequest, tenant: Tenant
     ) -> service_pb2.OpenSessionReply:
-        """Lend a session."""
+        """Open a session for a client."""
         lease = await self._open(tenant, request.kept)
         settings = self.settings.sessions
         return service_pb2.OpenSessionReply(
@@ -118,14 +124,14 @@ class IngressDeployment:
     async def CloseSession(
         self, request: service_pb2.CloseSessionRequest, tenant: Tenant
     ) -> service_pb2.CloseSessionReply:
-        """End a session, or leave it to its jobs; one that has ended already is fine."""
+        """End a session, or leave its jobs running; a session that has ended already is no error."""
         self._leases.pop(request.session_id, None)
         await self._directory.close.remote(request.session_id, tenant.name, request.keep_jobs)
         return service_pb2.CloseSessionReply()
 
     @unary(service_pb2.UploadRequest, service_pb2.UploadReply)
     async def Upload(self, request: service_pb2.UploadRequest, tenant: Tenant) -> service_pb2.UploadReply:
-        """Take one chunk."""
+        """Take one chunk of an upload."""
         admission.check_upload(request, self.settings.models[0].limits)
         lease = await self._lease(request.session_id, tenant)
         received = await self._ask(lease, "upload", request.digest, request.size, request.offset, request.data)
@@ -133,7 +139,7 @@ class IngressDeployment:
 
     @streaming(service_pb2.SubmitRequest, pb.Event)
     async def Submit(self, request: service_pb2.SubmitRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace, or follow one that was submitted before; a job is only begun."""
+        """Run a trace, or follow a trace that was submitted before; a job is only started."""
         admission.check_protocol(request.protocol)
         trace = request.trace
         served = await self._model(trace.model)
@@ -152,7 +158,10 @@ class IngressDeployment:
 
     @streaming(service_pb2.AttachRequest, pb.Event)
     async def Attach(self, request: service_pb2.AttachRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
-        """Follow a trace that was submitted before, from its first event on or from where its client was."""
+        """Follow a trace that was submitted before.
+
+        The events begin with the first one, or after the events that the client has seen.
+        """
         lease = await self._lease(request.session_id, tenant)
         follower = uuid.uuid4().hex
         call = (lease.session_id, request.trace_id, follower, request.seen)
@@ -162,7 +171,7 @@ class IngressDeployment:
 
     @unary(service_pb2.DescribeJobRequest, service_pb2.JobStatus)
     async def DescribeJob(self, request: service_pb2.DescribeJobRequest, tenant: Tenant) -> service_pb2.JobStatus:
-        """Say how a trace is."""
+        """Return the state of a trace."""
         lease = await self._lease(request.session_id, tenant)
         return await self._ask(lease, "job", request.trace_id)
 
@@ -170,7 +179,7 @@ class IngressDeployment:
     async def DescribeSession(
         self, request: service_pb2.DescribeSessionRequest, tenant: Tenant
     ) -> service_pb2.SessionDescription:
-        """Say what a session holds."""
+        """Return what a session holds."""
         lease = await self._lease(request.session_id, tenant)
         return await self._ask(lease, "describe")
 
@@ -178,12 +187,15 @@ class IngressDeployment:
     async def Fetch(
         self, request: service_pb2.FetchRequest, tenant: Tenant
     ) -> AsyncGenerator[service_pb2.FetchChunk, None]:
-        """Send the bytes of a saved value, or of what indices leave of it, straight from this node's object store."""
+        """Send the bytes of a saved value, or of the part that indices select.
+
+        The bytes come straight from this node's object store.
+        """
         lease = await self._lease(request.session_id, tenant)
         [ref] = await self._ask(lease, "blob_ref", request.blob_id)
         value = await ref
         if request.HasField("view"):
-            # A list of positions copies.
+            # Picking listed positions copies the value.
             value = await asyncio.to_thread(admission.selected, value, request.view)
         step = self.settings.models[0].limits.chunk_bytes
         for offset, data in windows(value, request.offset, request.length, step, request.at_most):
@@ -195,13 +207,13 @@ class IngressDeployment:
 
     @unary(service_pb2.CancelRequest, service_pb2.CancelReply)
     async def Cancel(self, request: service_pb2.CancelRequest, tenant: Tenant) -> service_pb2.CancelReply:
-        """Cancel a trace, and forget it if that is wished."""
+        """Cancel a trace, and forget its values if the request says so."""
         lease = await self._lease(request.session_id, tenant)
         return service_pb2.CancelReply(found=await self._ask(lease, "cancel", request.trace_id, request.forget))
 
     @unary(service_pb2.StoreEditRequest, service_pb2.StoreEditReply)
     async def StoreEdit(self, request: service_pb2.StoreEditRequest, tenant: Tenant) -> service_pb2.StoreEditReply:
-        """Keep a standing edit."""
+        """Store a standing edit."""
         admission.check_protocol(request.protocol)
         model = (await self._model(request.model)).settings
         await asyncio.to_thread(admission.check_edit, request.edit, model, tenant)
@@ -216,30 +228,34 @@ class IngressDeployment:
 
     @unary(service_pb2.ClearEditsRequest, service_pb2.ClearEditsReply)
     async def ClearEdits(self, request: service_pb2.ClearEditsRequest, tenant: Tenant) -> service_pb2.ClearEditsReply:
-        """Drop standing edits of the tenant's."""
+        """Drop standing edits of the tenant."""
         model = (await self._model(request.model)).settings
         cleared = await self._directory.clear_edits.remote(tenant.name, model.name, request.name)
         return service_pb2.ClearEditsReply(cleared=cleared)
 
     @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
     async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:
-        """Say how models, sessions and the caller's own tenant are."""
+        """Return the state of the models, the sessions and the caller's own tenant."""
         await self._look()
         status: DirectoryStatus = await self._directory.status.remote(self._models.targets)
         return replies.status(status, self._models, tenant)
 
-    # grpc.health.v1.Health: anybody may ask, with or without a key
+    # grpc.health.v1.Health: a caller needs no key
 
     @unary(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, keyless=True)
     async def Check(self, request: health_pb2.HealthCheckRequest, _: Tenant) -> health_pb2.HealthCheckResponse:
-        """SERVING while any model runs traces, or would if anybody asked for it; `PROXY` is, as long as somebody can answer."""
+        """Return the health of a model or of the service.
+
+        The service is SERVING while any model runs traces or would start for a request.
+        `PROXY` is SERVING while the ingress answers.
+        """
         return await self._health(request.service)
 
     @streaming(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, keyless=True)
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, _: Tenant
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """The health now, and each time it changes."""
+        """Yield the health now and after each change."""
         if self._watchers >= MAX_WATCHERS:
             message = f"{MAX_WATCHERS} callers watch already: ask now and then with Check"
             raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message))
@@ -260,11 +276,11 @@ class IngressDeployment:
 
         @unary(health_pb2.HealthListRequest, health_pb2.HealthListResponse, keyless=True)
         async def List(self, _: health_pb2.HealthListRequest, __: Tenant) -> health_pb2.HealthListResponse:
-            """The health of every service there is."""
+            """Return the health of every service name."""
             serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
             return health_pb2.HealthListResponse(statuses={SERVICE: await self._health(""), PROXY: serving})
 
-    # Its own
+    # Internal
 
     async def _health(self, service: str) -> health_pb2.HealthCheckResponse:
         kinds = health_pb2.HealthCheckResponse
@@ -278,13 +294,13 @@ class IngressDeployment:
         return kinds(status=kinds.NOT_SERVING)
 
     async def _model(self, name: str) -> ServedModel:
-        """Return the model a client asks for, which may have come this moment."""
+        """Return the model of a client's request; the model may have been deployed a moment ago."""
         if self.settings.model_named(name) is None:
             await self._look()
         return self._models[admission.model_for(self.settings, name).name]
 
     async def _look(self) -> None:
-        """Find out which models there are now."""
+        """Update the list of models."""
         with contextlib.suppress(ray.exceptions.RayActorError):
             self._update(await self._directory.announced.remote())
 
@@ -301,7 +317,7 @@ class IngressDeployment:
         served: ServedModel,
         remotes: admission.Remotes,
     ) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace that has been checked."""
+        """Run a trace that has passed the checks."""
         trace = request.trace
         replica = await self._place(lease, served)
         edits = ()
@@ -323,7 +339,10 @@ class IngressDeployment:
     async def _run_in_own(
         self, request: service_pb2.SubmitRequest, tenant: Tenant, served: ServedModel, remotes: admission.Remotes
     ) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace in a session that is opened for it; where the trace fails as a whole, nothing of the session is left."""
+        """Run a trace in a session that is opened for it.
+
+        If the trace fails as a whole, the session is closed.
+        """
         _check_running(served, await self._directory.model_state.remote(served.target))
         lease = await self._open(tenant)
         begun = False
@@ -336,13 +355,13 @@ class IngressDeployment:
             await self._close(lease)
             raise
         except BaseException:
-            # The client is gone. Of a trace that has begun it has the session's id, and comes back with it.
+            # The client is gone. If the trace has begun, the client knows the session's id and can come back to it.
             if not begun:
                 self._directory.close.remote(lease.session_id, tenant.name)
             raise
 
     async def _place(self, lease: Lease, served: ServedModel) -> str:
-        """Return the replica that a session's traces go to."""
+        """Return the replica that runs the session's traces."""
         replica: str
         replica, state = await self._directory.place.remote(lease.session_id, served.target)
         _check_running(served, state)
@@ -395,7 +414,7 @@ class IngressDeployment:
         return lease
 
     async def _ask(self, lease: Lease, method: str, *args: Any) -> Any:
-        """Call a session; if its actor has died, the one that took its place."""
+        """Call a session; if its actor has died, call the actor that took its place."""
         try:
             try:
                 return await lease.actor.ask.remote(lease.session_id, method, *args)
@@ -415,7 +434,10 @@ class IngressDeployment:
     async def _follow(
         self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
     ) -> AsyncGenerator[pb.Event, None]:
-        """Yield the events that a streaming method of a session gives; it hears of it when the client goes."""
+        """Yield the events of a session's streaming method.
+
+        The session is told when the client goes.
+        """
         begun = ended = False
         try:
             for again in (True, False):
@@ -443,11 +465,14 @@ class IngressDeployment:
             raise
         finally:
             if not ended:
-                # The client is gone. Nothing may be awaited while this is cancelled.
+                # The client is gone. This task is being cancelled, so nothing may be awaited.
                 lease.actor.ask.remote(lease.session_id, "leave", trace_id, follower)
 
     async def _recovered(self, lease: Lease) -> Lease | None:
-        """Return a lease whose actor has died with the one that took its place; None if it has ended."""
+        """Return the lease of a session whose actor has died, with the actor that took its place.
+
+        None if the lease has ended.
+        """
         self._leases.pop(lease.session_id, None)
         found = await self._directory.recover.remote(lease.session_id, lease.tenant, lease.actor)
         return self._cache(found) if found is not None else None
@@ -460,7 +485,7 @@ class IngressDeployment:
                 self._leases.clear()
                 self._directory = directory(self._session_settings)
             except Exception:
-                logger.exception("a heartbeat failed")  # there must be another one
+                logger.exception("a heartbeat failed")  # the loop must go on: the directory needs heartbeats
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""API keys as calls bring them, and what Serve's proxies know of them: salted hashes, never the keys themselves."""
+"""API keys of calls, and the salted hashes of keys that Serve's proxies compare them with."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 # Set for Serve's proxies where the service is started by `interpose serve`; "salt:hash,hash,…" in hex.
 HASHES_VARIABLE = "SERVE_APP_KEY_HASHES"
 
-# Of what anybody may send without a key.
+# Bytes of a message that a caller without a key may send.
 KEYLESS_BYTES = 4096
 
 
 def key_of(metadata: Iterable[Any]) -> str | None:
-    """Return the API key in a call's metadata (`x-api-key`, or `authorization: Bearer …`); None without one."""
+    """Return the API key in a call's metadata, or None.
+
+    The key is in `x-api-key`, or in `authorization: Bearer …`.
+    """
     found = dict(metadata)
     key = found.get("x-api-key")
     if key is None and str(found.get("authorization", "")).startswith("Bearer "):
@@ -25,19 +28,19 @@ def key_of(metadata: Iterable[Any]) -> str | None:
 
 
 def why_refused(key: str | None) -> str:
-    """Return what a caller is told whose key is none of the service's."""
+    """Return the message for a caller whose key the service does not know."""
     what = "the API key is not known here" if key else "this service needs an API key"
     return f"{what}: pass api_key to interpose.connect, or set INTERPOSE_API_KEY"
 
 
 def hashed(keys: Iterable[str]) -> str:
-    """Return the hashes of some keys, for the environment of a proxy."""
+    """Return salted hashes of API keys, for the environment of a proxy."""
     salt = secrets.token_bytes(16)
     return f"{salt.hex()}:{','.join(_hash(salt, key).hex() for key in keys)}"
 
 
 class KnownKeys:
-    """The keys of a service, by their hashes.
+    """The service's API keys, by their hashes.
 
     Args:
         hashes: what `hashed` returned.
@@ -52,7 +55,7 @@ class KnownKeys:
         if key is None:
             return False
         mine = _hash(self._salt, key)
-        # All of them, so that the time says nothing.
+        # Comparing with all hashes takes the same time for every key, so that the time says nothing about a key.
         return sum(hmac.compare_digest(mine, one) for one in self._known) > 0
 
 

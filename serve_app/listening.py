@@ -1,7 +1,7 @@
-"""Where Serve's own gRPC servers listen. It binds them to every interface and has no setting for that.
+"""Makes Serve's own gRPC servers listen on one host only.
 
-In both places the address is added by one function of a module, which is replaced here, in the process concerned, before
-it is called.
+Serve binds them to every interface and has no setting for that. In both places one function of a module adds the address;
+that function is replaced here, in the same process, before Serve calls it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def proxy_on(host: str) -> None:
 
 
 def replica_on_this_machine() -> None:
-    """Make this process, a replica, take calls from other replicas on the loopback interface, if all are on one machine.
+    """Make this replica take calls from other replicas on the loopback interface only.
 
-    Ray's token protects that port in any case.
+    This applies if all nodes are on one machine. Ray's token protects the port in any case.
     """
     name, value = THIS_MACHINE_ONLY
     if os.environ.get(name) != value:

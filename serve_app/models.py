@@ -1,4 +1,4 @@
-"""The models that clients can ask for: those of the ingress's own application, and those that other applications announce."""
+"""The models that clients can ask for: the ingress's own, and those of other applications."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ServedModel:
     """One model, as the ingress knows it.
 
     Attributes:
-        target: the deployment that holds its engine.
-        engine: a handle to that.
-        description: what its engine said of it, once it was asked.
+        target: the deployment that holds the model's engine.
+        engine: a handle to that deployment.
+        description: the engine's description of the model, once the ingress has asked for it.
     """
 
     settings: ModelSettings
@@ -33,17 +33,20 @@ class ServedModel:
     _waking: asyncio.Task[None] | None = field(default=None, compare=False, repr=False)
 
     def state(self, known: ModelState) -> str:
-        """Return its state in a word: what its replicas say, or IDLE if there are none because nobody uses it."""
+        """Return the model's state: the replicas' state, or IDLE if nobody uses the model.
+
+        An idle model has no replica.
+        """
         return "IDLE" if known.state == "UNHEALTHY" and self.settings.scales_to_zero else known.state
 
     def wake(self) -> None:
-        """Have Serve start an engine of an idle model, by a call that waits for one."""
+        """Make Serve start an engine of an idle model, by a call that waits for the engine."""
         if self._waking is None or self._waking.done():
-            # In a context of its own: Serve would take it for a part of the call that asks for the model.
+            # A separate context: otherwise Serve takes this call for a part of the call that asks for the model.
             self._waking = asyncio.get_running_loop().create_task(self._ping(), context=contextvars.Context())
 
     async def _ping(self) -> None:
-        with contextlib.suppress(Exception):  # whoever wants to use the model finds out by himself
+        with contextlib.suppress(Exception):  # the next call that uses the model reports the error
             await self.engine.ping.remote()
 
 
@@ -52,8 +55,8 @@ class ServedModels:
 
     Args:
         app: the name of the ingress's own application.
-        own: its models.
-        engines: handle of each one's engine deployment, by the model's name.
+        own: the models of that application.
+        engines: handle of each of these models' engine deployment, by the model's name.
     """
 
     def __init__(self, app: str, own: Sequence[ModelSettings], engines: Mapping[str, DeploymentHandle]) -> None:
@@ -69,24 +72,27 @@ class ServedModels:
 
     @property
     def all(self) -> tuple[ServedModel, ...]:
-        """All of them, in the same order."""
+        """All models, in the same order as `settings`."""
         return tuple(self._all.values())
 
     @property
     def targets(self) -> list[Target]:
-        """The deployments that hold their engines."""
+        """The deployments that hold the models' engines."""
         return [one.target for one in self._all.values()]
 
     @property
     def lasting(self) -> list[Target]:
-        """Those whose engines are there whether anybody uses them or not, so that sessions may look for them in advance."""
+        """The deployments whose engines run even when nobody uses them.
+
+        Sessions may connect to these in advance.
+        """
         return [one.target for one in self._all.values() if not one.settings.scales_to_zero]
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._all[name]
 
     def update(self, announced: Sequence[Announced]) -> bool:
-        """Take note of what engines there are; returns whether that changes anything."""
+        """Take over the announced models; return whether the list has changed."""
         before = self._all
         self._all = dict(self._own)
         for one in sorted(announced, key=lambda one: str(one.model.name)):
@@ -94,7 +100,7 @@ class ServedModels:
                 continue
             known = before.get(one.model.name)
             if known is None or (known.target, known.settings) != (one.target, one.model):
-                # It may be gone before the directory notices, and looking for it would stop everything else meanwhile.
+                # The deployment may have gone before the directory notices. Looking for it would block the event loop.
                 engine = serve.get_deployment_handle(one.target.deployment, one.target.app, _check_exists=False)
                 known = ServedModel(one.model, one.target, engine)
             self._all[one.model.name] = known

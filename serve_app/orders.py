@@ -1,4 +1,4 @@
-"""From an admitted trace to the order that a session gets."""
+"""Turns an admitted trace into the order that a session gets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.saved import Saved
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import ModelSettings
 
-# What a block can change in place, so that its new contents come back under its index in the trace's scope.
+# Kinds of values that a block can change in place. Their new contents come back under their index in the trace's scope.
 _CONTAINERS = ("list", "dict", "set")
 
 
@@ -30,15 +30,15 @@ def order_of(
     """Return the order to run a trace.
 
     Args:
-        remotes: ids of the blobs of earlier traces of the session that it uses.
-        foreign: those of other sessions, by id.
-        edits: the standing edits that it names, serialized.
-        session_id: of the lease under which it runs.
-        target: where it runs.
-        replica: at which replica of it, "" for any.
-        job: whether it goes on when its client goes.
-        tenant: whose it is.
-        share: of an engine that the tenant may use.
+        remotes: ids of the blobs of the session's earlier traces that this trace uses.
+        foreign: blobs of the tenant's other sessions that this trace uses, by id.
+        edits: the standing edits that the trace names, serialized.
+        session_id: the session that runs the trace.
+        target: the deployment that runs the trace.
+        replica: the replica of the deployment; "" for any.
+        job: whether the trace goes on when its client goes.
+        tenant: name of the tenant.
+        share: the part of an engine that the tenant may use, from 0 to 1.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
@@ -63,7 +63,10 @@ def order_of(
 
 
 def _captured(trace: pb.Trace) -> Iterator[pb.CapturedName]:
-    """The names of the containers in the scope, for whoever attaches to the trace and has no objects of that name."""
+    """Yield the names of the containers in the trace's scope.
+
+    A client that attaches to the trace later has no objects of these names.
+    """
     seen: set[tuple[str, int]] = set()
     for bindings in (trace.shared, *(invoke.program.reads for invoke in trace.invokes)):
         for binding in bindings:

@@ -1,8 +1,8 @@
-"""Fetch, piece by piece: as much of a value leaves the ingress as its client reads, and a little more.
+"""Sends a fetched value in pieces: the ingress sends little more than the client reads.
 
-Between ingress and proxy Serve does not slow a sender down for a slow receiver: all that one call asks for would pile up there.
-The proxy does wait for the client, with every message. So it asks the ingress for one piece after the other, the next one when
-the client has taken the one before; the client sees one call.
+Between ingress and proxy, Serve does not slow a sender down for a slow receiver: all data of one call would pile up in the
+proxy. The proxy does wait for the client with every message. So the proxy asks the ingress for one piece after another. It
+asks for the next piece when the client has taken the piece before. The client sees one call.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from google.protobuf.message import DecodeError
 
 from interpose.v1.service_pb2 import FetchChunk, FetchRequest
 
-# Of one call; with more calls at a time, pieces are smaller.
+# Bytes of one call's piece. With more calls at a time, pieces are smaller.
 PIECE_BYTES = 4 << 20
 SMALLEST_PIECE_BYTES = 1 << 20
-# Of all calls together, until pieces are as small as they get.
+# Bytes of all calls' pieces together, until pieces have their smallest size.
 ALL_BYTES = 256 << 20
 MAX_CALLS = 1024
-# To pick listed positions costs a copy of all that they pick, for each piece.
+# Picking listed positions copies all selected data, for each piece. So these pieces are larger.
 PICKED_PIECE_BYTES = 16 << 20
 
 Stream = Callable[[bytes, Any], AsyncGenerator[bytes, None]]
 
 
 class Pieces:
-    """The calls of Fetch in one proxy."""
+    """The Fetch calls of one proxy."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def handler(self, fetch: Stream) -> Stream:
-        """Return a handler of Fetch that calls another one for each piece."""
+        """Return a handler of Fetch that calls `fetch` for each piece."""
 
         async def call(data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
             self.calls += 1
@@ -51,7 +51,7 @@ class Pieces:
         try:
             request = FetchRequest.FromString(data)
         except DecodeError:
-            request = None  # the ingress says what is wrong with it
+            request = None  # the ingress answers the malformed message
         left = request.at_most if request is not None else 0
         while True:
             if request is not None:
@@ -63,7 +63,7 @@ class Pieces:
                 async for chunk in chunks:
                     sent += len(FetchChunk.FromString(chunk).data)
                     yield chunk
-            # With less than it was asked for, the value has ended or the call has failed.
+            # With fewer bytes than asked for, the value has ended or the call has failed.
             if request is None or sent < request.at_most or sent in (request.length, left):
                 return
             request.offset += sent

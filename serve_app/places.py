@@ -1,4 +1,7 @@
-"""Which traces an engine replica runs at a time: so many, a bounded share of them for each tenant, and the others in turn."""
+"""Decides which traces an engine replica runs at a time.
+
+A replica has a fixed number of places. Each tenant may hold a bounded share of them. The other traces wait for their turn.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from executor.core.fairness import Flow, in_turn
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
-# Taken for how long a trace runs before any has ended.
+# The assumed duration of a trace before any trace has ended.
 _FIRST_SECONDS = 1.0
-# How much a trace that has ended counts in the mean of those before it.
+# The weight of the last trace's duration in the running mean.
 _WEIGHT = 0.2
 
 
@@ -29,10 +32,10 @@ class Places:
 
     Args:
         places: traces that run at a time.
-        most_waiting: traces of one tenant that wait.
+        most_waiting: traces of one tenant that may wait.
 
     Attributes:
-        waiting: how many wait.
+        waiting: traces that wait now.
     """
 
     def __init__(self, places: int, most_waiting: int) -> None:
@@ -62,7 +65,7 @@ class Places:
         except BaseException:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            else:  # it has got its place meanwhile
+            else:  # the trace got its place in the meantime
                 self._leave(flow)
             raise
         began = time.monotonic()
@@ -81,7 +84,7 @@ class Places:
             return
         retry_after = max(1.0, self._seconds / self._most(flow))
         message = (
-            f"{held} traces of {flow.tenant or 'this tenant'} wait for the engine already, the most that may "
+            f"{held} traces of {flow.tenant or 'this tenant'} wait for the engine already, which is the limit "
             "(the model's max_waiting_traces): try again when some have run"
         )
         raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=retry_after))
@@ -91,14 +94,14 @@ class Places:
         self._serve()
 
     def _serve(self) -> None:
-        """Give free places to those whose turn it is."""
+        """Give free places to waiting traces, in turn."""
         while self._waiting and len(self._running) < self._places:
             able = [one for one in self._waiting if self._held(one.flow.tenant) < self._most(one.flow)]
             if not able:
                 return
             chosen = in_turn(able, lambda one: one.flow, self._running)[0]
             self._waiting.remove(chosen)
-            if not chosen.turn.done():  # or it was given up this moment
+            if not chosen.turn.done():  # otherwise the waiting call was cancelled a moment ago
                 self._running.append(chosen.flow)
                 chosen.turn.set_result(None)
 

@@ -1,8 +1,7 @@
-"""What Serve's gRPC proxy loads: our methods, handed on unparsed, and the host that it listens on.
+"""What Serve's gRPC proxy loads: the methods of the service, and the host to listen on.
 
-Serve calls the functions below in its proxy process, with a server that routes every method to the application. The
-request's bytes go on as they are, so that the ingress, not the proxy, answers a malformed message and measures a long
-one.
+Serve calls these functions in its proxy process, with a server that routes every method to the application. The proxy
+passes a request's bytes on unparsed. So the ingress, not the proxy, answers malformed messages and measures long messages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _Gated:
     """A server on which a generated function registers a servicer's methods, behind a `Gate`.
 
     Args:
-        server: Serve's.
+        server: Serve's gRPC server.
         keyless: whether the methods need no key.
     """
 
@@ -35,14 +34,17 @@ class _Gated:
         self._keyless = keyless
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Add handlers so that one is looked up when only the metadata of a call is there."""
+        """Add handlers that are looked up as soon as a call's metadata is there."""
         hashes = os.environ.get(HASHES_VARIABLE, "")
         keys = KnownKeys(hashes) if hashes else None
         for handler in handlers:
             self._server.add_generic_rpc_handlers((Gate(handler._method_handlers, keys, keyless=self._keyless),))
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        """Leave these out: they are the same, and a server would find them by the method's name alone."""
+        """Do nothing.
+
+        These are the same handlers, and a server would find them by the method's name alone, without the `Gate`.
+        """
 
 
 def add_interpose(servicer: Any, server: Any) -> None:
@@ -56,10 +58,12 @@ def add_health(servicer: Any, server: Any) -> None:
 
 
 def listen_on_host() -> list[Any]:
-    """Make the proxy listen on the configured host only; Serve calls this in the proxy's process before it opens ports.
+    """Make the proxy listen on the configured host only.
+
+    Serve calls this in the proxy's process before it opens ports.
 
     Returns:
-        No middleware: Serve asks this callback for HTTP middlewares.
+        An empty list: Serve asks this callback for HTTP middlewares.
     """
     host = os.environ.get(HOST_VARIABLE, "")
     if host:

@@ -1,4 +1,4 @@
-"""What the ingress tells of the service as a whole: its limits, and how models and tenants are."""
+"""Replies of the ingress about the whole service: its limits, models and tenants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from serve_app.settings import Settings, Tenant
 
 
 def limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
-    """Return the limits every model keeps to, so that what a client takes for allowed is allowed for each."""
+    """Return the limits that hold for every model.
+
+    A trace within these limits is allowed for each model.
+    """
     all_limits = [model.limits for model in settings.models]
 
     def least(name: str) -> Any:
@@ -24,7 +27,7 @@ def limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
 
 
 def status(known: DirectoryStatus, models: ServedModels, tenant: Tenant) -> service_pb2.StatusReply:
-    """Return how the models, their replicas, and the caller's own tenant are."""
+    """Return the state of the models, their replicas, and the caller's own tenant."""
     reply = service_pb2.StatusReply(
         sessions=known.sessions,
         warm_sessions=known.warm,

@@ -1,4 +1,4 @@
-"""A service from the command line: a cluster, Serve on it, the application on that, and all of it gone afterwards."""
+"""Runs a service from the command line: the cluster, Serve, the application, and their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 
 
 class ServiceError(Exception):
-    """The service cannot run; the message is for whoever started it."""
+    """The service cannot run; the message is for the operator."""
 
 
 _ALL = ("0.0.0.0", "::")
@@ -45,28 +45,28 @@ class Service:
     """One service, from `start` to `stop`.
 
     Args:
-        settings: of the service.
-        cluster: where it runs.
+        settings: settings of the service.
+        cluster: the cluster that the service runs on.
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
         self._cluster = cluster
         self._serving = False
-        self._failed: dict[str, str] = {}  # why models do not start, by name
+        self._failed: dict[str, str] = {}  # reasons why models do not start, by the model's name
 
     @property
     def address(self) -> str:
-        """Where clients connect: on the host of the cluster's head."""
+        """The address for clients, on the host of the cluster's head."""
         grpc_settings = self._settings.grpc
         host = (self._cluster.elsewhere or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
         return f"{host}:{grpc_settings.port}"
 
     def start(self, progress: Progress) -> None:
-        """Start everything; returns when traces can run.
+        """Start everything; return when traces can run.
 
         Args:
-            progress: called again and again with what is being done.
+            progress: called repeatedly with the name of the stage.
 
         Raises:
             ServiceError: something does not start, with the reason.
@@ -98,7 +98,7 @@ class Service:
         while True:
             stage = self._stage()
             progress(stage)
-            # Serve's controller answers in great detail, and needs the processor for loading as much as anybody.
+            # Serve's controller answers at length and needs the processor for loading. So it is asked seldom.
             if stage == SETTLING or time.monotonic() - asked > STATUS_SECONDS:
                 asked = time.monotonic()
                 if self._running():
@@ -108,14 +108,14 @@ class Service:
         self._wait_until_reachable()
 
     def run(self) -> NoReturn:
-        """Stay until interrupted."""
+        """Run until interrupted."""
         while True:
             self._cluster.look_after()
             time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
-        """End everything that `start` began. Never raises, and twice is fine."""
-        # What Serve is about to end cannot be looked at afterwards.
+        """End everything that `start` began. Never raises; a second call does nothing."""
+        # Processes that Serve ends cannot be examined afterwards.
         self._cluster.look_after()
         with contextlib.suppress(Exception):
             if self._serving:
@@ -127,7 +127,10 @@ class Service:
 
     @staticmethod
     def _end_sessions() -> None:
-        """Have clients hear of it as long as they can: Serve ends its proxies first, and then waits for traces for nobody."""
+        """End all sessions while clients can still be told.
+
+        Serve ends its proxies first, and then waits for traces that no client follows.
+        """
         with contextlib.suppress(Exception):
             ray.get(ray.get_actor(DIRECTORY, namespace=NAMESPACE).end_sessions.remote(), timeout=END_SECONDS)
 
@@ -204,7 +207,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

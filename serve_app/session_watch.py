@@ -1,4 +1,7 @@
-"""Notices that a session actor is gone while an engine works for it: nobody would ever cancel its traces."""
+"""Notices that a session actor is gone while an engine runs its traces.
+
+Nothing else would cancel these traces.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,16 @@ T = TypeVar("T")
 
 
 class SessionWatch:
-    """The sessions that traces run for here."""
+    """The session actors whose traces run on this replica."""
 
     def __init__(self) -> None:
         self._traces: Counter[str] = Counter()
         self._lost: dict[str, asyncio.Future[None]] = {}
 
     async def while_alive(self, session: str, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield from a generator until it ends or the session is gone, and close it then.
+        """Yield from a generator until it ends or the session actor is gone.
+
+        The generator is closed then.
 
         Args:
             session: the Ray name of the session actor.
@@ -49,7 +54,7 @@ class SessionWatch:
                 del self._traces[session], self._lost[session]
 
     async def look(self) -> None:
-        """Find out which of the sessions are gone; to be called now and then."""
+        """Find out which session actors are gone; the replica calls this periodically."""
         for session in list(self._traces):
             if not await asyncio.to_thread(_exists, session) and session in self._lost:
                 lost = self._lost[session]

@@ -1,6 +1,6 @@
-"""Everything that can be configured, in one model, built once and passed down.
+"""The settings of a service as one model, built once and passed down.
 
-The layers, weakest first: the YAML file, the environment (`INTERPOSE_GRPC__PORT=9001`), what the caller passes (flags
+The sources, weakest first: the YAML file, the environment (`INTERPOSE_GRPC__PORT=9001`), the arguments of the caller (flags
 of the command line, arguments of the Serve application). An unknown key in any of them is an error.
 """
 
@@ -25,12 +25,12 @@ from serve_app.settings_file import SettingsFile
 
 PREFIX = "INTERPOSE_"
 
-# Read by the client library, which may run in the same environment as the server.
+# Variables of the client library, which may run in the same environment as the server.
 _CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"})
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-# The engine's arguments that the service sets.
+# Engine arguments that the service sets itself.
 _OURS = frozenset(
     {
         *("model", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
@@ -43,32 +43,39 @@ _GIB = 1 << 30
 
 
 class _Part(BaseModel):
-    """A part of the settings: unknown keys are errors, and it does not change once built."""
+    """A part of the settings, immutable once built.
+
+    Unknown keys are errors.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Limits(_Part):
-    """What one trace may ask for; the client learns them when it connects and refuses early."""
+    """Limits of one trace; the client learns them when it connects, and refuses early."""
 
-    max_message_bytes: int = Field(32 * _MIB, ge=64 * 1024, le=_GIB, description="of one Submit")
-    max_upload_bytes: int = Field(2 * _GIB, ge=0, description="of one uploaded blob")
-    max_saved_bytes: int = Field(8 * _GIB, ge=0, description="of all that one trace saves")
+    max_message_bytes: int = Field(32 * _MIB, ge=64 * 1024, le=_GIB, description="bytes of one Submit message")
+    max_upload_bytes: int = Field(2 * _GIB, ge=0, description="bytes of one uploaded blob")
+    max_saved_bytes: int = Field(8 * _GIB, ge=0, description="bytes of all values that one trace saves")
     max_invokes: int = Field(512, ge=1)
-    chunk_bytes: int = Field(_MIB, ge=4096, le=32 * _MIB, description="of Upload and Fetch")
+    chunk_bytes: int = Field(_MIB, ge=4096, le=32 * _MIB, description="bytes of one message of Upload and Fetch")
     inline_bytes: int = Field(16 * 1024, ge=0, description="larger tensors travel as blobs")
-    max_program_bytes: int = Field(64 * 1024, ge=1024, description="of the source of one block, function or class")
-    max_program_nodes: int = Field(20_000, ge=100, description="of the syntax tree of one block, function or class")
-    max_trace_program_bytes: int = Field(256 * 1024, ge=1024, description="of all different sources of one trace")
+    max_program_bytes: int = Field(
+        64 * 1024, ge=1024, description="bytes of the source of one block, function or class"
+    )
+    max_program_nodes: int = Field(
+        20_000, ge=100, description="nodes of the syntax tree of one block, function or class"
+    )
+    max_trace_program_bytes: int = Field(256 * 1024, ge=1024, description="bytes of all different sources of one trace")
     step_seconds: float = Field(10.0, gt=0, description="wall time a block may take in one step")
-    block_memory_bytes: int = Field(4 * _GIB, ge=_MIB, description="what a block may allocate in one step")
+    block_memory_bytes: int = Field(4 * _GIB, ge=_MIB, description="memory that a block may allocate in one step")
     pickled: bool = Field(False, description="whether values may be pickled; also needs a tenant of full trust")
 
 
 class ModelSettings(_Part):
-    """One served model: which weights, over how many workers, with which engine arguments."""
+    """One served model: its weights, its number of workers, its engine arguments."""
 
-    name: str = Field("", description="what clients call it; by default the last part of `model`")
+    name: str = Field("", description="the model's name for clients; by default the last part of `model`")
     model: str = Field(min_length=1, description="a path or a Hugging Face id")
     tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
     pipeline_parallel_size: int = Field(1, ge=1, description="stages that share the layers")
@@ -79,17 +86,18 @@ class ModelSettings(_Part):
     )
     replicas: int = Field(1, ge=1, description="engines of this model, each with all its workers")
     autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Ray Serve's, by its names, in place of `replicas`; a trace is one ongoing request"
+        None,
+        description="Ray Serve's settings, by Serve's names, in place of `replicas`; a trace is one ongoing request",
     )
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         "PACK",
-        description="a replica's workers: on as few nodes as can be, or as many; STRICT_: on one, or each on another",
+        description="where workers of a replica go: PACK on few nodes, SPREAD on many; STRICT_: on one node, or each on its own",
     )
     drain_seconds: float = Field(
-        300.0, ge=0, description="a replica that is removed finishes what it runs for this long, and takes nothing new"
+        300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"
     )
-    max_running_traces: int = Field(256, ge=1, description="on one replica at a time")
-    max_waiting_traces: int = Field(1024, ge=1, description="of one tenant on one replica, beyond the running ones")
+    max_running_traces: int = Field(256, ge=1, description="traces that run on one replica at a time")
+    max_waiting_traces: int = Field(1024, ge=1, description="traces of one tenant that wait on one replica")
     limits: Limits = Limits()
 
     @model_validator(mode="before")
@@ -109,7 +117,10 @@ class ModelSettings(_Part):
     @field_validator("lora_modules", mode="before")
     @classmethod
     def _as_vllm_writes_them(cls, modules: Any) -> Any:
-        """Take `name=path`, and `{"name": …, "path": …}`, also as JSON, for one of them or in a list."""
+        """Accept an adapter as vLLM's options write it.
+
+        An adapter is `name=path` or `{"name": …, "path": …}`, also as JSON, alone or in a list.
+        """
         if isinstance(modules, str) or (isinstance(modules, Mapping) and modules.keys() >= {"name", "path"}):
             modules = [modules]
         if not isinstance(modules, list | tuple):
@@ -170,19 +181,19 @@ class ModelSettings(_Part):
 
     @property
     def most_replicas(self) -> int:
-        """Replicas that there can be at a time."""
+        """The largest number of replicas at a time."""
         if self.autoscaling_config is None:
             return self.replicas
         return int(self.autoscaling_config.get("max_replicas", 1))
 
     @property
     def scales_to_zero(self) -> bool:
-        """Whether it has no engine while nobody uses it."""
+        """Whether the model has no engine while nobody uses it."""
         return self.autoscaling_config is not None and int(self.autoscaling_config.get("min_replicas", 1)) == 0
 
     @property
     def world_size(self) -> int:
-        """Workers of one replica."""
+        """Number of workers of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -192,40 +203,41 @@ class ModelSettings(_Part):
 
 
 class SessionSettings(_Part):
-    """How many sessions there may be, how long they live, and what they keep."""
+    """The number of sessions, how long they live, and what they keep."""
 
     warm: int = Field(2, ge=0, description="session actors, each a process, that are ready before the first session")
-    per_actor: int = Field(
-        128, ge=1, description="sessions that one session actor holds; beyond that another one starts"
-    )
+    per_actor: int = Field(128, ge=1, description="sessions that one session actor holds; then another actor starts")
     idle_seconds: float = Field(900.0, gt=0, description="an unused session is closed after this")
-    max_sessions: int = Field(1024, ge=1, description="open at a time; beyond that, one that only waits gives way")
-    max_per_tenant: int = Field(256, ge=1, description="of them, one tenant's, with or without keys")
+    max_sessions: int = Field(1024, ge=1, description="sessions open at a time; then an idle session gives way")
+    max_per_tenant: int = Field(256, ge=1, description="open sessions of one tenant, with or without API keys")
     wait_seconds: float = Field(
-        20.0, ge=0, description="how long opening a session waits for another one to give way before it is refused"
+        20.0, ge=0, description="how long opening a session waits for another session to give way before it is refused"
     )
     retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
     stored_bytes: int = Field(16 * _GIB, ge=_MIB, description="uploads and results that one session keeps")
     max_edits: int = Field(64, ge=0, description="standing edits that a tenant may have")
-    edit_bytes: int = Field(64 * _MIB, ge=0, description="of all standing edits of a tenant together")
+    edit_bytes: int = Field(64 * _MIB, ge=0, description="bytes of all standing edits of a tenant together")
 
 
 class GrpcSettings(_Part):
-    """Where clients connect. Serve's gRPC proxy speaks no TLS: terminate it at a gateway."""
+    """The address for clients. Serve's gRPC proxy speaks no TLS: terminate TLS at a gateway."""
 
     host: str = "127.0.0.1"
     port: int = Field(9000, ge=1, le=65535)
 
 
 class HttpSettings(_Part):
-    """Serve's HTTP proxy: it carries no traces, but Serve starts none of its proxies without it."""
+    """Serve's HTTP proxy.
+
+    It carries no traces, but Serve starts its gRPC proxy only together with it.
+    """
 
     host: str = "127.0.0.1"
-    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    port: int = Field(0, ge=0, le=65535, description="0: any free port")
 
 
 class Tenant(_Part):
-    """Who may use the service: a name, its keys, and how far its programs are trusted."""
+    """A tenant: its name, its API keys, and how far its programs are trusted."""
 
     name: str = Field(min_length=1, max_length=100)
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
@@ -271,7 +283,7 @@ class Settings(BaseSettings):
         0.75,
         gt=0,
         le=1,
-        description="of an engine's places and cache for one tenant at a time, where there are several",
+        description="the part of an engine's places and cache for one tenant at a time, where there are several tenants",
     )
     ingress_replicas: int = Field(1, ge=1)
 
@@ -307,18 +319,24 @@ class Settings(BaseSettings):
         return self
 
     def model_named(self, name: str) -> ModelSettings | None:
-        """Return the model of that name; "" is the only one, if there is only one."""
+        """Return the model of this name; "" names the only model, if there is only one."""
         if not name:
             return self.models[0] if len(self.models) == 1 else None
         return next((model for model in self.models if model.name == name), None)
 
     @property
     def share(self) -> float:
-        """The share of an engine that one tenant may use at a time; a single tenant may use all of it."""
+        """The part of an engine that one tenant may use at a time, from 0 to 1.
+
+        A single tenant may use the whole engine.
+        """
         return self.tenant_share if len(self.tenants) > 1 else 1.0
 
     def tenant_with(self, key: str | None) -> Tenant | None:
-        """Return the tenant an API key belongs to; without configured tenants, everybody is the anonymous one."""
+        """Return the tenant of an API key.
+
+        Without configured tenants, every caller is the anonymous tenant.
+        """
         if not self.tenants:
             return ANONYMOUS
         if len(self.tenants) == 1 and not self.tenants[0].api_keys:
@@ -332,13 +350,14 @@ class Settings(BaseSettings):
 
 
 def settings_from(arguments: dict[str, Any]) -> Settings:
-    """Return the settings that flat arguments describe, over those of a file and the environment.
+    """Return settings from flat arguments, over those of a file and the environment.
 
     Args:
         arguments: any field of `Settings`; or, for a single model, `model` and any field of `ModelSettings`.
 
     Raises:
-        SettingsError: with a line for each setting that is wrong: where it was given, and near misses of an unknown name.
+        SettingsError: with a line for each wrong setting, which says where the setting was given. For an unknown name the
+            line says which names are near.
     """
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if "model" in arguments:
@@ -360,7 +379,7 @@ def model_settings_from(arguments: dict[str, Any]) -> ModelSettings:
         arguments: fields of `ModelSettings`.
 
     Raises:
-        SettingsError: with a line for each setting that is wrong.
+        SettingsError: with a line for each wrong setting.
     """
     try:
         return ModelSettings(**arguments)

@@ -1,4 +1,4 @@
-"""Errors in settings, in words: where the setting was given, what is wrong with it, and which names are near."""
+"""Describes errors in settings: the place, the mistake, and names that are near."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SettingsError(ValueError):
     """Settings are wrong; the message has a line for each error.
 
     Attributes:
-        problems: keys and indices of each wrong setting, and what is wrong with it.
+        problems: for each wrong setting its keys and indices, and what is wrong with it.
     """
 
     def __init__(self, message: str, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
@@ -35,20 +35,20 @@ def explain(
     file: SettingsFile | None = None,
     prefix: str = "",
 ) -> SettingsError:
-    """Return what a caller can act on.
+    """Return an error that an operator can act on.
 
     Args:
-        error: what pydantic says.
+        error: pydantic's error.
         model: the settings' class.
         given: the arguments of the caller, the strongest source of settings.
-        file: the weakest source.
-        prefix: of environment variables, the source in between; "" if they are none.
+        file: the YAML file, the weakest source.
+        prefix: the prefix of environment variables, the source in between; "" if they are not a source.
     """
     lines, problems = [], []
     for one in error.errors():
         place = one["loc"]
         name = one.get("ctx", {}).get("name")
-        if name is not None:  # a validator of a whole mapping found it at one key
+        if name is not None:  # a validator of a whole mapping found the error at one key
             place = (*place, name)
         what = _what(dict(one), place, model)
         lines.append(_where(place, given, file, prefix) + what)
@@ -68,7 +68,7 @@ def _what(one: dict[str, Any], place: Sequence[str | int], model: type[BaseModel
 
 
 def _where(place: Sequence[str | int], given: Mapping[str, Any], file: SettingsFile | None, prefix: str) -> str:
-    """Return where a setting was given, up to the colon; "" for the settings as a whole."""
+    """Return where a setting was given, with a colon; "" for the settings as a whole."""
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     if not place:
         return ""
@@ -90,7 +90,7 @@ def _given(place: Sequence[str | int], values: Any) -> bool:
 
 
 def _variables(place: Sequence[str | int], prefix: str) -> Iterator[str]:
-    """Yield the environment variables that give a setting, or something that contains it."""
+    """Yield the environment variables that give a setting or contain it."""
     there = {name.upper(): name for name in os.environ}
     for length in range(len(place), 0, -1):
         name = (prefix + "__".join(map(str, place[:length]))).upper()
@@ -99,7 +99,7 @@ def _variables(place: Sequence[str | int], prefix: str) -> Iterator[str]:
 
 
 def _names_at(model: type[BaseModel], place: Sequence[str | int]) -> set[str]:
-    """Return the names of the settings at a place; none where any name may be."""
+    """Return the names of the settings at a place; an empty set where any name is allowed."""
     annotation: Any = model
     for part in place:
         if isinstance(part, int):

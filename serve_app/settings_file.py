@@ -1,4 +1,4 @@
-"""The settings' YAML file: read once, with the line of each setting for errors."""
+"""Reads the settings' YAML file once, and keeps the line of each setting for errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class SettingsFile:
     """A YAML file with settings.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Attributes:
-        path: of the file.
-        values: what it contains.
+        path: path of the file.
+        values: contents of the file.
 
     Raises:
         ValueError: the file cannot be read, or is not YAML, or not a mapping; with the line and the column.
@@ -46,7 +46,10 @@ class SettingsFile:
             raise ValueError(f"{path}: this is no YAML: {error}") from None
 
     def line(self, place: Sequence[str | int]) -> int:
-        """Return the line, from 1, of a setting by its keys and indices; of what contains it, where it is not in the file."""
+        """Return the line number, from 1, of a setting by its keys and indices.
+
+        A setting that is not in the file has the line of the setting that would contain it.
+        """
         line, node = 1, self._root
         for part in place:
             found = None
@@ -61,11 +64,14 @@ class SettingsFile:
         return line
 
     def _check(self, root: yaml.Node | None) -> None:
-        """Refuse a file that is no mapping, and keys that are there twice: YAML would take the last one without a word."""
+        """Refuse a file that is not a mapping, or in which a key occurs twice.
+
+        YAML would take the last of two equal keys without an error.
+        """
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ValueError(f"{self.path}:{root.start_mark.line + 1}: settings have the form `name: value`")
         left: list[yaml.Node] = [root] if root is not None else []
-        seen: set[int] = set()  # a node that an alias names is there several times
+        seen: set[int] = set()  # an alias makes the same node occur several times
         while left:
             node = left.pop()
             if id(node) in seen:

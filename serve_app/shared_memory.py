@@ -1,8 +1,8 @@
-"""Files in shared memory that a service's processes use, so that those of killed processes can be removed.
+"""Removes the shared memory files that killed processes of a service leave behind.
 
-vLLM's processes exchange messages through shared memory. Whoever made a segment removes it on an orderly end; Ray ends
-workers by killing them. Those of an engine that runs have no name any more (`executor.cluster.shared_memory`); those of one
-that is killed while it starts do.
+vLLM's processes exchange messages through shared memory. The process that made a segment removes it when it ends in order,
+but Ray ends workers by killing them. The segments of a running engine have no name any more
+(`executor.cluster.shared_memory`). The segments of an engine that is killed while it starts still have one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from executor.cluster.shared_memory import mapped_by
 
 
 class SharedFiles:
-    """The files in shared memory that processes have used."""
+    """The files in shared memory that a service's processes have used."""
 
     def __init__(self) -> None:
         self._users: dict[Path, set[psutil.Process]] = {}
 
     def look_after(self, processes: Collection[psutil.Process]) -> None:
-        """Note what processes, all that live, have mapped, and remove what only dead ones have used."""
+        """Note which files the processes have mapped, and remove files of dead processes.
+
+        Args:
+            processes: all processes of the service that live.
+        """
         for process in processes:
             for file in mapped_by([process.pid]):
                 self._users.setdefault(file, set()).add(process)
@@ -33,14 +37,14 @@ class SharedFiles:
             _remove(file)
 
     def remove(self) -> None:
-        """Remove all of them."""
+        """Remove all files."""
         for file in self._users:
             _remove(file)
         self._users.clear()
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Whether nothing is left of a process but an entry for its parent."""
+    """Whether a process has ended or is a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

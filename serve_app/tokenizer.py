@@ -1,4 +1,4 @@
-"""The tokenizer's files of a served model, for clients that encode and decode themselves."""
+"""The tokenizer files of a served model, for clients that encode and decode themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = (
 
 
 def tokenizer_files(model: str, revision: str | None = None) -> list[Path]:
-    """Return the files that exist, from a local directory or from the local Hugging Face cache."""
+    """Return the existing files, from a local directory or the local Hugging Face cache."""
     if Path(model).is_dir():
         return [path for name in FILES if (path := Path(model) / name).is_file()]
     from huggingface_hub import try_to_load_from_cache
@@ -33,7 +33,7 @@ def tokenizer_files(model: str, revision: str | None = None) -> list[Path]:
 
 
 def chunks(files: list[Path], chunk_bytes: int) -> Iterator[service_pb2.TokenizerChunk]:
-    """Yield the files one after another, each in chunks, an empty file as one empty chunk."""
+    """Yield the files one after another, in chunks; an empty file is one empty chunk."""
     for path in files:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The bytes of an array in chunks, as the network takes them, without a contiguous copy of the whole."""
+"""Splits the bytes of an array into chunks, without a contiguous copy of the whole array."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def windows(value: np.ndarray, offset: int, length: int, step: int, at_most: int
     """Iterate over a part of an array's bytes, in the order of its elements.
 
     Args:
-        value: any shape and strides.
-        offset: where the part begins.
-        length: of the part, 0 for all that is left.
-        step: bytes in one chunk.
-        at_most: bytes of the part that are given, 0 for all.
+        value: an array of any shape and strides.
+        offset: byte at which the part begins.
+        length: bytes of the part, 0 for the rest of the array.
+        step: bytes of one chunk.
+        at_most: bytes to yield at most, 0 for the whole part.
 
     Yields:
         Each chunk with its offset.
