@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from interpose.aio.handles import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
+from interpose.results.job import Job
 from interpose.rpc.threads import in_thread
 from interpose.tracing.client import DEFAULT_TIMEOUT, Client, connect
 from interpose.tracing.edit import EDIT, check_name, listed
@@ -56,6 +57,10 @@ class AsyncModel(Model):
     async def clear_edits(self) -> int:  # type: ignore[override]
         """Drop all of the tenant's standing edits of this model; return how many there were."""
         return await in_thread(super().clear_edits)
+
+    def job_handle(self, job: Job) -> AsyncJob:
+        """Return a background job as `tracer.job` gives it: its methods are awaited."""
+        return AsyncJob(job)
 
 
 class AsyncClient:

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+_SECONDS = 10.0  # that the service has to answer in
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command `status` to the `interpose` command and return its parser."""
@@ -43,22 +45,16 @@ def ask(address: str, api_key: str | None) -> Any:
     Raises:
         InterposeError: it does not answer, or refuses.
     """
-    import grpc
-
-    from interpose.contract.errors import from_rpc_error
-    from interpose.v1 import service_pb2, service_pb2_grpc
+    from interpose.rpc.channel import Transport
+    from interpose.v1.service_pb2 import StatusRequest
 
     scheme, _, bare = address.rpartition("://")
     secure = scheme in ("grpcs", "https")
-    channel = grpc.secure_channel(bare, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(bare)
-    metadata = [("x-api-key", api_key)] if api_key else []
-    with channel:
-        try:
-            return service_pb2_grpc.InterposeStub(channel).Status(
-                service_pb2.StatusRequest(), metadata=metadata, timeout=10
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, address=address) from None
+    transport = Transport(f"{'grpcs' if secure else 'grpc'}://{bare}", api_key or "", timeout=_SECONDS)
+    try:
+        return transport.unary("Status", StatusRequest())
+    finally:
+        transport.close()
 
 
 def table(status: Any) -> str:

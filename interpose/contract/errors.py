@@ -1,39 +1,41 @@
-"""Errors as facts with fields: the classes a notebook catches, and how they travel as `Failure` messages over gRPC.
+"""Errors as facts with fields: the classes a notebook catches, and how they travel as `Failure` messages.
 
-One table maps the protocol's codes to gRPC statuses, one to classes. A server raises `ServiceFailure`; a client turns
-what arrives into one of the classes with `from_failure` or `from_rpc_error`.
+One table maps the protocol's codes to names of gRPC statuses, one to classes. A server raises `ServiceFailure`; a client
+turns a `Failure` into one of the classes with `from_failure`. Importing this module does not import grpc, because engine
+workers import it: `interpose.rpc.grpc_errors` and `serve_app.statuses` map names to gRPC's own statuses.
 """
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import grpc
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING, Any
 
 from interpose.v1 import trace_pb2
 from interpose.v1.trace_pb2 import Failure, Frame
 
-FAILURE_METADATA = "interpose-failure-bin"
-_DETAIL_LIMIT = 500
+if TYPE_CHECKING:
+    import grpc
 
-STATUS_OF: dict[int, grpc.StatusCode] = {
-    trace_pb2.ERROR_CODE_UNSPECIFIED: grpc.StatusCode.UNKNOWN,
-    trace_pb2.ERROR_CODE_INTERVENTION: grpc.StatusCode.INVALID_ARGUMENT,
-    trace_pb2.ERROR_CODE_UNKNOWN_LOCATION: grpc.StatusCode.NOT_FOUND,
-    trace_pb2.ERROR_CODE_OUT_OF_ORDER: grpc.StatusCode.FAILED_PRECONDITION,
-    trace_pb2.ERROR_CODE_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    trace_pb2.ERROR_CODE_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    trace_pb2.ERROR_CODE_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
-    trace_pb2.ERROR_CODE_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    trace_pb2.ERROR_CODE_CANCELLED: grpc.StatusCode.CANCELLED,
-    trace_pb2.ERROR_CODE_DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    trace_pb2.ERROR_CODE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    trace_pb2.ERROR_CODE_ENGINE: grpc.StatusCode.INTERNAL,
-    trace_pb2.ERROR_CODE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    trace_pb2.ERROR_CODE_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
+# The trailing metadata of a failed call that holds its `Failure`.
+FAILURE_METADATA = "interpose-failure-bin"
+
+# The gRPC status of a call that fails with a code, by its name in `grpc.StatusCode`.
+STATUS_NAMES: dict[int, str] = {
+    trace_pb2.ERROR_CODE_UNSPECIFIED: "UNKNOWN",
+    trace_pb2.ERROR_CODE_INTERVENTION: "INVALID_ARGUMENT",
+    trace_pb2.ERROR_CODE_UNKNOWN_LOCATION: "NOT_FOUND",
+    trace_pb2.ERROR_CODE_OUT_OF_ORDER: "FAILED_PRECONDITION",
+    trace_pb2.ERROR_CODE_INVALID_ARGUMENT: "INVALID_ARGUMENT",
+    trace_pb2.ERROR_CODE_UNAUTHENTICATED: "UNAUTHENTICATED",
+    trace_pb2.ERROR_CODE_PERMISSION_DENIED: "PERMISSION_DENIED",
+    trace_pb2.ERROR_CODE_QUOTA_EXCEEDED: "RESOURCE_EXHAUSTED",
+    trace_pb2.ERROR_CODE_CANCELLED: "CANCELLED",
+    trace_pb2.ERROR_CODE_DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    trace_pb2.ERROR_CODE_UNAVAILABLE: "UNAVAILABLE",
+    trace_pb2.ERROR_CODE_ENGINE: "INTERNAL",
+    trace_pb2.ERROR_CODE_NOT_FOUND: "NOT_FOUND",
+    trace_pb2.ERROR_CODE_VERSION: "FAILED_PRECONDITION",
 }
 
 
@@ -46,7 +48,8 @@ class InterposeError(Exception):
 
     Attributes:
         message: what happened, why, and what to write instead.
-        status: the gRPC status.
+        status: the gRPC status, a `grpc.StatusCode`.
+        status_name: its name, e.g. "UNAVAILABLE".
         trace_id: the trace, or "".
         invoke: index of the invoke, or -1 for the whole trace.
         location: the location it is about, e.g. "model.layers.2.output", or "".
@@ -63,7 +66,7 @@ class InterposeError(Exception):
         self,
         message: str,
         *,
-        status: grpc.StatusCode | None = None,
+        status_name: str = "",
         trace_id: str = "",
         invoke: int = -1,
         location: str = "",
@@ -72,7 +75,7 @@ class InterposeError(Exception):
         frames: Iterable[Frame] = (),
     ) -> None:
         self.message = message
-        self.status = status or STATUS_OF[self.code]
+        self.status_name = status_name or STATUS_NAMES[self.code]
         self.trace_id = trace_id
         self.invoke = invoke
         self.location = location
@@ -81,6 +84,13 @@ class InterposeError(Exception):
         self.frames = tuple(frames)
         self._lines = format_frames(self.frames)
         super().__init__(f"{message}\n\n{self._lines}" if self._lines else message)
+
+    @property
+    def status(self) -> grpc.StatusCode:
+        # Imported here and nowhere else in this module, so that engine workers, which raise these errors, load no grpc.
+        import grpc
+
+        return grpc.StatusCode[self.status_name]
 
     @property
     def remote_traceback(self) -> str:
@@ -96,7 +106,7 @@ class InterposeError(Exception):
         return _rebuild, (type(self), self.message, fields, [frame.SerializeToString() for frame in self.frames])
 
 
-_FIELDS = ("status", "trace_id", "invoke", "location", "suggestions", "retry_after")
+_FIELDS = ("status_name", "trace_id", "invoke", "location", "suggestions", "retry_after")
 
 
 def _rebuild(kind: type[InterposeError], message: str, fields: dict[str, Any], frames: list[bytes]) -> InterposeError:
@@ -194,21 +204,6 @@ _CLASSES: tuple[type[InterposeError], ...] = (
     QuotaExceeded, Cancelled, DeadlineExceeded, Unavailable, EngineError, VersionMismatch,
 )  # fmt: skip
 CLASS_OF: dict[int, type[InterposeError]] = {kind.code: kind for kind in _CLASSES}
-# What a status means when no Failure came with it: the call never reached the service, or the transport refused it.
-_CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    # The service says what it has not found in a Failure. Without one it is the proxy before it that has no application.
-    grpc.StatusCode.NOT_FOUND: Unavailable,
-    # So does what goes wrong in the ingress. Without one the ingress died, and the proxy before it says so.
-    grpc.StatusCode.INTERNAL: ConnectionLost,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: QuotaExceeded,
-    grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.UNAVAILABLE: ConnectionLost,
-    grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
-}
 
 
 class ServiceFailure(Exception):
@@ -253,49 +248,6 @@ def from_failure(fact: Failure) -> InterposeError:
         retry_after=fact.retry_after,
         frames=fact.frames,
     )
-
-
-def from_rpc_error(error: grpc.RpcError, *, address: str = "", trace_id: str = "") -> InterposeError:
-    """Return the error that a notebook gets for a failed call.
-
-    Args:
-        error: what grpc raised.
-        address: the server's, for the message when it cannot be reached.
-        trace_id: used when the server named none.
-    """
-    fact = _failure_in(error)
-    if fact is not None:
-        if not fact.trace_id:
-            fact.trace_id = trace_id
-        return from_failure(fact)
-    status = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-    details = ((error.details() if isinstance(error, grpc.Call) else "") or "").strip()
-    details = details if len(details) <= _DETAIL_LIMIT else details[:_DETAIL_LIMIT] + "…"
-    kind = _CLASS_OF_STATUS.get(status, EngineError)
-    if status is grpc.StatusCode.NOT_FOUND:
-        message = (
-            f"a server answers at {address}, but no service runs there (yet); if it is starting, try again ({details})"
-        )
-    elif kind is ConnectionLost:
-        status = grpc.StatusCode.UNAVAILABLE
-        message = f"the server at {address} cannot be reached or has gone away: {details}; is `interpose serve` running there?"
-    elif kind is VersionMismatch:
-        message = f"the server at {address} does not offer this call; upgrade the server ({details})"
-    else:
-        message = f"{status.name}: {details}" if details else status.name
-    return kind(message, status=status, trace_id=trace_id)
-
-
-def _failure_in(error: grpc.RpcError) -> Failure | None:
-    if not isinstance(error, grpc.Call):
-        return None
-    for key, value in error.trailing_metadata() or ():
-        if key == FAILURE_METADATA:
-            try:
-                return Failure.FromString(value)
-            except (DecodeError, TypeError):
-                return None
-    return None
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 from interpose import capture
 from interpose.contract.limits import Sources
 from interpose.modules.envoy import Envoy, Node
+from interpose.program.barrier import Barrier
 from interpose.rpc.remote import RemoteValue
-from interpose.tracing.barrier import Barrier
 from interpose.v1 import value_pb2
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import ast
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from interpose import capture
 from interpose.contract.errors import InterposeWarning
 from interpose.results.outcome import Delivered, update_in_place
+from interpose.results.session_names import SessionNames, still_there
 from interpose.v1.trace_pb2 import SessionVariable
-
-if TYPE_CHECKING:
-    from interpose.tracing.session_block import SessionBlock
 
 
 class Delivery:
@@ -37,7 +32,7 @@ class Delivery:
         scope: capture.Scope,
         places: Sequence[tuple[capture.Block, capture.Scope]],
         captured: Mapping[int, object],
-        session: SessionBlock | None = None,
+        session: SessionNames | None = None,
         groups: Sequence[Sequence[int]] = (),
         shared: Mapping[int, str] | None = None,
     ) -> None:
@@ -100,7 +95,7 @@ class Delivery:
 
     def _newer(
         self,
-        session: SessionBlock,
+        session: SessionNames,
         variables: Iterable[SessionVariable],
         names: dict[str, object],
         updates: dict[int, object],
@@ -146,19 +141,6 @@ class Delivery:
         first, last = block.first_line, max(statement.end_lineno or 0 for statement in block.body)
         inside = inner.filename == block.filename and first <= inner.first_line <= last
         return self._scope if inside else inner_scope
-
-
-def still_there(scope: capture.Scope) -> bool:
-    """Whether names can be assigned in a scope so that somebody sees them.
-
-    They can in a module or a notebook, and in a function that calls this one, however far up.
-    """
-    if scope.frame.f_locals is scope.globals:
-        return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not scope.frame:
-        frame = frame.f_back
-    return frame is not None
 
 
 def in_sequences(saved: Sequence[Mapping[str, object]]) -> dict[str, object]:

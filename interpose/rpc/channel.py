@@ -14,8 +14,9 @@ from typing import Any
 
 import grpc
 
-from interpose.contract.errors import InvalidArgument, Unavailable, from_rpc_error
+from interpose.contract.errors import InvalidArgument, Unavailable
 from interpose.contract.version import VERSION
+from interpose.rpc.grpc_errors import from_rpc_error
 from interpose.rpc.reader import Arrivals
 from interpose.v1 import service_pb2_grpc
 

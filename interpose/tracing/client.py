@@ -9,6 +9,7 @@ from typing import Any
 
 from interpose.contract.errors import InvalidArgument, VersionMismatch
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
+from interpose.modules.envoy import Node, tree_of
 from interpose.results.job import Job
 from interpose.rpc import tokenizers
 from interpose.rpc.channel import Transport
@@ -101,13 +102,17 @@ class Client:
         description: ModelDescription = self._transport.unary("DescribeModel", DescribeModelRequest(model=name or ""))
         return description
 
+    def tree_of(self, model: str) -> Node:
+        """Return the module tree of a served model by its name."""
+        return tree_of(self.describe(model))
+
     def job(self, job_id: str) -> Job:
         """Return the background job of an id (`tracer.job.id`), whichever process of the same tenant began it.
 
         Raises:
             InvalidArgument: it is no job's id.
         """
-        return Job.found(self.own_session, job_id, lambda name: self.model(name).tree)
+        return Job.found(self.own_session, job_id, self.tree_of)
 
     @property
     def current_session(self) -> Session:
@@ -127,7 +132,7 @@ class Client:
         """
         session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
         session.awaited = self.awaited
-        return SessionBlock(self, session)
+        return SessionBlock(self, session, self.tree_of)
 
     def call(self, method: str, request: Any) -> Any:
         """Call a method of the server that has one reply."""

@@ -8,7 +8,7 @@ request. Edits last until they are cleared or the service ends.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
@@ -17,6 +17,7 @@ from interpose.program.builder import TraceBuilder
 from interpose.program.check import frame_at
 from interpose.rpc.threads import in_thread
 from interpose.tracing.captured import CapturedBlock
+from interpose.tracing.connection import EditedModel
 from interpose.v1.service_pb2 import (
     ClearEditsReply,
     ClearEditsRequest,
@@ -27,9 +28,6 @@ from interpose.v1.service_pb2 import (
     StoreEditRequest,
 )
 from interpose.v1.trace_pb2 import Edit, Prompt
-
-if TYPE_CHECKING:
-    from interpose.tracing.model import Model
 
 # An edit outlives the session that uploads belong to, so its tensors travel inside the message.
 _ALL_INLINE = (1 << 32) - 1
@@ -48,7 +46,7 @@ class StandingEdit:
         source: its block.
     """
 
-    def __init__(self, model: Model, stored: StoredEdit) -> None:
+    def __init__(self, model: EditedModel, stored: StoredEdit) -> None:
         self._model = model
         self.name: str = stored.name
         self.nbytes: int = stored.bytes
@@ -74,7 +72,7 @@ class EditBlock(CapturedBlock):
         name: what traces will name it by; an edit of that name is replaced.
     """
 
-    def __init__(self, model: Model, name: str) -> None:
+    def __init__(self, model: EditedModel, name: str) -> None:
         self._model = model
         self.name = name
 
@@ -133,13 +131,13 @@ def check_names(edits: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def listed(model: Model, kind: type[E]) -> list[E]:
+def listed(model: EditedModel, kind: type[E]) -> list[E]:
     """Return the tenant's edits of a model, oldest first, as objects of a kind."""
     reply: ListEditsReply = model.call("ListEdits", ListEditsRequest(model=model.name))
     return [kind(model, stored) for stored in reply.edits]
 
 
-def clear(model: Model, name: str) -> int:
+def clear(model: EditedModel, name: str) -> int:
     """Drop one edit, or all of a model's for the name ""; return how many there were."""
     reply: ClearEditsReply = model.call("ClearEdits", ClearEditsRequest(model=model.name, name=name))
     return reply.cleared

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from interpose import capture
 from interpose.contract.accounting import Accounting
 from interpose.contract.errors import InvalidArgument
 from interpose.contract.result import Result
 from interpose.program.check import TRACER_WORDS, frame_at
+from interpose.results.outcome import Outcome
 from interpose.tracing.captured import CapturedBlock
 from interpose.v1.trace_pb2 import Prompt
 
-if TYPE_CHECKING:
-    from interpose.tracing.tracer import Tracer
+
+class Gathering(Protocol):
+    """What one of a trace's prompts needs of the trace's tracer.
+
+    The names are private, as a tracer's public ones are the notebook's.
+    """
+
+    @property
+    def _running(self) -> bool:
+        """Whether the outer block runs, which adds the prompts."""
+
+    def _add(
+        self, block: capture.Block, scope: capture.Scope, prompt: Prompt | None, sampling: Mapping[str, object]
+    ) -> int:
+        """Add a prompt and its block; return the prompt's number."""
+
+    def _result(self, number: int) -> Result | list[Result]:
+        """Return what the engine generated for a prompt, one result for each of its sequences if it has several."""
+
+    def _finished(self) -> Outcome:
+        """Return what the trace gave; InvalidArgument before its end."""
 
 
 class Invoker(CapturedBlock):
     """One prompt of a trace and its block; made by `tracer.invoke`."""
 
-    def __init__(self, tracer: Tracer, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
+    def __init__(self, tracer: Gathering, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
         self.tracer = tracer
         self._prompt = prompt
         self._sampling = sampling

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from interpose.contract.errors import InvalidArgument
 from interpose.contract.sampling import check_adapter, check_sampling
 from interpose.modules.envoy import Envoy, Node, tree_of
 from interpose.program.options import TraceOptions
+from interpose.results.job import Job
+from interpose.results.session_names import SessionNames
 from interpose.rpc.progress import Progress
 from interpose.rpc.session import Session
+from interpose.tracing.connection import Connection
 from interpose.tracing.edit import EDIT, EditBlock, StandingEdit, check_name, check_names, clear, listed
 from interpose.tracing.generation import Generation
 from interpose.tracing.session_block import SessionBlock, entered
@@ -20,10 +23,6 @@ from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Prompt
 from interpose.wire.prompts import encode_prompt
-
-if TYPE_CHECKING:
-    from interpose.tracing.client import Client
-
 
 T = TypeVar("T", bound=Tracer)
 G = TypeVar("G", bound=Generation)
@@ -39,10 +38,10 @@ class Model(Envoy):
     """
 
     __slots__ = ("_client", "_description")
-    _client: Client
+    _client: Connection
     _description: ModelDescription
 
-    def __init__(self, client: Client, description: ModelDescription) -> None:
+    def __init__(self, client: Connection, description: ModelDescription) -> None:
         tree = tree_of(description)
         super().__init__(tree, tree)
         object.__setattr__(self, "_client", client)
@@ -214,9 +213,19 @@ class Model(Envoy):
         """The `with client.session()` that it is used in, if any."""
         return entered(self._client)
 
+    @property
+    def session_names(self) -> SessionNames | None:
+        """What the traces of that session left in the notebook; None outside of one."""
+        block = self.session_block
+        return None if block is None else block.names
+
+    def job_handle(self, job: Job) -> Any:
+        """Return a background job as `tracer.job` gives it."""
+        return job
+
     def tree_of(self, name: str) -> Node:
         """Return the module tree of a model of the same server by its name."""
-        return self._tree if name == self.name else self._client.model(name).tree
+        return self._tree if name == self.name else self._client.tree_of(name)
 
     @property
     def progress(self) -> Progress:

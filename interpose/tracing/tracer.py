@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from interpose import capture
-from interpose.aio.handles import AsyncJob
 from interpose.contract.accounting import Accounting
 from interpose.contract.errors import InvalidArgument, from_failure
 from interpose.contract.result import Result
 from interpose.contract.sampling import sequences
 from interpose.contract.saving import call_save, saving_with
+from interpose.program.barrier import Barrier
 from interpose.program.builder import TraceBuilder
 from interpose.program.check import OUTER, TRACER_WORDS, frame_at, refused
 from interpose.program.options import TraceOptions
@@ -29,14 +29,10 @@ from interpose.results.stream import OutputStream, StreamedTrace
 from interpose.rpc.call import Running
 from interpose.rpc.session import Session
 from interpose.rpc.threads import in_thread, warn_if_on_a_loop
-from interpose.tracing.barrier import Barrier
 from interpose.tracing.captured import CapturedBlock
+from interpose.tracing.connection import TracedModel
 from interpose.tracing.invoke import Invoker
 from interpose.v1.trace_pb2 import Prompt, Trace, Usage
-
-if TYPE_CHECKING:
-    from interpose.tracing.model import Model
-
 
 _INVOKE = "write `with tracer.invoke(prompt):` and a block"
 
@@ -61,7 +57,7 @@ class Tracer(CapturedBlock):
 
     def __init__(
         self,
-        model: Model,
+        model: TracedModel,
         prompt: Prompt | None,
         sampling: Mapping[str, object],
         options: TraceOptions = TraceOptions(),  # noqa: B008 (frozen)
@@ -94,7 +90,7 @@ class Tracer(CapturedBlock):
                 else "is no job: model.trace(…, blocking=False) is"
             )
             raise InvalidArgument(f"the trace {when}")
-        return AsyncJob(self._job) if self._model.awaited else self._job
+        return self._model.job_handle(self._job)
 
     @property
     def usage(self) -> Usage:
@@ -219,8 +215,8 @@ class Tracer(CapturedBlock):
         """Gather the trace's invokes while it runs."""
         model = self._model
         defaults = {name: value for name, value in self._sampling.items() if name != "n"}
-        session = model.session_block
-        variables = session.variables if session is not None else None
+        names = model.session_names
+        variables = names.variables if names is not None else None
         builder = TraceBuilder(
             model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables
         )
@@ -279,8 +275,8 @@ class Tracer(CapturedBlock):
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
         trace.lora = self._options.lora if self._prompt is not None else ""  # each of several prompts says its own
-        captured, session = builder.captured(), self._model.session_block
-        return trace, Delivery(block, scope, self._places, captured, session, self._groups, _first_names(trace))
+        captured, names = builder.captured(), self._model.session_names
+        return trace, Delivery(block, scope, self._places, captured, names, self._groups, _first_names(trace))
 
     def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
         return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))

@@ -16,8 +16,9 @@ import psutil
 import yaml
 
 from benchmarks.processes import joining, title
-from interpose.contract.errors import ServiceFailure, from_rpc_error
+from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL
+from interpose.rpc.grpc_errors import from_rpc_error
 from interpose.v1 import service_pb2, service_pb2_grpc
 from interpose.v1 import trace_pb2 as pb
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import interpose
-from interpose.contract.errors import FAILURE_METADATA, STATUS_OF, ServiceFailure, failure
+from interpose.contract.errors import FAILURE_METADATA, STATUS_NAMES, ServiceFailure, failure
 from interpose.v1 import model_pb2, service_pb2, service_pb2_grpc, trace_pb2, value_pb2
 from interpose.wire import views as indexing
 from interpose.wire.encoder import Encoder
@@ -119,7 +119,7 @@ class Service(service_pb2_grpc.InterposeServicer):
         if isinstance(error, ServiceFailure):
             fact = error.failure
             context.set_trailing_metadata(((FAILURE_METADATA, fact.SerializeToString()),))
-            context.abort(STATUS_OF[fact.code], fact.message)
+            context.abort(grpc.StatusCode[STATUS_NAMES[fact.code]], fact.message)
         context.abort(error.args[0], error.args[1])
 
     def _check(self, session_id: str, context: grpc.ServicerContext) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import interpose
 from interpose.contract import errors
-from interpose.contract.errors import CLASS_OF, STATUS_OF, ConnectionLost, ServiceFailure, failure, from_failure
+from interpose.contract.errors import CLASS_OF, STATUS_NAMES, ConnectionLost, ServiceFailure, failure, from_failure
 from interpose.contract.version import PROTOCOL, VERSION
 from interpose.rpc.channel import parse_address
 from interpose.v1 import service_pb2, trace_pb2
@@ -133,7 +133,11 @@ def test_every_failure_has_its_class_and_status(service, code):
     with pytest.raises(CLASS_OF[code], match=r"why; did you mean a\.c\?") as caught:
         interpose.connect(service.address)
     error = caught.value
-    assert error.status is STATUS_OF[code] and error.suggestions == ("a.c",) and error.location == "a.b"
+    assert (
+        error.status is grpc.StatusCode[STATUS_NAMES[code]]
+        and error.suggestions == ("a.c",)
+        and error.location == "a.b"
+    )
     assert (error.retry_after, error.trace_id, error.invoke) == (2.0, "t", -1)
 
 
