@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,14 @@ def test_a_folder_imports_what_it_may(folder: str) -> None:
         for path in (ROOT / folder).rglob("*.py")
     }
     assert {path: names for path, names in found.items() if names} == EXCEPTIONS.get(folder, {})
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["interpose.contract.errors", "interpose.wire.decoder", "executor.core.request", "executor.block.barrier"],
+)
+def test_a_worker_loads_no_grpc_for_our_code(module: str) -> None:
+    # Modules that load neither vLLM nor Ray, which import grpc by themselves.
+    code = f"import sys, {module}; print(sorted({{'grpc', 'ray', 'vllm'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
