@@ -3,15 +3,15 @@
 A step without a live mediator is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as
 stock. A step with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
 
-While there are no mediators the runner is the stock one, but for a test where a step begins: what steps with blocks need is in
-a class that it has only as long as there are any, as it is with the scheduler (`executor.plugin.scheduler`).
+A plain step costs a few forwarded calls, whatever its size: each override of a runner's method looks at `tracing` or
+`interleaves` and goes on in vLLM's method.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -46,23 +46,19 @@ class EndedAsyncOutput(AsyncModelRunnerOutput):
 
 
 class InterleavingRunner(_Base):
-    """Mixed in before a model runner, which becomes another when a block comes.
+    """Mixed in before a model runner.
 
     Attributes:
-        interleaving: what it becomes.
-        plain: what it is again when there are none.
-        interleaves: whether it has.
         interleaver: set by the worker when the model has loaded.
         kernels: of the steps that run uncompiled; set with it.
+        interleaves: whether there are mediators, or ends of blocks to report; found out where a step begins.
         tracing: whether the step that is running has a live mediator.
         sampled: the type of the token ids that are sampled.
     """
 
-    interleaving: ClassVar[type]
-    plain: ClassVar[type]
-    interleaves: ClassVar[bool] = False
     interleaver: Interleaver | None = None
     kernels: EagerKernels
+    interleaves: bool = False
     tracing: bool = False
     _begun: bool = False
     sampled: torch.dtype = torch.int32
@@ -112,8 +108,7 @@ class InterleavingRunner(_Base):
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
         self.tracing = False
-        # Here, and not where they come and go: what runs there may go on in methods of the other class.
-        self.__class__ = self.interleaving if interleaver.mediators or interleaver.ended else self.plain
+        self.interleaves = bool(interleaver.mediators or interleaver.ended)
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
@@ -146,14 +141,10 @@ class InterleavingRunner(_Base):
         if traced:
             interleaver.admitted(traced)
 
-
-class TracingRunner(InterleavingRunner):
-    """The same while there are blocks; mixed in, through the module of its version, before the other."""
-
-    interleaves = True
-
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
+        if not self.interleaves:
+            return output
         interleaver = self.interleaver
         if interleaver is None or not interleaver.ended or output is None:
             return output

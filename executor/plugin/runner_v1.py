@@ -11,14 +11,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
-from executor.plugin.runner import InterleavingRunner, TracingRunner, batch_of
+from executor.plugin.runner import InterleavingRunner, batch_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-class TracingRunnerV1(TracingRunner):
-    """Mixed in before a V1 model runner while there are blocks."""
+class InterleavingRunnerV1(InterleavingRunner):
+    """Mixed in before a V1 model runner."""
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -71,12 +71,5 @@ class TracingRunnerV1(TracingRunner):
         return output
 
 
-class GPURunnerV1(InterleavingRunner, GPUModelRunner):
+class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):
     """The V1 runner on GPUs."""
-
-
-class TracingGPURunnerV1(TracingRunnerV1, GPURunnerV1):
-    """The V1 runner on GPUs while there are blocks."""
-
-
-GPURunnerV1.plain, GPURunnerV1.interleaving = GPURunnerV1, TracingGPURunnerV1

@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
-from executor.plugin.runner import InterleavingRunner, TracingRunner, batch_of
+from executor.plugin.runner import InterleavingRunner, batch_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -67,11 +67,6 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     """The V2 runner."""
 
     sampled = torch.int64
-
-
-class TracingGPURunnerV2(TracingRunner, GPURunnerV2):
-    """The V2 runner while there are blocks."""
-
     cudagraph_manager: Any
     model: Any
     sampler: Any
@@ -123,6 +118,3 @@ class TracingGPURunnerV2(TracingRunner, GPURunnerV2):
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
         return output, sampled, rejected
-
-
-GPURunnerV2.plain, GPURunnerV2.interleaving = GPURunnerV2, TracingGPURunnerV2

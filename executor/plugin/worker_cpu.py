@@ -12,12 +12,11 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 # The worker's module comes first: it patches torch.
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
-from executor.plugin.runner import InterleavingRunner
-from executor.plugin.runner_v1 import TracingRunnerV1
+from executor.plugin.runner_v1 import InterleavingRunnerV1
 from executor.plugin.worker import InterposeWorker
 
 
-class CPURunnerV1(InterleavingRunner, CPUModelRunner):
+class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
     """The V1 runner on CPUs."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -35,13 +34,6 @@ class CPURunnerV1(InterleavingRunner, CPUModelRunner):
             return super().sample_tokens(grammar_output)
         finally:
             generators.update(aside)
-
-
-class TracingCPURunnerV1(TracingRunnerV1, CPURunnerV1):
-    """The V1 runner on CPUs while there are blocks."""
-
-
-CPURunnerV1.plain, CPURunnerV1.interleaving = CPURunnerV1, TracingCPURunnerV1
 
 
 class InterposeCPUWorker(InterposeWorker, CPUWorker):
