@@ -31,9 +31,9 @@ pytestmark = pytest.mark.timeout(3000)
 
 # torch is no part of a client.
 WITH_TORCH = (
-    "--ignore=tests/unit/client/test_remote.py",
-    "--ignore=tests/unit/client/test_wire_torch.py",
-    "--deselect=tests/unit/client/test_prompts.py::test_torch",
+    "--ignore=tests/unit/interpose/rpc/test_remote.py",
+    "--ignore=tests/unit/interpose/wire/test_wire_torch.py",
+    "--deselect=tests/unit/interpose/wire/test_prompts.py::test_torch",
 )
 Clients = Callable[[str], tuple[Path, Versions]]
 
@@ -82,7 +82,7 @@ def test_the_environments_have_the_bounds(clients: Clients, server: tuple[Path, 
 
 @pytest.mark.parametrize("version", installed())
 def test_the_client(clients: Clients, version: str) -> None:
-    unit_tests(clients(version)[0], "tests/unit/client", "tests/unit/capture", *WITH_TORCH)
+    unit_tests(clients(version)[0], "tests/unit/interpose", *WITH_TORCH)
 
 
 def test_the_server(server: tuple[Path, Versions]) -> None:

@@ -19,7 +19,7 @@ import interpose
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2
 from interpose.v1.trace_pb2 import Event, Failure, Log
-from tests.unit.client.conftest import finish, numbers
+from tests.unit.interpose.conftest import finish, numbers
 
 SCALE = 3.0
 

@@ -12,7 +12,7 @@ import torch
 from interpose.v1.value_pb2 import Objects, Value
 from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import WireError
-from tests.unit.client.test_wire import encode, round_trip, same
+from tests.unit.interpose.wire.test_wire import encode, round_trip, same
 
 DTYPES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128 "

@@ -8,8 +8,8 @@ import interpose
 from interpose import Logprob
 from interpose.contract.sampling import check_sampling, sequences
 from interpose.v1 import trace_pb2 as pb
-from tests.unit.client.conftest import finish
-from tests.unit.client.test_streaming import Increments, output
+from tests.unit.interpose.conftest import finish
+from tests.unit.interpose.results.test_streaming import Increments, output
 
 
 def samplings(service) -> list[dict[str, float]]:

@@ -10,7 +10,7 @@ from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from interpose.capture import GUARD, block_reads_writes, compile_block
-from tests.unit.capture.random_programs import random_program
+from tests.unit.interpose.capture.random_programs import random_program
 
 EXAMPLES = [
     ("x = y; z = x", "y", "x z"),

@@ -9,7 +9,7 @@ import interpose
 from interpose.contract.cache import Cache, Visit
 from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
-from tests.unit.client.conftest import finish, numbers
+from tests.unit.interpose.conftest import finish, numbers
 
 
 def recorded() -> Cache:

@@ -8,7 +8,7 @@ import pytest
 
 import interpose
 from interpose.rpc import progress
-from tests.unit.client.conftest import finish, numbers
+from tests.unit.interpose.conftest import finish, numbers
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -16,7 +16,7 @@ from interpose.rpc.reader import AHEAD
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1 import value_pb2
 from interpose.wire.encoder import Encoder
-from tests.unit.client.conftest import numbers
+from tests.unit.interpose.conftest import numbers
 
 
 class Increments:

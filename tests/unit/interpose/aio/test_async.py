@@ -13,8 +13,8 @@ import pytest
 import interpose
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
-from tests.unit.client.conftest import finish, numbers
-from tests.unit.client.test_streaming import Endless, three_rows
+from tests.unit.interpose.conftest import finish, numbers
+from tests.unit.interpose.results.test_streaming import Endless, three_rows
 
 
 async def connected(service) -> interpose.AsyncClient:

@@ -10,7 +10,7 @@ import pytest
 
 import interpose
 from interpose.v1.value_pb2 import Blob
-from tests.unit.client.conftest import numbers
+from tests.unit.interpose.conftest import numbers
 
 
 def test_uploads(service, model):

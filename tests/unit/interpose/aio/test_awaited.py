@@ -10,8 +10,8 @@ import pytest
 import interpose
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2
-from tests.unit.client.conftest import finish, numbers
-from tests.unit.client.test_async import connected
+from tests.unit.interpose.aio.test_async import connected
+from tests.unit.interpose.conftest import finish, numbers
 
 
 def saves(**values):

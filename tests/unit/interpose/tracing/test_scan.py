@@ -12,7 +12,7 @@ from interpose.wire.arrays import ShapeOnly
 from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import WireError
 from interpose.wire.gang import refusal
-from tests.unit.client.conftest import finish
+from tests.unit.interpose.conftest import finish
 
 SHAPE = value_pb2.Tensor(
     dtype=value_pb2.DTYPE_BFLOAT16, shape=[3, 64], library=value_pb2.ARRAY_LIBRARY_TORCH, shape_only=True

@@ -12,7 +12,7 @@ from interpose.rpc.remote import Fetching
 from interpose.v1 import trace_pb2
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Index, IndexItem, IndexSlice, Positions, TensorView
 from interpose.wire import views as indexing
-from tests.unit.client.conftest import finish, numbers
+from tests.unit.interpose.conftest import finish, numbers
 
 WHOLE = torch.arange(5 * 4 * 30, dtype=torch.float32).reshape(5, 4, 30)
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from interpose.v1 import service_pb2_grpc
-from tests.unit.client.conftest import Service
+from tests.unit.interpose.conftest import Service
 
 # grpc reads the certificates that it trusts once in a process.
 CLIENT = "import sys, interpose; print(interpose.connect(sys.argv[1], api_key='secret', timeout=10).models)"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from interpose.capture import Block, CapturedContext, CaptureError, Scope
 from interpose.capture.rewrite import parse_block
-from tests.unit.capture.random_programs import random_program
+from tests.unit.interpose.capture.random_programs import random_program
 
 PLACES = [
     "{}",

@@ -1,0 +1,1 @@
+"""The served model's modules as a notebook sees them."""

@@ -1,0 +1,1 @@
+"""What of the notebook goes into a trace."""

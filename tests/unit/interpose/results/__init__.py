@@ -1,0 +1,1 @@
+"""What comes back from a trace: outputs as they come, and jobs."""

@@ -1,0 +1,1 @@
+"""Calls to a server: connections, errors, transfers, and streams that break."""

@@ -1,0 +1,1 @@
+"""What a notebook writes: the `with` blocks of traces, sessions and edits."""

@@ -1,0 +1,1 @@
+"""Python objects on the way over the wire and back."""
