@@ -15,21 +15,21 @@ from executor.plugin.config import prepare_environment
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block, check_failed
-from tests.engine.spread import SpreadEngine
-from tests.engine.test_apply import test_a_logit_lens_in_every_layer_and_step  # noqa: F401
-from tests.engine.test_fidelity import (  # noqa: F401
+from tests.engine.fidelity.test_fidelity import (  # noqa: F401
     test_an_edit_does_what_the_same_edit_does_in_transformers,
     test_forced_samples_are_what_the_model_goes_on_with,
 )
-from tests.engine.test_not_finite import LONG, SAMPLING, check_untouched
-from tests.engine.test_pipeline import (  # noqa: F401
+from tests.engine.harness import Block, check_failed
+from tests.engine.model.test_apply import test_a_logit_lens_in_every_layer_and_step  # noqa: F401
+from tests.engine.model.test_not_finite import LONG, SAMPLING, check_untouched
+from tests.engine.parallel.test_pipeline import (  # noqa: F401
     test_a_block_reads_an_early_layer_and_writes_a_late_one,
     test_a_block_that_differs_between_the_ranks_fails_alone,
     test_a_changed_canonical_value,
     test_canonical_values_of_both_stages,
     test_random_numbers_of_torch_are_the_same_on_every_rank,
 )
+from tests.engine.spread import SpreadEngine
 
 
 @pytest.fixture(scope="module", params=[(4, 1), (2, 2)], ids=["TP 4", "TP 2 x PP 2"])

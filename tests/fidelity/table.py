@@ -53,7 +53,7 @@ served".
 
 An architecture that vLLM has no code for (GPT-NeoX, say) runs through its Transformers backend, whose modules do not hold
 requests as rows. There `model.output`, the logits and the samples are given, and every other location is refused
-(`tests/engine/test_transformers_backend.py`).
+(`tests/engine/model/test_transformers_backend.py`).
 """
 BY_LAYOUT = """\
 The largest error of any location, then how many locations are given and how many refused, each phase counted."""

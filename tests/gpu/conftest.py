@@ -15,7 +15,7 @@ from vllm.compilation.monitor import set_cudagraph_capturing_enabled
 
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.conftest import Bench
-from tests.engine.test_fidelity import PROMPTS
+from tests.engine.fidelity.test_fidelity import PROMPTS
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 collect_ignore = [] if torch.cuda.device_count() > 1 else ["test_pipeline.py", "test_lora_over_two_ranks.py"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.engine.conftest import Bench
+from tests.engine.fidelity.test_fidelity import PROMPTS, STEPS, read_everything
 from tests.engine.harness import Block
-from tests.engine.test_fidelity import PROMPTS, STEPS, read_everything
 from tests.gpu.conftest import deployed
 from tests.oracle import Oracle, locations
 

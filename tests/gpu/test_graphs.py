@@ -10,8 +10,7 @@ import torch
 from vllm.model_executor.custom_op import CustomOp
 
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block, watch
-from tests.engine.test_fidelity import (  # noqa: F401, they run here with graphs, under both runners
+from tests.engine.fidelity.test_fidelity import (  # noqa: F401, they run here with graphs, under both runners
     PROMPTS,
     test_a_value_from_another_invoke_patches_this_one,
     test_an_edit_does_what_the_same_edit_does_in_transformers,
@@ -19,7 +18,8 @@ from tests.engine.test_fidelity import (  # noqa: F401, they run here with graph
     test_every_location_in_prefill_and_decode,
     test_forced_samples_are_what_the_model_goes_on_with,
 )
-from tests.engine.test_plain_steps import PASS_THROUGH, ours_in
+from tests.engine.harness import Block, watch
+from tests.engine.plugin.test_plain_steps import PASS_THROUGH, ours_in
 from tests.gpu.conftest import TOKENS
 
 

@@ -8,10 +8,7 @@ import pytest
 
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block
-from tests.engine.spread import SpreadEngine
-from tests.engine.test_apply import test_a_logit_lens_in_every_layer_and_step  # noqa: F401
-from tests.engine.test_fidelity import (  # noqa: F401
+from tests.engine.fidelity.test_fidelity import (  # noqa: F401
     PROMPTS,
     test_a_value_from_another_invoke_patches_this_one,
     test_an_edit_does_what_the_same_edit_does_in_transformers,
@@ -19,12 +16,15 @@ from tests.engine.test_fidelity import (  # noqa: F401
     test_every_location_in_prefill_and_decode,
     test_forced_samples_are_what_the_model_goes_on_with,
 )
-from tests.engine.test_not_finite import test_a_request_that_spoils_its_cache_fails_and_harms_nobody  # noqa: F401
-from tests.engine.test_pipeline import (  # noqa: F401
+from tests.engine.harness import Block
+from tests.engine.interleave.test_stopping import test_a_block_ends_its_request_at_once_whatever_the_sampling_says  # noqa: F401
+from tests.engine.model.test_apply import test_a_logit_lens_in_every_layer_and_step  # noqa: F401
+from tests.engine.model.test_not_finite import test_a_request_that_spoils_its_cache_fails_and_harms_nobody  # noqa: F401
+from tests.engine.parallel.test_pipeline import (  # noqa: F401
     test_a_block_that_differs_between_the_ranks_fails_alone,
     test_random_numbers_of_torch_are_the_same_on_every_rank,
 )
-from tests.engine.test_stopping import test_a_block_ends_its_request_at_once_whatever_the_sampling_says  # noqa: F401
+from tests.engine.spread import SpreadEngine
 from tests.gpu.conftest import TOKENS, deployed
 
 

@@ -17,7 +17,7 @@ from executor.cluster.start_failure import CannotStart, StartFailure
 from serve_app import engine, service
 from serve_app.engine import EngineDeployment
 from serve_app.settings import ModelSettings, SessionSettings, settings_from
-from tests.unit.server.checkpoints import write_checkpoint
+from tests.unit.checkpoints import write_checkpoint
 
 TARGET = Target("interpose", "engine-tiny")
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from tests.engine.block.random_blocks import HELPERS, Writer, captured, direct, saved_names
 from tests.engine.conftest import Bench
 from tests.engine.notebook import notebook
-from tests.engine.random_blocks import HELPERS, Writer, captured, direct, saved_names
 from tests.oracle.direct import Direct
 
 PROMPT = [5, 400, 17, 99, 256]

@@ -19,7 +19,7 @@ from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
-from tests.unit.server.local_directory import LocalDirectory
+from tests.unit.actors.local_directory import LocalDirectory
 
 TERMS = Terms(600.0, 1 << 20, 900.0)
 OUTPUT = pb.Event(output=pb.Output(token_ids=[7, 8], prompt_token_ids=[1, 2, 3], finished=True))

@@ -10,7 +10,7 @@ from executor.block.fiber import Strand  # noqa: F401 - before transformers make
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block
 from tests.engine.spread import SpreadEngine
-from tests.engine.test_views import (
+from tests.engine.views.test_views import (
     BESIDE,
     CHANGES,
     PROMPTS,

@@ -12,7 +12,7 @@ from actors.increments import Increments
 from actors.protocol import Order, Target
 from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
-from tests.unit.server.local_directory import LocalDirectory
+from tests.unit.actors.local_directory import LocalDirectory
 
 
 def increment(sequence: int, steps: int, invoke: int = 0, last: bool = False) -> pb.Increment:

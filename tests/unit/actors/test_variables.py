@@ -18,7 +18,7 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
 from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
-from tests.unit.server.test_session import clock, ended, kinds, opened
+from tests.unit.actors.test_session import clock, ended, kinds, opened
 
 __all__ = ["clock"]
 

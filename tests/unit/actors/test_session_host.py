@@ -11,8 +11,8 @@ from actors.saved import Saved
 from actors.session_host import SessionHost
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
-from tests.unit.server.local_directory import LocalDirectory
-from tests.unit.server.test_session import TERMS, Engine, kinds, order
+from tests.unit.actors.local_directory import LocalDirectory
+from tests.unit.actors.test_session import TERMS, Engine, kinds, order
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 
 from executor.cluster.checkpoint import check_model
 from serve_app.settings import ModelSettings
-from tests.unit.server.checkpoints import write_checkpoint
-from tests.unit.server.test_checkpoint import cut
+from tests.unit.checkpoints import write_checkpoint
+from tests.unit.executor.cluster.test_checkpoint import cut
 
 FILES = ["config.json", "model.safetensors", "tokenizer.json"]
 COMMIT = "0123456789012345678901234567890123456789"

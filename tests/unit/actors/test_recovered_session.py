@@ -14,8 +14,8 @@ from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
-from tests.unit.server import test_variables as variables
-from tests.unit.server.test_session import TERMS, Engine, clock, ended, kinds, opened, order
+from tests.unit.actors import test_variables as variables
+from tests.unit.actors.test_session import TERMS, Engine, clock, ended, kinds, opened, order
 
 __all__ = ["clock"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from interpose.cli import main
-from tests.unit.server.checkpoints import write_checkpoint
+from tests.unit.checkpoints import write_checkpoint
 
 
 @pytest.fixture(autouse=True)

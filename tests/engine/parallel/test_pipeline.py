@@ -10,47 +10,47 @@ import torch
 
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
-from tests.engine.conftest import Bench
-from tests.engine.harness import Block, check_failed
-from tests.engine.spread import SpreadEngine
-from tests.engine.test_accounting import test_locations_are_counted_over_the_steps  # noqa: F401
-from tests.engine.test_apply import (  # noqa: F401
-    test_a_logit_lens_in_every_layer_and_step,
-    test_a_module_makes_of_its_inputs_what_the_forward_pass_makes_of_them,
-    test_an_embedding,
-    test_any_number_of_rows_and_dimensions,
-    test_wherever_the_block_is,
-)
-from tests.engine.test_barrier import (  # noqa: F401
-    test_a_barrier_in_every_step_and_others_beside_it,
-    test_exchanging_at_the_same_module,
-)
-from tests.engine.test_cache import (  # noqa: F401
+from tests.engine.block.test_accounting import test_locations_are_counted_over_the_steps  # noqa: F401
+from tests.engine.block.test_cache import (  # noqa: F401
     test_all_modules_in_every_step,
     test_named_modules_of_each_prompt_after_their_changes,
 )
-from tests.engine.test_edits import test_the_block_sees_what_the_edits_made  # noqa: F401
-from tests.engine.test_fidelity import (  # noqa: F401
+from tests.engine.conftest import Bench
+from tests.engine.fidelity.test_fidelity import (  # noqa: F401
     test_a_value_from_another_invoke_patches_this_one,
     test_an_edit_does_what_the_same_edit_does_in_transformers,
     test_eight_at_once_each_gets_its_own,
     test_every_location_in_prefill_and_decode,
     test_forced_samples_are_what_the_model_goes_on_with,
 )
-from tests.engine.test_not_finite import (  # noqa: F401
+from tests.engine.harness import Block, check_failed
+from tests.engine.interleave.test_barrier import (  # noqa: F401
+    test_a_barrier_in_every_step_and_others_beside_it,
+    test_exchanging_at_the_same_module,
+)
+from tests.engine.interleave.test_edits import test_the_block_sees_what_the_edits_made  # noqa: F401
+from tests.engine.interleave.test_stopping import test_a_block_ends_its_request_at_once_whatever_the_sampling_says  # noqa: F401
+from tests.engine.interleave.test_whole import (  # noqa: F401
+    test_reads_the_rows_of_all_in_the_order_of_the_invokes,
+    test_writes_reach_every_prompt_of_the_trace_and_nobody_else,
+)
+from tests.engine.model.test_apply import (  # noqa: F401
+    test_a_logit_lens_in_every_layer_and_step,
+    test_a_module_makes_of_its_inputs_what_the_forward_pass_makes_of_them,
+    test_an_embedding,
+    test_any_number_of_rows_and_dimensions,
+    test_wherever_the_block_is,
+)
+from tests.engine.model.test_not_finite import (  # noqa: F401
     test_a_block_that_sees_every_prompt_is_held_to_it_too,
     test_a_request_that_spoils_its_cache_fails_and_harms_nobody,
 )
-from tests.engine.test_skip import (  # noqa: F401
+from tests.engine.model.test_skip import (  # noqa: F401
     test_a_skipped_layer_hands_its_input_on,
     test_a_skipped_module_gives_the_value,
     test_attention_that_runs_after_it_was_skipped_is_refused,
 )
-from tests.engine.test_stopping import test_a_block_ends_its_request_at_once_whatever_the_sampling_says  # noqa: F401
-from tests.engine.test_whole import (  # noqa: F401
-    test_reads_the_rows_of_all_in_the_order_of_the_invokes,
-    test_writes_reach_every_prompt_of_the_trace_and_nobody_else,
-)
+from tests.engine.spread import SpreadEngine
 from tests.oracle import Edit, difference
 
 PROMPT = [5, 400, 17, 99, 256, 31, 8]

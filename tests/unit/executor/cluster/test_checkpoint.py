@@ -12,7 +12,7 @@ import pytest
 
 from executor.cluster.checkpoint import check_model, check_on_node
 from serve_app.settings import ModelSettings
-from tests.unit.server.checkpoints import write_checkpoint, write_safetensors
+from tests.unit.checkpoints import write_checkpoint, write_safetensors
 
 
 def check(folder: Path | str, adapters: dict[str, str] | None = None, **engine: Any) -> None:

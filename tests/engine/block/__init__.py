@@ -1,0 +1,1 @@
+"""What the code of a block may do, what it is told, and what it may not do."""

@@ -1,0 +1,1 @@
+"""Names that are read from the engine's source."""

@@ -1,0 +1,1 @@
+"""What a trace asks of an engine, and what the engine makes of it."""

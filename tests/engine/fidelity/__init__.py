@@ -1,0 +1,1 @@
+"""Every value and every change against transformers, and the page of what was measured."""

@@ -1,0 +1,1 @@
+"""vLLM's scheduler, runners and kernels with traces in them."""

@@ -1,0 +1,1 @@
+"""What leaves a trace: step by step, or by reference."""

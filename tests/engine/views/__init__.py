@@ -1,0 +1,1 @@
+"""Canonical values, and how they are found in a model."""

@@ -1,0 +1,1 @@
+"""The actors without Ray: sessions, recordings, replicas and the directory."""

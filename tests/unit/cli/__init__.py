@@ -1,0 +1,1 @@
+"""The commands of `interpose`, without a service."""

@@ -1,0 +1,1 @@
+"""A block's names, its strand, and its watchdog."""

@@ -1,0 +1,1 @@
+"""Processes of a Ray cluster, without a cluster."""

@@ -1,0 +1,1 @@
+"""Errors, names and stages that all of the executor knows."""

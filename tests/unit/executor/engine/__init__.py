@@ -1,0 +1,1 @@
+"""What an engine replica does before and after the engine."""

@@ -1,0 +1,1 @@
+"""Values and weights of modules that are made for the test."""

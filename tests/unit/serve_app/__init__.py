@@ -1,0 +1,1 @@
+"""The service without Serve: settings, admission, the gate, and the deployments."""

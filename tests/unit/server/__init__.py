@@ -1,1 +1,0 @@
-"""The server without an engine: executor, service and actors."""
