@@ -1,1 +1,1 @@
-"""The actors between the ingress and the engines: sessions, and the directory that finds them."""
+"""The actors between ingress and engines: sessions, and the directory that finds them."""

@@ -1,7 +1,7 @@
-"""What outlives a session's actor: traces with their results, and the variables that they share.
+"""What outlives a session actor: traces with their results, and the session variables.
 
-It lies with the directory, which also owns the saved tensors. A session says what a trace came to before its client hears of
-it; when the session's actor dies, another one takes over all that it had said.
+The archive lies with the directory, which also owns the saved tensors. A session stores a trace's outcome here before the
+client hears of it. When the session actor dies, another actor takes over everything that is stored here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from interpose.v1 import trace_pb2 as pb
 
 @dataclass(frozen=True)
 class KeptTrace:
-    """One trace, as another actor can go on with it.
+    """One trace, with all that another actor needs to go on with it.
 
     Attributes:
-        order: what was to run.
-        key: its name inside the service.
-        progress: how far it came.
-        clock: that of the process which noted the progress, see `clock`.
-        events: its serialized events.
-        failure: why it failed as a whole, if it did; of one that has begun, why it will have if nothing else is said of it.
-        blobs: its saved values, by blob id.
-        again: values of earlier traces that it saved as they were, by blob id.
+        order: the order to run the trace.
+        key: the trace's name inside the service.
+        progress: how far the trace came.
+        clock: clock offset of the process that noted the progress (see `clock`).
+        events: the trace's serialized events.
+        failure: why the trace failed as a whole, if it did. For a trace that runs: the failure that it gets if nothing further
+            is stored.
+        blobs: the trace's saved values, by blob id.
+        again: values of earlier traces that the trace saved unchanged, by blob id.
     """
 
     order: Order
@@ -44,13 +45,13 @@ class KeptTrace:
 
 @dataclass
 class Kept:
-    """What one session keeps.
+    """What the archive holds of one session.
 
     Attributes:
-        kept: whether it was opened to be kept.
-        left: whether its client has gone and left it its jobs.
-        traces: by their keys, in the order in which they began.
-        variables: the copies that count, by id.
+        kept: whether the session was opened to be kept.
+        left: whether the client has gone and left its jobs running.
+        traces: the session's traces by their keys, in the order in which they began.
+        variables: the authoritative copies of session variables, by id.
     """
 
     kept: bool
@@ -60,45 +61,51 @@ class Kept:
 
 
 class Archive:
-    """What sessions keep, by session id, from the beginning of their lease to its end."""
+    """What the archive holds of all sessions, by session id.
+
+    An entry lives from the beginning of a session's lease to its end.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[str, Kept] = {}
 
     def begin(self, session_id: str, kept: bool) -> None:
-        """A session is lent."""
+        """Note that a session has been lent."""
         self._sessions[session_id] = Kept(kept)
 
     def leave(self, session_id: str) -> None:
-        """Its client has gone and left it its jobs."""
+        """Note that the client has gone and left its jobs running."""
         if (held := self._sessions.get(session_id)) is not None:
             held.left = True
 
     def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
-        """Keep a trace, and what it left of variables; ignored when the lease has ended."""
+        """Store a trace and its session variables; ignored when the lease has ended."""
         if (held := self._sessions.get(session_id)) is not None:
             held.traces[trace.key] = trace
             held.variables.update(variables)
 
     def drop(self, session_id: str, key: str) -> None:
-        """Drop a trace."""
+        """Drop a trace of a session."""
         if (held := self._sessions.get(session_id)) is not None:
             held.traces.pop(key, None)
 
     def drop_variables(self, session_id: str) -> None:
-        """Drop the variables."""
+        """Drop a session's variables."""
         if (held := self._sessions.get(session_id)) is not None:
             held.variables.clear()
 
     def of(self, session_id: str) -> Kept:
-        """Return what a session keeps."""
+        """Return what is stored of a session."""
         return self._sessions[session_id]
 
     def end(self, session_id: str) -> None:
-        """The lease has ended, and with it everything. Idempotent."""
+        """Drop everything of a session whose lease has ended. Idempotent."""
         self._sessions.pop(session_id, None)
 
 
 def clock() -> float:
-    """How far this process's monotonic clock is behind the time of day, in seconds; other machines' are elsewhere."""
+    """Return the seconds that this process's monotonic clock is behind the time of day.
+
+    Monotonic clocks of different machines begin at different times.
+    """
     return time.time() - time.monotonic()

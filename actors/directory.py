@@ -1,7 +1,7 @@
-"""The directory: opens sessions, finds them by id, owns what they saved, and knows how the engines are.
+"""The directory: opens and finds sessions, owns saved values, and knows the engines' state.
 
-There is one in a cluster, by name. It belongs to the ingress and engine replicas: while one of them is heard of the directory
-lives; when none has been for a minute it ends the sessions and itself, so that deleted applications leave nothing behind.
+A cluster has one directory, found by its name. It lives as long as ingress or engine replicas report to it. After a minute
+without a report it ends the sessions and itself, so that a deleted application leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
-# How often a client that waits for a session looks whether one gives way.
+# Seconds between two looks whether a session gives way, while a client waits for a session.
 LOOK_SECONDS = 0.25
 
 T = TypeVar("T")
@@ -72,8 +72,8 @@ class Directory:
         self._leases: dict[str, Lease] = {}
         self._archive = Archive()
         self._replacing: dict[str, asyncio.Task[Lease | None]] = {}
-        self._opening: Counter[str] = Counter()  # sessions on their way, by tenant
-        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # tenants wait here for a session
+        self._opening: Counter[str] = Counter()  # sessions that are being opened, by tenant
+        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a tenant's calls wait for a session
         self._board = ReplicaBoard()
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._done: Counter[str] = Counter()
@@ -83,18 +83,18 @@ class Directory:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def made_under(self) -> str:
-        """The Serve that it was made under (`serve_id`)."""
+        """The id of the Serve instance under which this directory was made (`serve_id`)."""
         return self._made_under
 
     async def heartbeat(self, targets: list[Target], sessions: Any) -> tuple[Announced, ...]:
-        """An ingress replica lives and serves these engines.
+        """Note that an ingress replica lives and serves these engines.
 
         Args:
             targets: the engines that sessions should be ready for.
-            sessions: the `SessionSettings` that hold from now on; whoever made the directory may have had none.
+            sessions: the `SessionSettings` that hold from now on; the replica that made the directory may have had none.
 
         Returns:
-            The models that there are, those of other applications too.
+            The models of all applications on the cluster.
         """
         self._settings = self._pool.settings = sessions
         self._edits.bound(sessions.max_edits, sessions.edit_bytes)
@@ -109,10 +109,10 @@ class Directory:
         """Open a session for a tenant; where there is no room, wait until another session gives way.
 
         Args:
-            kept: whether its values stay for whoever comes back for them.
+            kept: whether the session's values stay until a client comes back for them.
 
         Raises:
-            ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has as many as it may, and none gave way.
+            ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has the largest number of sessions, and no session gave way.
         """
         session_id = secrets.token_hex(16)
         await self._admit(tenant)
@@ -122,15 +122,18 @@ class Directory:
         return lease
 
     async def find(self, session_id: str, tenant: str) -> Lease | None:
-        """Return a tenant's lease by its session id; None if there is none, or it is another's."""
+        """Return a tenant's lease by its session id.
+
+        None if there is no such lease, or it belongs to another tenant.
+        """
         lease = self._leases.get(session_id)
         return lease if lease is not None and lease.tenant == tenant else None
 
     async def close(self, session_id: str, tenant: str, keep_jobs: bool = False) -> bool:
-        """End a lease. Returns whether there was one.
+        """End a lease; return whether there was one.
 
         Args:
-            keep_jobs: leave the session its jobs, if it has any; it is ended when the last one's values have gone.
+            keep_jobs: let the session's jobs run on, if it has any. The session ends when the values of its last job have gone.
         """
         lease = await self.find(session_id, tenant)
         if lease is None:
@@ -144,15 +147,18 @@ class Directory:
             if left:
                 self._archive.leave(session_id)
                 return True
-        if (now := await self.find(session_id, tenant)) is not None:  # it may have been replaced meanwhile
+        if (now := await self.find(session_id, tenant)) is not None:  # the lease may have been replaced in the meantime
             await self._end(now)
         return True
 
-    # What outlives a session's actor
+    # What outlives a session actor
 
     async def adopt(self, session: ActorHandle, key: str, blob_id: str, data: np.ndarray) -> None:
-        """Own one saved value, uint8 of shape [bytes], and let the session of the trace know: it is nobody else's to lose."""
-        # The copy into the object store takes long enough for others to notice.
+        """Take ownership of one saved value, uint8 of shape [bytes], and tell the trace's session.
+
+        Without this owner the value would be lost with the process that made it.
+        """
+        # Copying into the object store takes long enough to delay other calls.
         try:
             saved = Saved(await asyncio.to_thread(put, data), data.nbytes)
         except FULL:
@@ -161,14 +167,17 @@ class Directory:
             await session.adopt.remote(key, blob_id, saved)
 
     async def make_room(self, node: str) -> int:
-        """Remove what failed writes left on a node's disk, for a worker there that has no room; return the bytes freed."""
+        """Remove the rest of failed writes on a node's disk; return the bytes freed.
+
+        Called for a worker on that node that has no room.
+        """
         if node == ray.get_runtime_context().get_node_id():
             return await asyncio.to_thread(make_room)
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         return int(await remote(make_room).options(num_cpus=0, scheduling_strategy=there).remote())
 
     async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
-        """Keep what a trace came to; see `Archive.keep`."""
+        """Store a trace's outcome (see `Archive.keep`)."""
         self._archive.keep(session_id, trace, variables)
 
     async def drop(self, session_id: str, key: str) -> None:
@@ -180,9 +189,9 @@ class Directory:
         self._archive.drop_variables(session_id)
 
     async def recover(self, session_id: str, tenant: str, dead: ActorHandle) -> Lease | None:
-        """Return a tenant's lease whose actor was found dead: with another one, which has all that was kept of the session.
+        """Give a session whose actor is dead to another actor; return the new lease.
 
-        None if the lease has ended.
+        The new actor gets all that the archive holds of the session. None if the lease has ended.
         """
         lease = await self.find(session_id, tenant)
         if lease is None or lease.actor != dead:
@@ -194,62 +203,66 @@ class Directory:
     # Engines
 
     async def report(self, report: ReplicaReport) -> str:
-        """An engine replica says how it is. Returns why it must not serve, if it must not."""
+        """Note an engine replica's state.
+
+        Returns:
+            Why the replica must not serve; "" if it may.
+        """
         self._alive()
         return self._board.report(report)
 
     async def start_failure(self, target: Target, model: Any, attempt: str) -> StartFailed | None:
-        """Return why an engine replica need not try to start; see `ReplicaBoard.start_failure`."""
+        """Return why an engine replica must not try to start (see `ReplicaBoard.start_failure`)."""
         return self._board.start_failure(target, model, attempt)
 
     async def worker_stage(self, replica: str, rank: int, stage: str) -> None:
-        """A worker of a replica that loads says how far it has come."""
+        """Note how far a worker of a loading replica has come."""
         self._board.worker(replica, rank, stage)
 
     async def announced(self) -> tuple[Announced, ...]:
-        """Return the models that there are, of all applications."""
+        """Return the models of all applications."""
         return self._board.announced()
 
     async def model_state(self, target: Target) -> ModelState:
-        """Return how a model is, over all its replicas."""
+        """Return the state of a model, over all its replicas."""
         return self._board.state(target)
 
     async def place(self, session_id: str, target: Target) -> tuple[str, ModelState]:
-        """Return the replica that a session's traces go to, and how the model is; see `ReplicaBoard.place`.
+        """Return the replica for a session's traces, and the model's state.
 
-        One that has ended gets none: nobody would take note again when it does not need it any more.
+        See `ReplicaBoard.place`. A session that has ended gets no replica: nothing would release the replica again.
         """
         replica = self._board.place(session_id, target) if session_id in self._leases else ""
         return replica, self._board.state(target)
 
     async def moved(self, session_id: str, target: Target, replica: str) -> None:
-        """Another replica than the session's own has taken its trace."""
+        """Note that another replica than the session's own has taken its trace."""
         self._board.moved(session_id, target, replica)
 
     async def lost(self, replica: str) -> None:
-        """An engine replica is dead."""
+        """Note that an engine replica is dead."""
         self._board.lost(replica)
 
-    # Standing edits: they outlive engines, ingress replicas and sessions, and end with the service
+    # Standing edits outlive engines, ingress replicas and sessions, and end with the service
 
     async def store_edit(self, tenant: str, model: str, edit: pb.Edit) -> None:
-        """Keep an edit; see `EditStore.put`."""
+        """Store an edit (see `EditStore.put`)."""
         self._edits.put(tenant, model, edit)
 
     async def edits(self, tenant: str, model: str, names: list[str]) -> tuple[bytes, ...]:
-        """Return edits by name, serialized; see `EditStore.get`."""
+        """Return edits by name, serialized (see `EditStore.get`)."""
         return self._edits.get(tenant, model, names)
 
     async def list_edits(self, tenant: str, model: str) -> service_pb2.ListEditsReply:
-        """Return what edits there are."""
+        """List a tenant's edits of a model."""
         return self._edits.list(tenant, model)
 
     async def clear_edits(self, tenant: str, model: str, name: str) -> int:
-        """Drop one edit, or all for the name ""; returns how many there were."""
+        """Drop one edit, or all edits for the name ""; return the number of dropped edits."""
         return self._edits.clear(tenant, model, name)
 
     async def status(self, targets: list[Target]) -> DirectoryStatus:
-        """Return everything the directory knows of these engines, with fresh numbers from the sessions."""
+        """Return the state of these engines and all sessions, with fresh numbers from the sessions."""
         stats = await self._stats()
         tenants: dict[str, list[SessionStats]] = {name: [] for name in self._done}
         for lease in self._leases.values():
@@ -273,7 +286,10 @@ class Directory:
         )
 
     async def end_sessions(self) -> None:
-        """End all sessions at once; to the clients of traces that run theirs is gone, and engines stop working on them."""
+        """End all sessions at once.
+
+        Their clients are told that the session is gone, and engines stop working on its traces.
+        """
         for session_id in list(self._leases):
             self._gone(session_id)
         self._pool.end()
@@ -283,7 +299,7 @@ class Directory:
         await self.end_sessions()
         ray.kill(ray.get_runtime_context().current_actor)
 
-    # Its own
+    # Internal
 
     @property
     def _terms(self) -> Terms:
@@ -291,14 +307,17 @@ class Directory:
         return Terms(settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
 
     def _alive(self) -> None:
-        """Somebody whose directory this is lives."""
+        """Note that a replica of this directory's service lives."""
         self._heard = time.monotonic()
         if not self._sweeping:
             self._sweeping = True
             self._spawn(self._sweep())
 
     async def _admit(self, tenant: str) -> None:
-        """Make room for one more session, first come, first served; an idle session may have to end for it."""
+        """Make room for one more session; an idle session may have to end for it.
+
+        Calls are served in the order in which they come.
+        """
         patience = self._settings.wait_seconds
         deadline = time.monotonic() + patience
         async with self._queues[tenant]:
@@ -316,7 +335,7 @@ class Directory:
     async def _lend(
         self, tenant: str, session_id: str, prepare: Callable[[ActorHandle], Awaitable[None]]
     ) -> ActorHandle:
-        """Return a session actor that lives and has the session, for a tenant."""
+        """Return a live session actor that holds the session of a tenant."""
         self._opening[tenant] += 1
         try:
             while True:
@@ -327,7 +346,7 @@ class Directory:
                     self._pool.lost(actor)
                     continue
                 except BaseException:
-                    actor.close.remote(session_id)  # nobody knows how far it came
+                    actor.close.remote(session_id)  # the actor may have opened the session or not
                     self._pool.leave(actor)
                     raise
                 return actor
@@ -335,13 +354,13 @@ class Directory:
             self._opening[tenant] -= 1
 
     async def _replace(self, lease: Lease) -> Lease | None:
-        """Give a lease whose actor is dead another one; None if it has ended meanwhile."""
+        """Give a lease whose actor is dead another actor; None if the lease has ended."""
         session_id = lease.session_id
         try:
             if self._leases.get(session_id) is not lease:
                 return None
             logger.warning("a session's actor is gone: another one takes over what it had finished")
-            self._pool.lost(lease.actor)  # the actor may still live, and a session must not have two
+            self._pool.lost(lease.actor)  # the actor may still live, and a session must not exist twice
             kept = self._archive.of(session_id)
             actor = await self._lend(
                 lease.tenant, session_id, lambda actor: actor.restore.remote(session_id, kept, self._terms)
@@ -355,7 +374,7 @@ class Directory:
             del self._replacing[session_id]
 
     async def _return(self, session_id: str, actor: ActorHandle) -> SessionStats | None:
-        """Have an actor end a session; None if it is dead."""
+        """Make an actor end a session; None if the actor is dead."""
         try:
             stats: SessionStats | None = await actor.close.remote(session_id)
         except ray.exceptions.RayActorError:
@@ -366,20 +385,23 @@ class Directory:
 
     async def _end(self, lease: Lease) -> None:
         if self._leases.get(lease.session_id) is not lease:
-            return  # it has ended or was replaced meanwhile, and its actor may be somebody else's by now
+            return  # the lease has ended or was replaced, and the session's actor may hold other leases
         self._gone(lease.session_id)
         stats = await self._return(lease.session_id, lease.actor)
         if stats is not None:
             self._done[lease.tenant] += stats.traces_done
 
     def _gone(self, session_id: str) -> None:
-        """A lease has ended, and with it all that its session kept."""
+        """Drop all that was kept of a session whose lease has ended."""
         self._leases.pop(session_id, None)
         self._archive.end(session_id)
         self._board.left(session_id)
 
     async def _stats(self) -> dict[str, SessionStats]:
-        """Return what each session holds and does, by id; those of dead actors go on in others."""
+        """Return what each session holds and does, by session id.
+
+        Sessions of dead actors are taken over by other actors.
+        """
         stats = await self._pool.stats()
         for lease in self._leases.values():
             if not self._pool.has(lease.actor):
@@ -402,7 +424,7 @@ class Directory:
                     await self._end(lease)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        # In a context of its own: Ray cancels what is called in that of a client's call with it.
+        # A separate context: otherwise Ray cancels this call together with the client's call.
         task = asyncio.create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

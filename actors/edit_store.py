@@ -1,4 +1,4 @@
-"""The tenants' standing edits: bounded, by name, visible to their own tenant only."""
+"""The tenants' standing edits, bounded in number and size, visible to their own tenant only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Kept:
 
 
 class EditStore:
-    """Keeps serialized edits by tenant, model and name.
+    """Holds serialized edits by tenant, model and name.
 
     Args:
-        max_edits: that one tenant may have, over all models.
-        max_bytes: that one tenant's edits may have together.
+        max_edits: edits that one tenant may have, over all models.
+        max_bytes: bytes that one tenant's edits may have together.
     """
 
     def __init__(self, max_edits: int, max_bytes: int) -> None:
@@ -32,14 +32,14 @@ class EditStore:
         self._edits: dict[str, dict[tuple[str, str], _Kept]] = {}
 
     def bound(self, max_edits: int, max_bytes: int) -> None:
-        """Set what a tenant may have from now on; what there is stays."""
+        """Set the limits from now on; stored edits stay."""
         self._max_edits, self._max_bytes = max_edits, max_bytes
 
     def put(self, tenant: str, model: str, edit: pb.Edit) -> None:
-        """Keep an edit in place of the one that has its name, if any.
+        """Store an edit; an edit of the same name is replaced.
 
         Raises:
-            ServiceFailure: QUOTA_EXCEEDED, the tenant would have too many or too large ones.
+            ServiceFailure: QUOTA_EXCEEDED, the tenant would have too many edits or too many bytes of edits.
         """
         own = self._edits.get(tenant, {})
         others = [kept for key, kept in own.items() if key != (model, edit.name)]
@@ -55,13 +55,13 @@ class EditStore:
         else:
             self._edits.setdefault(tenant, {})[model, edit.name] = _Kept(data, edit.program.source, time.monotonic())
             return
-        raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, f"{what}: .clear() those that are not needed"))
+        raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, f"{what}: .clear() edits that are not needed"))
 
     def get(self, tenant: str, model: str, names: list[str]) -> tuple[bytes, ...]:
-        """Return a tenant's edits of these names, serialized, in their order.
+        """Return a tenant's edits of these names, serialized, in the order of the names.
 
         Raises:
-            ServiceFailure: NOT_FOUND, with the near misses.
+            ServiceFailure: NOT_FOUND, an edit does not exist; with the names that are near.
         """
         own = self._edits.get(tenant, {})
         for name in names:
@@ -87,7 +87,7 @@ class EditStore:
         return reply
 
     def clear(self, tenant: str, model: str, name: str) -> int:
-        """Drop one edit, or all of a model's for the name ""; return how many there were."""
+        """Drop one edit, or all edits of a model for the name ""; return how many were dropped."""
         own = self._edits.get(tenant, {})
         gone = [key for key in own if key[0] == model and name in ("", key[1])]
         for key in gone:

@@ -1,4 +1,7 @@
-"""A session's call to an engine replica: events as they come, and no waiting for an engine that is not there."""
+"""A session's calls to engine replicas.
+
+Events are passed on as they come. A call never waits for an engine that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ POLL_SECONDS = 1.0
 
 
 class EngineCalls:
-    """Calls engines through Serve, so that it counts what a replica does, at the replica that is the session's.
+    """Calls engine replicas through Serve, which counts the calls of each replica.
+
+    A session's calls go to the session's own replica.
 
     Args:
         session: the session actor's name; workers send saved values and logs there.
-        directory: handle of the directory, which knows what state the engines are in.
+        directory: handle of the directory, which knows the engines' state.
     """
 
     def __init__(self, session: str, directory: Any) -> None:
@@ -32,18 +37,21 @@ class EngineCalls:
         self._handles: dict[Target, Any] = {}
 
     def warm(self, target: Target) -> None:
-        """Get everything ready that the first call would otherwise wait for: finding the replicas takes a while."""
+        """Prepare for the first call to an engine.
+
+        Finding the engine's replicas takes a while, and the first call would wait for it.
+        """
         self._handle(target).options(stream=False, method_name="ping").remote()
 
     async def run(self, order: Order, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace on one replica; closing the generator aborts its requests.
+        """Run a trace on one replica; closing the generator aborts the trace's requests.
 
         Args:
-            order: says which replica; another one takes the trace if that one takes none any more.
-            trace: what to run.
+            order: names the replica. If the replica is draining, another replica takes the trace.
+            trace: the trace to run.
 
         Raises:
-            ServiceFailure: UNAVAILABLE, there is no engine that could take it.
+            ServiceFailure: UNAVAILABLE, no engine can take the trace.
         """
         handle = self._handle(order.target).options(session_id=order.replica)
         whose = (order.tenant, order.session_id, order.share)
@@ -67,7 +75,7 @@ class EngineCalls:
         from ray import serve
 
         if target not in self._handles:
-            # Whether it is still there the directory knows; asking here would stop everything else meanwhile.
+            # The directory knows whether the deployment still exists. Asking Serve here would block the event loop.
             handle = serve.get_deployment_handle(target.deployment, target.app, _check_exists=False)
             self._handles[target] = handle.options(stream=True, method_name="run")
         return self._handles[target]

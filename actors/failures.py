@@ -1,4 +1,7 @@
-"""What went wrong between the parts of the service, as a `Failure` a client can act on, never with our traceback."""
+"""Turns errors between the parts of the service into a `Failure` that a client can act on.
+
+A client never gets the service's own traceback.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-# How long a replacement engine takes to load is not known here; a client that comes back too early is told again.
+# The loading time of a replacement engine is not known here. A client that comes back too early gets the same failure again.
 RETRY_SECONDS = 5.0
-# Room comes back when sessions end or results grow too old.
+# Room becomes free when sessions end or results expire.
 FULL_SECONDS = 30.0
 
 # What Ray raises when a value fits neither into the object store nor onto the disk behind it.
@@ -28,8 +31,8 @@ _LOST = (RayActorError, DeploymentUnavailableError, ObjectLostError, TimeoutErro
 def describe(error: BaseException, trace_id: str = "") -> pb.Failure:
     """Turn any exception into the failure that the client gets.
 
-    A lost actor or engine is UNAVAILABLE and retryable, a full queue is QUOTA_EXCEEDED, a cancellation CANCELLED. An
-    error that should not happen is logged here under an id, and the client gets the id.
+    A lost actor or engine is UNAVAILABLE and retryable. A full queue is QUOTA_EXCEEDED. A cancellation is CANCELLED. An error
+    that should not happen is logged here under an id, and the client gets the id.
     """
     cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
     if isinstance(cause, ServiceFailure):
@@ -63,7 +66,7 @@ def describe(error: BaseException, trace_id: str = "") -> pb.Failure:
 
 
 def unavailable(message: str, trace_id: str = "", retry_after: float = RETRY_SECONDS) -> pb.Failure:
-    """The failure of something that comes back by itself."""
+    """Return the failure of a part that the service replaces by itself."""
     return failure(
         pb.ERROR_CODE_UNAVAILABLE,
         f"{message}; try again in a while",
@@ -74,7 +77,7 @@ def unavailable(message: str, trace_id: str = "", retry_after: float = RETRY_SEC
 
 
 def full(trace_id: str = "") -> pb.Failure:
-    """The failure of a value that there is no room for now."""
+    """Return the failure of a saved value for which there is no room now."""
     return failure(
         pb.ERROR_CODE_QUOTA_EXCEEDED,
         "the service has no room left for saved values, neither in memory nor on disk: save less, close sessions, forget jobs, "
@@ -86,5 +89,5 @@ def full(trace_id: str = "") -> pb.Failure:
 
 
 def not_found(what: str) -> ServiceFailure:
-    """The failure of a name that means nothing here, or not any more."""
+    """Return the failure of a name that does not exist, or no longer exists."""
     return ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, what))

@@ -1,4 +1,7 @@
-"""How the replicas of the ingress and of engines find the cluster's directory, which the first of them makes."""
+"""Finds the cluster's directory for replicas of the ingress and of engines.
+
+The first replica makes the directory.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,22 @@ _ANSWER_SECONDS = 60.0
 
 
 def serve_id() -> str:
-    """What tells the Serve that runs from one that ran before it on the same cluster."""
+    """Return an id of the running Serve instance.
+
+    It differs from the id of an instance that ran before on the same cluster.
+    """
     controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     return str(controller._actor_id.hex())
 
 
 def own_directory(sessions: Any) -> ActorHandle:
-    """Return the directory of the Serve that runs, for a replica that starts; make it if there is none.
+    """Return the directory of the running Serve instance; make it if there is none.
 
-    One that was made under another Serve, which has been shut down, is ended, and its sessions with it: they would look for
-    engines where that one had them, and wait for ever.
+    A directory that was made under an earlier Serve instance is ended, with its sessions: they would look for engines of
+    the earlier instance, and wait for ever.
 
     Args:
-        sessions: the `SessionSettings` of a new one.
+        sessions: the `SessionSettings` of a new directory.
     """
     now = serve_id()
     while True:
@@ -39,7 +45,7 @@ def own_directory(sessions: Any) -> ActorHandle:
                 return found
             ray.kill(found)
         except RayActorError:
-            pass  # its name is free in a moment
+            pass  # the ended directory's name is free in a moment
         time.sleep(0.1)
 
 
@@ -47,7 +53,7 @@ def directory(sessions: Any) -> ActorHandle:
     """Return the cluster's directory; make it if there is none.
 
     Args:
-        sessions: the `SessionSettings` of a new one.
+        sessions: the `SessionSettings` of a new directory.
     """
     return (
         remote(Directory)

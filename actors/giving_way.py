@@ -1,4 +1,7 @@
-"""Which session gives way when there is no room for one more, and what its client is told when none does."""
+"""Chooses the session that gives way to a new session when there is no room.
+
+If no session gives way, the client gets an error that says why.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from actors.protocol import Lease, SessionStats
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
-# A client that has fetched all that its traces saved opens another session, without noticing, when it runs the next one. It has
-# so long for what it does between opening a session and submitting, so that clients do not take each other's place for ever.
+# A collected session gives way after this time. Its client opens another session, without noticing, when it runs the next
+# trace. The time is long enough between opening a session and submitting: clients do not take each other's place for ever.
 COLLECTED_SECONDS = 2.0
-# One that has left something there may be about to fetch it; clients that are killed do not close their sessions.
+# A session with unfetched values gives way after this time: its client may be about to fetch them. A killed client does not
+# close its session.
 FORGOTTEN_SECONDS = 60.0
 
 
@@ -23,8 +27,8 @@ class Limit:
     """A limit that is reached.
 
     Attributes:
-        what: in words.
-        setting: its name.
+        what: the limit in words.
+        setting: the name of the setting.
         leases: the sessions of which one would have to give way.
     """
 
@@ -34,11 +38,13 @@ class Limit:
 
 
 def reached(tenant: str, leases: Iterable[Lease], opening: Mapping[str, int], settings: Any) -> Limit | None:
-    """Return the limit that leaves no room for one more session of a tenant; None if there is room.
+    """Return the limit that leaves no room for one more session of a tenant.
+
+    None if there is room.
 
     Args:
-        leases: all that there are.
-        opening: sessions on their way, by tenant.
+        leases: all leases.
+        opening: sessions that are being opened, by tenant.
         settings: a `SessionSettings`.
     """
     everybody = tuple(leases)
@@ -61,7 +67,10 @@ def chosen(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> Lease 
 
 
 def seconds_until(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> float:
-    """Return after how many seconds the first of some sessions may give way, if none of them is used meanwhile."""
+    """Return the seconds until the first of some sessions may give way.
+
+    The sessions are assumed to stay unused.
+    """
     left = [
         _patience(stats[lease.session_id]) - stats[lease.session_id].idle_seconds
         for lease in leases
@@ -74,14 +83,14 @@ def refusal(limit: Limit, waited: float, retention: float, retry_after: float) -
     """Return the error of a session that cannot be opened.
 
     Args:
-        limit: what stands in the way.
+        limit: the limit that is reached.
         waited: seconds that the client has waited already.
         retention: seconds that results are kept.
         retry_after: seconds after which a session may have given way.
     """
     message = (
-        f"{limit.what}, and none of them gave way within {waited:g} s: close one, or try again; a session gives way when it "
-        f"waits for its client and has nothing left that was not fetched, or was not used for {FORGOTTEN_SECONDS:g} s; one that "
+        f"{limit.what}, and none of them gave way within {waited:g} s: close one, or try again. A session gives way when its "
+        f"client has fetched all its values, or when it was not used for {FORGOTTEN_SECONDS:g} s. A session that "
         f"keeps results of jobs, or was opened to be kept, stays for {retention:g} s. The service's setting {limit.setting} "
         "allows more"
     )

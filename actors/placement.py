@@ -1,6 +1,7 @@
-"""How and where the service's own actors are made: on the cluster's head, which it cannot do without anyway.
+"""Makes the service's own actors on the cluster's head node.
 
-A node of workers that is lost then takes no session with it, nor the results that the directory owns.
+The service cannot run without the head. So a lost node of workers takes no session with it, nor the results that the
+directory owns.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _HEAD = "node:__internal_head__"
 
 
 def on_the_head() -> Any:
-    """Return the scheduling strategy of an actor that lives on the head, wherever it is asked for.
+    """Return the scheduling strategy of an actor that lives on the head.
 
-    It is never in the placement group of the engine replica that may happen to be the first to ask. Nor is it a preference:
-    Ray would put the actor elsewhere on a cluster whose head has no CPUs, though it asks for none.
+    The actor is never in the placement group of the engine replica that happens to ask first. The strategy is not a preference:
+    Ray would put the actor elsewhere on a cluster whose head has no CPUs, though the actor asks for none.
     """
     for node in ray.nodes():
         if node["Alive"] and _HEAD in node["Resources"]:
@@ -28,8 +29,9 @@ def on_the_head() -> Any:
 
 @functools.cache
 def remote(code: Any) -> Any:
-    """`ray.remote`, once for each: what it returns has another name every time.
+    """Apply `ray.remote` once for each class or function.
 
-    Ray's control service keeps each of them for good, and so does every process that hears of an actor, after asking for it.
+    What `ray.remote` returns has another name every time. Ray's control service keeps each name for good, and so does every
+    process that hears of such an actor.
     """
     return ray.remote(code)

@@ -1,4 +1,4 @@
-"""What the ingress, the directory, the sessions and the engines hand each other."""
+"""The data that the ingress, the directory, the sessions and the engines exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from actors.saved import Saved
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for a session while it is lent.
+    """The rules for a session while it is lent.
 
     Attributes:
-        retention_seconds: a finished trace's values are kept this long; in a kept session, this long after its last use.
-        stored_bytes: beyond this, the values of the oldest finished traces go first, unless somebody may come back for
-            them; then uploads, new traces and saves are refused.
-        idle_seconds: an unused session is closed after this; told to clients.
+        retention_seconds: seconds that a finished trace's values are kept; in a kept session, seconds after their last use.
+        stored_bytes: bytes that the session may hold. Beyond this, the values of the oldest finished traces are dropped, unless
+            a client may come back for them. Then uploads, new traces and saves are refused.
+        idle_seconds: seconds after which an unused session is closed; clients are told.
     """
 
     retention_seconds: float
@@ -26,12 +26,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Lease:
-    """A session lent to a client.
+    """A session that is lent to a client.
 
     Attributes:
-        session_id: what the client knows it by.
-        tenant: whose it is.
-        actor: handle of the session actor that holds it, among others.
+        session_id: the session's id for the client.
+        tenant: the tenant of the session.
+        actor: handle of the session actor that holds this session among others.
     """
 
     session_id: str
@@ -52,21 +52,21 @@ class Order:
     """One trace to run.
 
     Attributes:
-        session_id: of the lease under which it was submitted.
-        follower: who will read the events; a trace without a follower is cancelled, unless it is a job.
+        session_id: the session that the trace was submitted to.
+        follower: id of the call that reads the events. A trace without a follower is cancelled, unless it is a job.
         trace: the serialized `Trace`.
-        accepted: the serialized `Accepted` that its events begin with.
-        target: where it runs.
-        replica: which of its replicas the session's traces go to; "" for any.
-        tenant: whose it is.
-        share: of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
-        max_saved_bytes: of all that it saves.
-        job: it runs to its end whoever follows.
-        keep: somebody may come back for its values until the retention time ends.
-        remotes: ids of the blobs of earlier traces of the session that it uses.
-        foreign: the same of other sessions of the tenant, by id.
-        variables: ids of what it shares with other traces of the session.
-        edits: the standing edits that it runs with, serialized `Edit`s.
+        accepted: the serialized `Accepted`, the first event of the trace.
+        target: the deployment that runs the trace.
+        replica: the replica that the session's traces go to; "" for any.
+        tenant: name of the tenant.
+        share: part of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
+        max_saved_bytes: bytes of all values that the trace may save.
+        job: whether the trace runs to its end without a follower.
+        keep: whether a client may come back for the values until the retention time ends.
+        remotes: ids of the blobs of the session's earlier traces that this trace uses.
+        foreign: blobs of the tenant's other sessions that this trace uses, by id.
+        variables: ids of the session variables that the trace shares.
+        edits: the standing edits that the trace runs with, serialized `Edit`s.
     """
 
     session_id: str
@@ -92,9 +92,9 @@ class SessionStats:
     """What one session holds and does.
 
     Attributes:
-        idle_seconds: since anything was asked of it; 0 while a trace runs, or while it keeps what somebody may come back
-            for; infinite when its client has left and nothing of the kind is there (any more).
-        collected: whether its client would miss nothing of it: no trace runs, and what it saved has been fetched.
+        idle_seconds: seconds since the last call. 0 while a trace runs, or while the session keeps values that a client may
+            come back for. Infinite when the client has left and no such value is there (any more).
+        collected: whether the client would lose nothing with the session: no trace runs, and all saved values have been fetched.
     """
 
     idle_seconds: float
@@ -109,9 +109,9 @@ class StartFailed:
     """Why an engine replica does not start.
 
     Attributes:
-        reason: in words, for the operator.
-        permanent: whether the next try would fail in the same way.
-        attempt: names the deployed version and the node; another version or node may do better.
+        reason: the reason in words, for the operator.
+        permanent: whether the next attempt would fail in the same way.
+        attempt: names the deployed version and the node; another version or node may succeed.
     """
 
     reason: str
@@ -121,16 +121,16 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """How one engine replica is.
+    """The state of one engine replica.
 
     Attributes:
-        target: the deployment that it belongs to.
-        model: the settings of the model that it serves, a `ModelSettings`.
-        stage: what it does while it loads, in words; "" once it runs.
-        healthy: whether it can take traces, or will be able to when it has loaded.
-        running: invokes that it runs.
-        waiting: invokes that wait for another one of their trace.
-        failed: why it does not start, if it does not.
+        target: the deployment that the replica belongs to.
+        model: the settings of the replica's model, a `ModelSettings`.
+        stage: the loading stage in words; "" once the replica runs.
+        healthy: whether the replica can take traces, or will when it has loaded.
+        running: invokes that run on the replica.
+        waiting: invokes that wait for another invoke of their trace.
+        failed: why the replica does not start, if it does not.
     """
 
     target: Target
@@ -145,11 +145,11 @@ class ReplicaReport:
 
 @dataclass(frozen=True)
 class Announced:
-    """A model that some application of the cluster serves.
+    """A model that an application of the cluster serves.
 
     Attributes:
-        target: the deployment that holds its engine.
-        model: its settings, a `ModelSettings`.
+        target: the deployment that holds the model's engine.
+        model: the model's settings, a `ModelSettings`.
     """
 
     target: Target
@@ -158,12 +158,12 @@ class Announced:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """How one replica of a model is.
+    """The state of one replica of a model.
 
     Attributes:
-        stage: what it does while it loads; "" once it runs.
-        seconds: since the stage, or the running, began.
-        sessions: whose traces go to it.
+        stage: the loading stage; "" once the replica runs.
+        seconds: seconds since the stage, or the running, began.
+        sessions: sessions whose traces go to the replica.
     """
 
     replica: str
@@ -176,13 +176,13 @@ class ReplicaState:
 
 @dataclass(frozen=True)
 class ModelState:
-    """How one model is, over all its replicas.
+    """The state of one model, over all its replicas.
 
     Attributes:
         state: LOADING, RUNNING or UNHEALTHY.
-        replicas: how many run.
-        each: those that run or load, by name.
-        failed: why the last one that did not start did not, until one runs.
+        replicas: number of running replicas.
+        each: the replicas that run or load, by name.
+        failed: why the last replica that failed to start failed, until a replica runs.
     """
 
     state: str
@@ -194,7 +194,7 @@ class ModelState:
 
     @property
     def stages(self) -> tuple[tuple[str, float], ...]:
-        """What each loading replica does, with the seconds since it began."""
+        """The stage of each loading replica, with the seconds since the stage began."""
         return tuple((one.stage, one.seconds) for one in self.each if one.stage)
 
 

@@ -1,4 +1,4 @@
-"""The events of one trace, kept from the first on, so that whoever comes late or comes back reads all of them."""
+"""Keeps all events of one trace, so that every reader gets them from the first event on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Recording:
     """An append-only list of events with any number of readers.
 
     Args:
-        events: those that there are already, serialized.
+        events: the first events, serialized.
 
     Attributes:
-        ended: no more events will come.
+        ended: whether no more events will come.
         failure: why the trace as a whole failed, if it did.
         size: bytes of all events.
     """
@@ -34,7 +34,7 @@ class Recording:
         return tuple(self._events)
 
     def append(self, event: pb.Event) -> None:
-        """Add an event; dropped when the recording has ended."""
+        """Add an event; ignored when the recording has ended."""
         if not self.ended:
             data = event.SerializeToString()
             self.size += len(data)
@@ -42,17 +42,17 @@ class Recording:
             self._wake()
 
     def end(self, failure: pb.Failure | None = None) -> None:
-        """Add nothing more."""
+        """End the recording."""
         if not self.ended:
             self.failure = failure
             self.ended = True
             self._wake()
 
     async def follow(self, seen: int = 0) -> AsyncIterator[bytes]:
-        """Yield every serialized event but the first `seen`, waiting for the next until the recording ends.
+        """Yield the serialized events after the first `seen`, until the recording ends.
 
         Raises:
-            ServiceFailure: the trace as a whole failed; after its last event.
+            ServiceFailure: the trace as a whole failed; raised after its last event.
         """
         position = seen
         while True:

@@ -1,4 +1,7 @@
-"""What the engine replicas last said about themselves, and whose traces go to which; one that falls silent is gone."""
+"""The last report of each engine replica, and the replica of each session.
+
+A replica that stops reporting is taken for gone.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any
 
 from actors.protocol import Announced, ModelState, ReplicaReport, ReplicaState, StartFailed, Target
 
-# Replicas report every second; one that is killed says nothing more. A busy machine can hold one up for some seconds.
+# Replicas report every second. A killed replica reports no more. A busy machine can delay a report for some seconds.
 SILENCE_SECONDS = 20.0
-# While it imports and loads, its event loop gets the interpreter only now and then.
+# While a replica imports and loads, its event loop gets the interpreter only now and then.
 LOADING_SILENCE_SECONDS = 30.0
-# A model whose replicas have gone without a word is known for this long, until there are others: it is unavailable, not unknown.
+# Seconds that a model is known after its replicas stopped reporting: it is unavailable, not unknown.
 ABSENCE_SECONDS = 90.0
-# Serve starts a replica that has failed again, some times; a permanent failure is told to those for this long.
+# Serve starts a failed replica again, some times. New attempts are told of a permanent failure for this long.
 FAILURE_SECONDS = 60.0
 
 
@@ -25,9 +28,9 @@ class _Seen:
     report: ReplicaReport
     at: float
     stage_since: float
-    workers: dict[int, str] = field(default_factory=dict)  # what each does while it loads
-    given: int = 0  # sessions that were sent there since, so that those who come at once do not all get the same one
-    lost: bool = False  # found dead
+    workers: dict[int, str] = field(default_factory=dict)  # the loading stage of each worker, by rank
+    given: int = 0  # sessions assigned since the last report, so that simultaneous sessions do not all get this replica
+    lost: bool = False  # whether the replica was found dead
 
     @property
     def healthy(self) -> bool:
@@ -43,7 +46,7 @@ class _Seen:
 
     @property
     def stage(self) -> str:
-        """What it does while it loads, its workers too; "" once it runs."""
+        """The stage of a loading replica and of its workers; "" once it runs."""
         workers = ", ".join(f"worker {rank}: {stage}" for rank, stage in sorted(self.workers.items()))
         return f"{self.report.stage} ({workers})" if self.report.stage and workers else self.report.stage
 
@@ -60,15 +63,15 @@ class ReplicaBoard:
 
     def __init__(self) -> None:
         self._failures: dict[Target, _Failure] = {}
-        self._ran: dict[Target, Any] = {}  # with which settings a replica of a deployment has run
+        self._ran: dict[Target, Any] = {}  # the settings with which a replica of a deployment has run
         self._seen: dict[str, _Seen] = {}
         self._places: dict[tuple[str, Target], str] = {}
 
     def report(self, report: ReplicaReport) -> str:
-        """File a replica's report in place of its last one.
+        """Store a replica's report in place of its last report.
 
         Returns:
-            Why it must not serve, if it must not: another application serves a model of that name.
+            Why the replica must not serve: another application serves a model of that name. "" if it may serve.
         """
         now = time.monotonic()
         self._drop_silent(now)
@@ -92,33 +95,37 @@ class ReplicaBoard:
             self._ran[target] = report.model
             self._failures.pop(target, None)
         elif failed is not None:
-            if self._ran.get(target) == report.model:  # it did start: something around it is broken, and may be mended
+            # The same settings have run before: the failure has a cause outside them, which may go.
+            if self._ran.get(target) == report.model:
                 failed = dataclasses.replace(failed, permanent=False)
             known = self.start_failure(target, report.model, failed.attempt)
             if known is None or known != failed:
                 self._failures[target] = _Failure(failed, report.model, now)
 
     def start_failure(self, target: Target, model: Any, attempt: str) -> StartFailed | None:
-        """Return why a replica with these settings failed to start a moment ago, if the next one would fail in the same way."""
+        """Return why a replica with these settings failed to start a moment ago.
+
+        None if the next attempt may succeed.
+        """
         one = self._failures.get(target)
         if one is None or not one.failed.permanent or time.monotonic() - one.at > FAILURE_SECONDS:
             return None
         return one.failed if (one.model, one.failed.attempt) == (model, attempt) else None
 
     def worker(self, replica: str, rank: int, stage: str) -> None:
-        """Note what a worker of a replica does; without a report of that replica nobody wants to know."""
+        """Note the stage of a replica's worker; ignored for a replica without a report."""
         if replica in self._seen:
             self._seen[replica].workers[rank] = stage
 
     def lost(self, replica: str) -> None:
-        """A replica is dead; unless it reports again, it will not be asked for anything."""
+        """Note that a replica is dead: it gets no calls unless it reports again."""
         if replica in self._seen:
             self._seen[replica].lost = True
 
     def announced(self) -> tuple[Announced, ...]:
-        """Return the models of which there are replicas, whatever these do.
+        """Return the models that have replicas, whatever state the replicas are in.
 
-        Where some are about to be replaced by others of other settings, it is what the newest that take traces say.
+        While replicas are replaced by replicas with other settings, the newest replica that takes traces decides.
         """
         self._drop_silent(time.monotonic())
         found: dict[Target, _Seen] = {}
@@ -129,7 +136,10 @@ class ReplicaBoard:
         return tuple(Announced(target, one.report.model) for target, one in found.items())
 
     def state(self, target: Target) -> ModelState:
-        """Return how a deployment is: RUNNING with one replica that can work, LOADING if one is about to."""
+        """Return the state of a deployment.
+
+        RUNNING with one replica that can work, LOADING if a replica is about to.
+        """
         now = time.monotonic()
         self._drop_silent(now)
         healthy = [one for one in self._seen.values() if one.report.target == target and one.healthy]
@@ -154,10 +164,10 @@ class ReplicaBoard:
     # Sessions
 
     def place(self, session_id: str, target: Target) -> str:
-        """Return the replica that a session's traces go to: always the same one, while it can work.
+        """Return the replica that a session's traces go to; "" if there is none.
 
-        A session that has none gets the one with the least to do, and of several such the one with the fewest sessions.
-        Returns "" if there is none.
+        A session keeps its replica while the replica can work. A session without a replica gets the replica with the least to do;
+        among equal replicas, the replica with the fewest sessions.
         """
         self._drop_silent(time.monotonic())
         able = {name: one for name, one in self._seen.items() if one.report.target == target and one.takes_traces}
@@ -178,12 +188,15 @@ class ReplicaBoard:
         return chosen
 
     def moved(self, session_id: str, target: Target, replica: str) -> None:
-        """Another replica than the session's own has taken its trace: that one is no longer there for it."""
+        """Note that another replica has taken a session's trace.
+
+        The session's former replica no longer takes its traces.
+        """
         if (session_id, target) in self._places:
             self._places[session_id, target] = replica
 
     def left(self, session_id: str) -> None:
-        """A session has ended."""
+        """Note that a session has ended."""
         for key in [key for key in self._places if key[0] == session_id]:
             del self._places[key]
 

@@ -1,8 +1,8 @@
-"""How Serve's handles choose an engine replica: the one that the caller names, while there is one of that name.
+"""Tells Serve's handles which engine replica to choose: the replica that the caller names.
 
-Serve makes a router in every process that has a handle to the deployment and keeps it informed of the replicas that take
-requests: one that is being removed is no longer among them while it finishes what it runs. The class gets there pickled by
-value, with this module's variables, so that what others of the process are to see lies in `actors.taking`.
+Serve makes a router in every process that has a handle to the deployment, and tells it which replicas take requests. A
+draining replica is no longer among them while it finishes its traces. Serve pickles the class by value, with this module's
+variables. So state that is shared within a process lies in `actors.taking`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from actors.taking import note
 
 
 class SessionRouter(RequestRouter):
-    """Sends a request to the replica that its handle's `session_id` names; all others to the one with the fewest requests.
+    """Sends a call to the replica that its handle's `session_id` names.
 
-    A replica that is named and has as many requests as it may have is waited for.
+    All other calls go to the replica with the fewest requests. A call waits for a named replica that is full.
     """
 
     async def choose_replicas(
@@ -31,7 +31,7 @@ class SessionRouter(RequestRouter):
         return [named or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve with the replicas that take requests now."""
+        """Note the replicas that take requests now; Serve calls this."""
         deployment = self._deployment_id
         note(Target(deployment.app_name, deployment.name), [one.replica_id.unique_id for one in replicas])
         super().update_replicas(replicas)

@@ -1,4 +1,4 @@
-"""Saved values as a session holds them, and where they are named in what a trace leaves."""
+"""Saved values as a session holds them, and the blob ids in a trace's messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Saved:
     """The bytes of one saved tensor.
 
     Attributes:
-        ref: reference to them, uint8 of shape [size].
-        size: how many.
+        ref: reference to the bytes, uint8 of shape [size].
+        size: number of bytes.
     """
 
     ref: Any
@@ -25,9 +25,9 @@ class Saved:
 
 
 def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str]]:
-    """Return the blob ids of the tensors that a trace saved: of its own, and of earlier traces.
+    """Return the blob ids of the tensors that a trace saved: new tensors, and earlier traces'.
 
-    Those of other sessions become the session's own, as it holds them too from now on.
+    Values of other sessions become the session's own, because the session now holds them too.
     """
     values: list[Value] = [*message.objects.values]
     values.extend(binding.value for binding in message.names)
@@ -48,7 +48,7 @@ def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str]]:
 
 
 def nested(values: Iterable[Value]) -> Iterator[Value]:
-    """Iterate over saved values and all that they are made of."""
+    """Iterate over saved values and their parts."""
     todo = list(values)
     while todo:
         value = todo.pop()

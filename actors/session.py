@@ -1,7 +1,7 @@
-"""A session: holds a client's uploads, traces and saved values until the session ends or they are too old.
+"""A session: holds a client's uploads, traces and saved values until they expire.
 
-A session actor (`actors.session_host`) holds many sessions. Everything that workers send is filed under a trace's key, and a
-key that is not known (any more) is ignored. What must outlive the actor lies with the directory too (`actors.archive`).
+A session actor (`actors.session_host`) holds many sessions. Workers' messages carry a trace's key; messages with an unknown
+key are ignored. State that must outlive the actor lies with the directory too (`actors.archive`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from interpose.v1 import trace_pb2 as pb
 if TYPE_CHECKING:
     from actors.engine_stream import EngineCalls
 
-# A trace whose client is gone goes on for this long: clients come back within four seconds.
+# Seconds that a trace runs on when its client is gone. Clients come back within four seconds.
 RECONNECT_SECONDS = 5.0
-MAX_TRACES = 10_000  # that a session knows, however little they keep
+MAX_TRACES = 10_000  # traces that a session knows, however small
 
 
 class Session:
-    """State of one session; every method runs on the event loop of the session actor that holds it.
+    """State of one session; every method runs on the session actor's event loop.
 
     Args:
         engines: calls the engines.
         directory: handle of the directory.
-        terms: that hold until it is opened.
+        terms: the terms until the session is opened.
     """
 
     def __init__(self, engines: EngineCalls, directory: Any, terms: Terms) -> None:
@@ -66,18 +66,18 @@ class Session:
         self._uploads: dict[str, Upload] = {}
         self._uploaded: dict[str, tuple[ray.ObjectRef, int]] = {}
         self._variables = SharedVariables()
-        self._forgotten = False  # whether values may be here whose own trace is not
+        self._forgotten = False  # whether the session may hold values of forgotten traces
         self._done = 0
         self._touched = time.monotonic()
 
     # The directory's side
 
     async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
-        """Begin a lease; what an earlier one left is dropped.
+        """Begin a lease; everything of an earlier lease is dropped.
 
         Args:
-            kept: whether its client may go and somebody come back for the values.
-            terms: of this lease.
+            kept: whether the client may go and come back for the values.
+            terms: terms of this lease.
         """
         await self.close()
         self._set(terms)
@@ -95,9 +95,9 @@ class Session:
         self._done = len(self._traces)
 
     async def leave_jobs(self) -> bool:
-        """The client goes and leaves only its jobs; returns whether there are any.
+        """Note that the client goes and leaves only its jobs; return whether there are any.
 
-        The session is then idle for good as soon as the last of them has ended and its values have gone.
+        The session becomes idle for good when its last job has ended and the job's values have gone.
         """
         self._left = True
         for run in list(self._traces.values()):
@@ -107,7 +107,11 @@ class Session:
         return bool(self._traces)
 
     async def close(self) -> SessionStats:
-        """End the lease: cancel its traces, drop its values. Returns what it came to."""
+        """End the lease: cancel its traces and drop its values.
+
+        Returns:
+            What the session held and did.
+        """
         await asyncio.gather(*(run.cancel() for run in self._traces.values()))
         stats = await self.stats()
         self._clear("")
@@ -127,14 +131,17 @@ class Session:
 
     @property
     def _collected(self) -> bool:
-        """Whether its client would miss nothing of it; what is uploaded is uploaded again."""
+        """Whether the client would lose nothing with the session.
+
+        Uploads do not count: the client sends them again.
+        """
         nothing_shared = not self._kept and not self._variables.size
         return self._left or (nothing_shared and all(run.collected for run in self._traces.values()))
 
     # The client's side, through the ingress
 
     async def upload(self, session_id: str, digest: str, size: int, offset: int, data: bytes) -> int:
-        """Store one chunk of a blob; an empty one asks how much is here.
+        """Store one chunk of a blob; an empty chunk asks how many bytes are here.
 
         Returns:
             Bytes held so far; `size` means that the blob is complete and its digest right.
@@ -162,7 +169,7 @@ class Session:
         return upload.received
 
     async def run(self, order: Order) -> AsyncIterator[bytes]:
-        """Run a trace, or follow it if it has been submitted before; yields serialized events.
+        """Run a trace, or follow a trace that was submitted before; yield serialized events.
 
         Raises:
             ServiceFailure: the trace as a whole failed, or could not be started.
@@ -171,10 +178,12 @@ class Session:
             yield event
 
     async def start(self, session_id: str, order: Order) -> bytes:
-        """Run a job that nobody has to follow, or find it if it has been submitted before; returns its first event.
+        """Run a job, or find it if it was submitted before; return its first event.
+
+        A job needs no follower.
 
         Raises:
-            ServiceFailure: it could not be started.
+            ServiceFailure: the job could not be started.
         """
         self._check(session_id)
         run = self._submitted(order)
@@ -183,7 +192,7 @@ class Session:
         return pb.Event(accepted=pb.Accepted.FromString(order.accepted)).SerializeToString()
 
     async def attach(self, session_id: str, trace_id: str, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
-        """Follow a trace that was submitted before; yields its serialized events but the first `seen`.
+        """Follow a trace that was submitted before; yield its serialized events after `seen` events.
 
         Raises:
             ServiceFailure: NOT_FOUND, or the trace as a whole failed.
@@ -192,10 +201,10 @@ class Session:
             yield event
 
     async def job(self, session_id: str, trace_id: str) -> service_pb2.JobStatus:
-        """Return how a trace is.
+        """Return the state of a trace.
 
         Raises:
-            ServiceFailure: NOT_FOUND, there is none, or its values are gone and it with them.
+            ServiceFailure: NOT_FOUND, there is no such trace, or its values have expired and the trace with them.
         """
         return self._status(self._known(session_id, trace_id))
 
@@ -211,9 +220,10 @@ class Session:
         )
 
     async def leave(self, session_id: str, trace_id: str, follower: str) -> None:
-        """The connection to a follower is gone; if nobody follows the trace soon after, it is cancelled.
+        """Note that the connection to a follower is gone.
 
-        A client that goes on purpose cancels its trace itself; one whose connection broke comes back.
+        If no follower comes back soon, the trace is cancelled. A client that goes on purpose cancels its trace itself. A client
+        whose connection broke comes back.
         """
         run = self._traces.get(trace_id)
         if session_id != self._id or run is None:
@@ -225,10 +235,10 @@ class Session:
             await run.cancel()
 
     async def cancel(self, session_id: str, trace_id: str, forget: bool = False) -> bool:
-        """Cancel a trace; returns whether it was running.
+        """Cancel a trace; return whether it was running.
 
         Args:
-            forget: also drop what it saved.
+            forget: also drop the values that the trace saved.
         """
         self._check(session_id)
         run = self._traces.get(trace_id)
@@ -243,7 +253,7 @@ class Session:
         """Return a reference to a saved value, in a list so that it travels as a reference.
 
         Raises:
-            ServiceFailure: NOT_FOUND, there is none, or not any more.
+            ServiceFailure: NOT_FOUND, the value does not exist, or no longer exists.
         """
         self._check(session_id)
         run = self._by_key.get(blob_id.partition("/")[0])
@@ -251,7 +261,7 @@ class Session:
         return [(saved or self._saved(blob_id)).ref]
 
     async def fetched(self, session_id: str, blob_id: str) -> None:
-        """The client has been sent a saved value to its end."""
+        """Note that a saved value was sent to the client completely."""
         if session_id == self._id and (run := self._by_key.get(blob_id.partition("/")[0])) is not None:
             run.fetched.add(blob_id)
 
@@ -259,7 +269,7 @@ class Session:
         """Return saved values for a trace of another session of the tenant.
 
         Raises:
-            ServiceFailure: NOT_FOUND, one of them is not here, or not any more.
+            ServiceFailure: NOT_FOUND, a value does not exist, or no longer exists.
         """
         self._check(session_id)
         return [self._saved(blob_id) for blob_id in blob_ids]
@@ -271,7 +281,7 @@ class Session:
         return key in self._by_key
 
     async def log(self, key: str, invoke: int, text: str) -> None:
-        """Something a block printed."""
+        """Record a text that a block printed."""
         run = self._by_key.get(key)
         if run is not None:
             await run.log(invoke, text)
@@ -283,26 +293,26 @@ class Session:
             await run.adopt(blob_id, saved)
 
     async def no_room(self, key: str) -> None:
-        """There is no room for a saved value in the object store."""
+        """Note that the object store has no room for a saved value."""
         run = self._by_key.get(key)
         if run is not None:
             await run.no_room()
 
     async def increment(self, key: str, data: bytes) -> None:
-        """Something that a block of a streamed trace saved, a serialized `Increment`."""
+        """Take a serialized `Increment`: values that a block of a streamed trace saved."""
         run = self._by_key.get(key)
         if run is not None:
             await run.increment(pb.Increment.FromString(data))
 
     async def blobs(self, key: str, ids: list[str]) -> list[ray.ObjectRef]:
-        """Return references to uploaded blobs and to saved values of earlier traces, uint8 of shape [bytes] each.
+        """Return references to uploads and saved values, uint8 of shape [bytes] each.
 
         Args:
-            key: the trace that needs them; of saved values it gets those that it was submitted with.
+            key: the trace that needs them. The trace gets only the saved values that its order names.
             ids: digests and blob ids.
 
         Raises:
-            ServiceFailure: NOT_FOUND, one of them is not here.
+            ServiceFailure: NOT_FOUND, a blob does not exist.
         """
         run = self._by_key.get(key)
         if run is None:
@@ -314,7 +324,7 @@ class Session:
             raise not_found(f"not uploaded to this session: {', '.join(missing)}")
         return refs
 
-    # Its own
+    # Internal
 
     def _check(self, session_id: str) -> None:
         if not session_id or session_id != self._id:
@@ -333,7 +343,7 @@ class Session:
         return not_found(f"there is no {what} (any more): values are kept for {self._retention:g} s {since}")
 
     def _submitted(self, order: Order) -> TraceRun:
-        """Return the run of an order, started now if it is new."""
+        """Return the run of an order; a new order is started."""
         self._check(order.session_id)
         run = self._traces.get(order.trace_id)
         if run is not None and run.order.trace != order.trace:
@@ -367,14 +377,14 @@ class Session:
         self._forgotten = self._forgotten or bool(order.foreign)
         try:
             run.start(functools.partial(self._engines.run, order))
-        except BaseException:  # there is no room to keep it in: nobody may take it for one that runs
+        except BaseException:  # the trace has no room in the archive and must not count as running
             self._forget(run)
             raise
         self._done += 1
         return run
 
     def _saved(self, blob_id: str) -> Saved:
-        """Return a saved value, which another trace than its own may have kept."""
+        """Return a saved value; a later trace than the value's own may have kept it."""
         run = self._by_key.get(blob_id.partition("/")[0])
         for blobs in (run.blobs if run is not None else {}, self._shared_again()):
             if blob_id in blobs:
@@ -382,7 +392,7 @@ class Session:
         raise self._gone(f"saved value {blob_id}")
 
     def _shared_again(self) -> dict[str, Saved]:
-        """The saved values in variables, and those that later traces saved again, by blob id."""
+        """The saved values in variables, and values that later traces saved again, by blob id."""
         return self._variables.blobs | {
             name: saved for run in self._traces.values() for name, saved in run.again.items()
         }
@@ -391,13 +401,13 @@ class Session:
         return run.progress.status(run.stored_bytes, self._expires_at(run))
 
     def _expires_at(self, run: TraceRun) -> float | None:
-        """When a trace's values go, on the monotonic clock; None while it runs."""
+        """When a trace's values expire, on the monotonic clock; None while the trace runs."""
         if run.ended_at is None:
             return None
         return (max(run.ended_at, self._touched) if self._kept else run.ended_at) + self._retention
 
     def _kept_for(self, run: TraceRun) -> bool:
-        """Whether somebody may come back for what a trace saved."""
+        """Whether a client may come back for the values of a trace."""
         expires_at = self._expires_at(run)
         return run.order.keep and (expires_at is None or expires_at > time.monotonic())
 
@@ -417,8 +427,10 @@ class Session:
         return held + sum(upload.size for upload in self._uploads.values())
 
     def _no_room(self, size: int, traces: int = 0) -> pb.Failure | None:
-        """Make room for so many more bytes and traces by dropping what nobody comes back for; return a refusal if that is not
-        enough."""
+        """Make room for `size` more bytes and `traces` more traces.
+
+        Values that no client comes back for are dropped, oldest first. Returns a refusal if that is not enough.
+        """
 
         def full() -> bool:
             return len(self._traces) + traces > MAX_TRACES or self._stored() + size > self._capacity
@@ -431,7 +443,7 @@ class Session:
             return None
         message = (
             f"the session holds {self._stored()} bytes of {len(self._traces)} traces and may hold {self._capacity} of "
-            f"{MAX_TRACES}, which leaves no room for {size} more: save less, or close it and open another one"
+            f"{MAX_TRACES}, which leaves no room for {size} more: save less, or close it and open another session"
         )
         if any(not run.running for run in self._traces.values()):
             message += f"; results of jobs and of kept sessions go by themselves after {self._retention:g} s"
@@ -450,7 +462,7 @@ class Session:
         return self._directory.keep.remote(trace.order.session_id, trace, variables)
 
     def sweep(self) -> None:
-        """Drop what is too old; to be called now and then."""
+        """Drop values that have expired; called periodically."""
         now = time.monotonic()
         for run in list(self._traces.values()):
             expires_at = self._expires_at(run)

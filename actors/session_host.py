@@ -1,7 +1,8 @@
-"""The session actor: a process that holds many sessions, since a process for each would cost more than what it holds.
+"""The session actor: a process that holds many sessions.
 
-It runs nothing of a client's own. Calls come with a session's id, and what workers send comes with a trace's key, so that each
-finds its session; none of them sees another.
+A process for each session would cost more than the session itself. The actor runs no code of a client. A client's call
+carries a session's id, a worker's message carries a trace's key; so each reaches its own session, and a session sees
+nothing of another.
 """
 
 from __future__ import annotations
@@ -45,37 +46,44 @@ class SessionHost:
     # The directory's side
 
     async def prepare(self, targets: list[Target]) -> None:
-        """Get ready to hold sessions: a handle to each engine."""
+        """Get ready to hold sessions: make a handle to each engine."""
         for target in targets:
-            with contextlib.suppress(Exception):  # it may have gone: whoever wants to use it finds out
+            with contextlib.suppress(Exception):  # the engine may have gone: the next call that uses it says so
                 self._engines.warm(target)
         self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
 
     async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
-        """Begin a session; see `Session.open`."""
+        """Begin a session (see `Session.open`)."""
         self._retention = terms.retention_seconds
         session = Session(self._engines, self._directory, terms)
         await session.open(session_id, kept, terms)
         self._sessions[session_id] = session
 
     async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
-        """Go on with a session whose actor is dead; see `Session.restore`."""
+        """Go on with a session whose actor is dead (see `Session.restore`)."""
         session = Session(self._engines, self._directory, terms)
         await session.restore(session_id, kept, terms)
         self._sessions[session_id] = session
 
     async def close(self, session_id: str) -> SessionStats | None:
-        """End a session: cancel its traces, drop its values. Returns what it came to; None if there is none."""
+        """End a session: cancel its traces and drop its values.
+
+        Returns:
+            What the session held and did; None if there is no such session.
+        """
         session = self._sessions.pop(session_id, None)
         return await session.close() if session is not None else None
 
     async def leave_jobs(self, session_id: str) -> bool:
-        """The client goes and leaves only its jobs; see `Session.leave_jobs`. False if there is no such session."""
+        """Note that the client goes and leaves only its jobs (see `Session.leave_jobs`).
+
+        False if there is no such session.
+        """
         session = self._sessions.get(session_id)
         return session is not None and await session.leave_jobs()
 
     async def stats(self) -> dict[str, SessionStats]:
-        """Return what each session holds and does, by its id."""
+        """Return what each session holds and does, by session id."""
         return {session_id: await session.stats() for session_id, session in list(self._sessions.items())}
 
     # The client's side, through the ingress
@@ -89,14 +97,18 @@ class SessionHost:
         return await self._method(session_id, method, _ASKED)(session_id, *args)
 
     async def follow(self, session_id: str, method: str, *args: Any) -> AsyncIterator[bytes]:
-        """Yield the serialized events that a method of a session gives; errors as of `ask`."""
+        """Yield the serialized events that a session's method yields.
+
+        Raises:
+            ServiceFailure: as for `ask`.
+        """
         async for event in self._method(session_id, method, _FOLLOWED)(*args):
             yield event
 
     # The workers' side
 
     async def log(self, key: str, invoke: int, text: str) -> None:
-        """Something a block printed."""
+        """Record a text that a block printed."""
         if (session := self._with(key)) is not None:
             await session.log(key, invoke, text)
 
@@ -106,23 +118,23 @@ class SessionHost:
             await session.adopt(key, blob_id, saved)
 
     async def no_room(self, key: str) -> None:
-        """There is no room for a saved value in the object store."""
+        """Note that the object store has no room for a saved value."""
         if (session := self._with(key)) is not None:
             await session.no_room(key)
 
     async def increment(self, key: str, data: bytes) -> None:
-        """Something that a block of a streamed trace saved, a serialized `Increment`."""
+        """Take a serialized `Increment`: values that a block of a streamed trace saved."""
         if (session := self._with(key)) is not None:
             await session.increment(key, data)
 
     async def blobs(self, key: str, ids: list[str]) -> list[ray.ObjectRef]:
-        """Return references to what a trace needs; see `Session.blobs`."""
+        """Return references to the blobs that a trace needs (see `Session.blobs`)."""
         session = self._with(key)
         if session is None:
             raise not_found(f"there is no trace {key}")
         return await session.blobs(key, ids)
 
-    # Its own
+    # Internal
 
     def _method(self, session_id: str, method: str, known: frozenset[str]) -> Callable[..., Any]:
         if method not in known:
@@ -134,7 +146,7 @@ class SessionHost:
         return found
 
     def _with(self, key: str) -> Session | None:
-        """Return the session that has a trace."""
+        """Return the session of a trace."""
         return next((session for session in self._sessions.values() if session.has(key)), None)
 
     async def _sweep(self) -> None:

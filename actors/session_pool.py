@@ -1,7 +1,7 @@
-"""The session actors: how many run, how many sessions each holds, and which one takes the next.
+"""The pool of session actors: how many run, and which actor takes the next session.
 
-An actor is a process of 100 MiB and more, which takes seconds to start; a session in it costs next to nothing. So a few actors
-are ready before anybody comes, sessions are spread over them, and another one starts when all of them are full.
+An actor is a process of 100 MiB or more that takes seconds to start. A session in it costs next to nothing. So a few actors
+are ready before the first client comes, sessions are spread over them, and another actor starts when all are full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.session_host import SessionHost
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-# Each trace that is followed holds one of an actor's calls; what workers send must get in beside all of them.
+# Calls that an actor takes at a time. Each followed trace holds one call, and workers' messages need calls beside them.
 _CALLS = 20_000
 
 Spawn = Callable[[Coroutine[Any, Any, None]], Any]
@@ -32,18 +32,18 @@ Spawn = Callable[[Coroutine[Any, Any, None]], Any]
 
 @dataclass(eq=False)
 class _Member:
-    """An actor that is ready, and how many sessions it holds or is about to."""
+    """An actor that is ready, and the number of sessions that it holds or is about to hold."""
 
     actor: ActorHandle
     sessions: int = 0
 
 
 class SessionPool:
-    """The session actors of one directory, on whose event loop it runs.
+    """The session actors of one directory, on the directory's event loop.
 
     Args:
         settings: a `SessionSettings`.
-        spawn: runs something beside the caller.
+        spawn: runs a coroutine beside the caller.
     """
 
     def __init__(self, settings: Any, spawn: Spawn) -> None:
@@ -57,17 +57,17 @@ class SessionPool:
 
     @property
     def ready(self) -> int:
-        """Actors that run."""
+        """Number of running actors."""
         return len(self._members)
 
     def has(self, actor: ActorHandle) -> bool:
-        """Whether an actor is one of those, and not lost."""
+        """Whether an actor belongs to the pool and is not lost."""
         return self._member(actor) is not None
 
     async def take(self) -> ActorHandle:
-        """Return the actor with the fewest sessions, which counts as having one more; wait for one to start if all are full.
+        """Return the actor with the fewest sessions, and count one more session for it.
 
-        Sooner or later `leave`, or `lost`, must be called.
+        If all actors are full, wait until another actor has started. The caller must call `leave` or `lost` later.
         """
         self._waiting += 1
         try:
@@ -80,7 +80,10 @@ class SessionPool:
             self._waiting -= 1
 
     def leave(self, actor: ActorHandle) -> None:
-        """One session of an actor has ended; an actor that is needed no longer ends when it holds none."""
+        """Note that one session of an actor has ended.
+
+        An actor that is no longer needed ends when it holds no session.
+        """
         member = self._member(actor)
         if member is None:
             return
@@ -90,7 +93,10 @@ class SessionPool:
             self.lost(actor)
 
     def lost(self, actor: ActorHandle) -> None:
-        """An actor is dead, or taken for dead: it ends, and takes no more sessions. Idempotent."""
+        """End an actor that is dead or taken for dead; it takes no more sessions.
+
+        Idempotent.
+        """
         ray.kill(actor)
         member = self._member(actor)
         if member is not None:
@@ -98,13 +104,16 @@ class SessionPool:
             self.fill()
 
     def fill(self) -> None:
-        """Start the actors that are wanted and not there."""
+        """Start the actors that are wanted and do not run."""
         for _ in range(self._wanted() - len(self._members) - self._starting):
             self._starting += 1
             self._spawn(self._start())
 
     async def stats(self) -> dict[str, SessionStats]:
-        """Return what each session holds and does, by its id; of actors that cannot be reached now, nothing."""
+        """Return what each session holds and does, by session id.
+
+        Sessions of actors that cannot be reached are left out.
+        """
 
         async def of(actor: ActorHandle) -> dict[str, SessionStats]:
             try:
@@ -112,7 +121,7 @@ class SessionPool:
             except ray.exceptions.ActorDiedError:
                 self.lost(actor)
             except ray.exceptions.RayActorError:
-                pass  # it cannot be reached now
+                pass  # the actor cannot be reached now
             else:
                 return found
             return {}

@@ -1,8 +1,8 @@
-"""What Ray's failed writes leave on a node's disk is removed here.
+"""Removes the files that Ray's failed writes leave on a node's disk.
 
-When the object store is full, Ray writes values to the disk, several into one file. On a disk that is full it writes what fits,
-fails, leaves that file behind and begins another a moment later. It never comes back to one of them: the room that they take
-stays taken when the disk has been cleared of everything else, until the node ends.
+When the object store is full, Ray writes values to the disk, several values into one file. On a full disk Ray writes as much
+as fits, fails, leaves the file behind, and begins another file a moment later. Ray never writes to an abandoned file again.
+The room stays taken until the node ends, even when the disk has been cleared of everything else.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from actors.failures import FULL
 
 _FOLDER_ARGUMENT = "--fallback_directory="
 _FILE = re.compile(r"[0-9a-f]{32}-multi-(\d+)")
-_HEADER = struct.Struct("<3Q")  # how long the parts are that follow it
+_HEADER = struct.Struct("<3Q")  # sizes of the three parts that follow it
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file holds as many values as its name says: each begins with how long its address, metadata and bytes are.
+    """Whether a file holds as many values as its name says.
 
-    The format is that of `ray._private.external_storage.ExternalStorage`.
+    Each value begins with the sizes of its address, its metadata and its bytes. The format is that of
+    `ray._private.external_storage.ExternalStorage`.
     """
     end = 0
     with path.open("rb") as file:
@@ -48,21 +49,21 @@ class SpillFolder:
     """The files into which a node's processes write values.
 
     Args:
-        folder: where they are.
-        raylet: the parent of all processes that write there.
+        folder: the folder of the files.
+        raylet: the parent process of all processes that write there.
     """
 
     def __init__(self, folder: Path, raylet: psutil.Process) -> None:
         self._folder = folder
         self._raylet = raylet
         self._lock = threading.Lock()
-        self._whole: set[str] = set()  # none of them is written to again
+        self._whole: set[str] = set()  # names of complete files; no process writes to them again
 
     def clear(self) -> int:
-        """Remove the files that are not whole and that nobody writes any more; return the bytes that they had.
+        """Remove incomplete files that no process writes; return the bytes that they had.
 
         Raises:
-            OSError, psutil.Error: it is not known who writes what, so none is removed.
+            OSError, psutil.Error: it is not known which process writes which file, so no file is removed.
         """
         with self._lock:
             try:
@@ -73,7 +74,7 @@ class SpillFolder:
             broken = self._not_whole(there - self._whole)
             if not broken:
                 return 0
-            # One that was whole a moment ago is no longer open. One that was not, and is not open, will never be.
+            # A file that is complete is no longer open. A file that is incomplete and not open will never be complete.
             written = self._open()
             freed = 0
             for name in self._not_whole(broken):
@@ -84,7 +85,7 @@ class SpillFolder:
                         path.unlink()
                         freed += found.st_size
                 except FileNotFoundError:
-                    pass  # its values are not wanted any more
+                    pass  # Ray has removed the file
             return freed
 
     def _not_whole(self, names: set[str]) -> set[str]:
@@ -100,7 +101,7 @@ class SpillFolder:
         return broken
 
     def _open(self) -> set[tuple[int, int]]:
-        """The device and the number of each file that one of the node's processes has open."""
+        """The device and the inode number of each file that the node's processes have open."""
         found = set()
         for process in self._raylet.children(recursive=True):
             try:
@@ -118,7 +119,10 @@ class SpillFolder:
 
 @functools.cache
 def _of_this_node() -> SpillFolder | None:
-    """The folder of the node whose raylet started this process; None if Ray does not write to a folder."""
+    """Return the folder of the node whose raylet started this process.
+
+    None if Ray does not write to a folder.
+    """
     raylet = psutil.Process(os.getppid())
     for argument in raylet.cmdline():
         if argument.startswith(_FOLDER_ARGUMENT):
@@ -128,7 +132,9 @@ def _of_this_node() -> SpillFolder | None:
 
 
 def make_room() -> int:
-    """Remove what failed writes left on this node's disk; return the bytes that they had. Call it from an actor or a task.
+    """Remove the rest of failed writes on this node's disk; return the bytes freed.
+
+    Call it from an actor or a task.
 
     Raises:
         OSError, psutil.Error: see `SpillFolder.clear`.
@@ -138,7 +144,7 @@ def make_room() -> int:
 
 
 def put(value: object) -> ray.ObjectRef:
-    """`ray.put`; where there is no room, once more if failed writes had taken it.
+    """Store an object with `ray.put`; on a full disk remove failed writes and try once more.
 
     Raises:
         ObjectStoreFullError, OutOfDiskError: there is no room.

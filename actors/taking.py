@@ -1,4 +1,4 @@
-"""Which engine replicas take requests from this process, as Serve's routers in it know."""
+"""The engine replicas that take requests from this process, as Serve's routers know them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from actors.protocol import Target
 
-# The routers run on a thread of Serve's own; the values are replaced, never changed.
+# Serve's routers run on another thread. So values are replaced, never changed.
 _taking: dict[Target, frozenset[str]] = {}
 
 
 def note(target: Target, replicas: Iterable[str]) -> None:
-    """Called by a router with the replicas of its deployment that take requests now."""
+    """Store the replicas of a deployment that take requests now; a router calls this."""
     _taking[target] = frozenset(replicas)
 
 

@@ -1,4 +1,4 @@
-"""How far a trace has come, read off its events: what it cost so far, and what a client asks about a job."""
+"""Follows how far a trace has come, from its events: its usage, and the state of a job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class TraceProgress:
-    """Counts what happens in one trace.
+    """Counts the events of one trace.
 
     Args:
-        accepted: what the client was told when the trace was accepted.
+        accepted: the message that told the client that the trace was accepted.
 
     Attributes:
-        failure: the first, of an invoke or of all of it.
+        failure: the first failure, of an invoke or of the whole trace.
         ended_at: when the last event came, on the monotonic clock; None before.
     """
 
@@ -30,7 +30,7 @@ class TraceProgress:
         self.ended_at: float | None = None
 
     def observe(self, event: pb.Event) -> None:
-        """Take note of an event that came from the engine."""
+        """Count an event that came from the engine."""
         if self._started_at is None:
             self._started_at = time.monotonic()
         kind = event.WhichOneof("kind")
@@ -44,7 +44,7 @@ class TraceProgress:
             self.failure = self.failure or event.failed
 
     def end(self, failure: pb.Failure | None) -> None:
-        """No more events will come.
+        """Note that no more events will come.
 
         Args:
             failure: why the trace as a whole failed, if it did.
@@ -53,7 +53,7 @@ class TraceProgress:
         self.failure = failure or self.failure
 
     def move(self, seconds: float) -> None:
-        """Take all times for so many seconds later: the clock is another one now."""
+        """Add `seconds` to all times, for a process with another monotonic clock."""
         self._submitted_at += seconds
         if self._started_at is not None:
             self._started_at += seconds
@@ -61,7 +61,7 @@ class TraceProgress:
             self.ended_at += seconds
 
     def usage(self) -> pb.Usage:
-        """Return what the trace cost; its saved bytes are the caller's to add."""
+        """Return what the trace cost; the caller adds the saved bytes."""
         now = time.monotonic()
         started_at = self._started_at or now
         return pb.Usage(
@@ -72,11 +72,11 @@ class TraceProgress:
         )
 
     def status(self, stored_bytes: int, expires_at: float | None) -> service_pb2.JobStatus:
-        """Return what a client asks about.
+        """Return the state of the trace for a client.
 
         Args:
-            stored_bytes: what the trace keeps.
-            expires_at: when its values go, on the monotonic clock; None while it runs.
+            stored_bytes: bytes that the trace keeps.
+            expires_at: when the trace's values expire, on the monotonic clock; None while the trace runs.
         """
         now = time.monotonic()
         status = service_pb2.JobStatus(

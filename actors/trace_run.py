@@ -21,44 +21,46 @@ from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
 
-# A worker hands over a blob about when its engine names it; a blob that is still missing after this is lost.
+# Seconds to wait for a blob after the engine has named it. A worker hands a blob over at about that time; later it is lost.
 ADOPTION_SECONDS = 60.0
 
 EngineStream = Callable[[pb.Trace], AsyncGenerator[pb.Event, None]]
 
-# Is asked for room for so many bytes; gives a refusal where there is none.
+# Takes a number of bytes; returns a refusal if the session has no room for them.
 Room = Callable[[int], pb.Failure | None]
 
-# Is told what a trace came to and left of variables; gives something to wait for until that outlives the session's actor.
+# Takes a trace's outcome and its variables; returns an awaitable that ends when both outlive the session actor.
 Keep = Callable[[KeptTrace, Mapping[str, Copy]], Awaitable[None]]
 
 
 def _without_means(order: Order) -> Order:
-    """Return what identifies a trace that has run, without what it ran with: others' values and edits would stay with it."""
+    """Return the part of an order that identifies a trace which has run.
+
+    Values of other traces and edits are left out, so that they are not kept with the trace.
+    """
     return dataclasses.replace(order, foreign=(), edits=())
 
 
 class TraceRun:
-    """Runs a trace once and keeps what came of it.
+    """Runs a trace once and keeps its events and values.
 
     Args:
-        order: what to run.
-        key: the trace's name inside the service; clients choose trace ids, keys do not collide.
+        order: the order to run the trace.
+        key: the trace's name inside the service. Clients choose trace ids; keys never collide.
         room: asks the session whether it has room for a saved value.
-        keep: lets what it comes to outlive the session's actor.
-        remotes: values of earlier traces that this one uses, by blob id; they stay as long as it runs.
-        variables: what the traces of the session share.
-        before: the traces that must have ended before this one begins: they share a variable with it.
+        keep: makes the trace's outcome outlive the session actor.
+        remotes: values of earlier traces that this trace uses, by blob id; they stay as long as the trace runs.
+        variables: the session's variables.
+        before: traces that must end before this trace begins, because they share a variable with it.
 
     Attributes:
-        recording: its events, for any number of readers.
-        blobs: its saved values by blob id.
-        again: values of earlier traces that it saved as they were, by blob id.
-        followers: who reads its events now; a trace that nobody follows is cancelled.
-        read: whether a client has read its events to their end.
-        fetched: the saved values, by blob id, that a client has been sent to their end.
-        announced: of a job, something to wait for until whoever comes back for it finds it, whatever happens to the session's
-            actor.
+        recording: the trace's events, for any number of readers.
+        blobs: the trace's saved values by blob id.
+        again: values of earlier traces that the trace saved unchanged, by blob id.
+        followers: ids of the calls that read the events now; a trace without a follower is cancelled.
+        read: whether a client has read the events to their end.
+        fetched: blob ids of the saved values that a client has received completely.
+        announced: of a job, an awaitable that ends when the job can be found again even if the session actor dies.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class TraceRun:
         self.again: dict[str, Saved] = {}
         self._variables = variables or SharedVariables()
         self._before = tuple(before)
-        self._left: tuple[pb.Saves, list[Left]] | None = None  # what it leaves of the variables, once it has ended well
+        self._left: tuple[pb.Saves, list[Left]] | None = None  # the variables that a trace leaves that has ended well
         self.followers: set[str] = set()
         self.read = False
         self.fetched: set[str] = set()
@@ -103,7 +105,10 @@ class TraceRun:
 
     @classmethod
     def restored(cls, kept: KeptTrace, room: Room, keep: Keep, variables: SharedVariables) -> TraceRun:
-        """Return a trace of a session whose actor is dead, as it ended; one that had not ended has failed."""
+        """Return an ended trace of a session whose actor is dead.
+
+        A trace that had not ended has failed.
+        """
         run = cls(kept.order, kept.key, room, keep, variables=variables)
         run.progress = kept.progress
         run.progress.move(kept.clock - clock())
@@ -122,38 +127,44 @@ class TraceRun:
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended, on the monotonic clock; None while it runs."""
+        """When the trace ended, on the monotonic clock; None while it runs."""
         return self.progress.ended_at
 
     @property
     def repeatable(self) -> bool:
-        """Whether submitting it again may run it again: it never came to a result of its own."""
+        """Whether submitting the trace again may run it again.
+
+        This holds for a trace that ended without a result of its own.
+        """
         if self.running or self.recording.failure is None:
             return False
         return self.abandoned or self.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
 
     @property
     def collected(self) -> bool:
-        """Whether it has ended and its client has all of it, as far as can be known here."""
+        """Whether the trace has ended and its client has all its values, as far as is known here."""
         return not self.running and self.read and {*self.blobs, *self.again} <= self.fetched
 
     @property
     def stored_bytes(self) -> int:
-        """What it keeps: saved values, its recording, and what it was submitted as."""
+        """Bytes that the trace keeps: saved values, the recording, and the order."""
         submitted = len(self.order.trace) + sum(map(len, self.order.edits))
         return self.saved_bytes + self.recording.size + submitted
 
     def start(self, engine: EngineStream) -> None:
-        """Begin; events go to the recording."""
+        """Begin the trace; its events go to the recording."""
         self.recording.append(pb.Event(accepted=pb.Accepted.FromString(self.order.accepted)))
         if self.order.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
-        # In a context of its own: Ray counts what is called in that of the client's call as part of it, and cancels it with it.
+        # A separate context: otherwise Ray counts these calls as a part of the client's call, and cancels them with it.
         self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}", context=contextvars.Context())
 
     async def cancel(self) -> None:
-        """End it now; its engine requests are aborted. Does nothing to a trace that has ended, or is about to."""
+        """End the trace now; its engine requests are aborted.
+
+        Does nothing to a trace that has ended or is about to end.
+        """
         if self._task is not None and not self._task.done():
             if not self._settling:
                 self._task.cancel()
@@ -163,12 +174,12 @@ class TraceRun:
             await self._end(self._cancelled())
             if self._said is not None:
                 with contextlib.suppress(RayError):
-                    await self._said  # should it be forgotten now, that must not overtake this
+                    await self._said  # a later message to forget the trace must not overtake this one
 
     async def adopt(self, blob_id: str, saved: Saved) -> None:
         """Take one saved value."""
         if not self.running or self._settling or blob_id in self.blobs:
-            return  # of an invoke that failed, or again
+            return  # a value of a failed invoke, or a repeated message
         refusal = self._too_much(saved.size) or self._room(saved.size)
         if refusal is not None:
             refusal.trace_id = self.id
@@ -180,26 +191,29 @@ class TraceRun:
             self._adopted.notify_all()
 
     async def no_room(self) -> None:
-        """There is no room for a saved value, neither in the object store nor on the disk behind it."""
+        """Note that neither the object store nor the disk behind it has room for a saved value."""
         self._refusal = self._refusal or full(self.id)
         async with self._adopted:
             self._adopted.notify_all()
 
     async def log(self, invoke: int, text: str) -> None:
-        """Something a block printed."""
+        """Record a text that a block printed."""
         self.recording.append(pb.Event(log=pb.Log(invoke=invoke, text=text)))
         self._logs += 1
         async with self._adopted:
             self._adopted.notify_all()
 
     async def increment(self, increment: pb.Increment) -> None:
-        """Something that a block of a streamed trace saved; it goes on with the output of its step."""
+        """Take an increment that a block of a streamed trace saved.
+
+        It goes on with the output of its step.
+        """
         self._increments.add(increment)
         async with self._adopted:
             self._adopted.notify_all()
 
     async def blob(self, blob_id: str) -> Saved | None:
-        """Return a saved value, once it is here; None if it will never be."""
+        """Return a saved value once it is here; None if it will never come."""
         async with self._adopted:
             while blob_id not in self.blobs and self.running and self._refusal is None:
                 await self._adopted.wait()
@@ -212,7 +226,7 @@ class TraceRun:
             await self._wait_for_workers()
             if self._refusal is not None:
                 raise ServiceFailure(self._refusal)
-            for unnamed in self.blobs.keys() - self._named:  # of what an invoke that failed would have left
+            for unnamed in self.blobs.keys() - self._named:  # values of failed invokes
                 self.saved_bytes -= self.blobs.pop(unnamed).size
             self._settling = True
             usage.saved_bytes = self.saved_bytes
@@ -225,7 +239,7 @@ class TraceRun:
             await self._end(ended)
 
     async def _settle(self, done: pb.Event) -> None:
-        """Have what somebody may want of it outlive the session's actor, then say that it is done."""
+        """Make the trace's outcome outlive the session actor, then record that the trace is done."""
         variables: dict[str, Copy] = {}
         if self._left is not None:
             saves, left = self._left
@@ -239,7 +253,7 @@ class TraceRun:
         self.recording.append(done)
 
     def _kept(self, failure: pb.Failure | None, *more: pb.Event) -> KeptTrace:
-        """What is to outlive the session's actor: its events, and `more`."""
+        """Return the part of the trace that outlives the session actor: its events, and `more`."""
         events = (*self.recording.events, *(event.SerializeToString() for event in more))
         return KeptTrace(
             _without_means(self.order),
@@ -256,7 +270,7 @@ class TraceRun:
         return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
 
     async def _end(self, ended: pb.Failure | None) -> None:
-        """Nothing more comes: let everybody know who waits. Idempotent."""
+        """End the recording and wake all waiting calls. Idempotent."""
         if self.running:
             self.progress.end(ended)
             self.remotes.clear()
@@ -265,7 +279,7 @@ class TraceRun:
             self.recording.end(ended)
             if ended is not None and self.order.keep:
                 with contextlib.suppress(*FULL):
-                    self._said = self._keep(self._kept(ended), {})  # whoever follows the trace does not wait for it
+                    self._said = self._keep(self._kept(ended), {})  # a follower of the trace does not wait for this
         async with self._adopted:
             self._adopted.notify_all()
 
@@ -288,7 +302,7 @@ class TraceRun:
                 if kind == "failed":
                     failed = True
                     event.failed.trace_id = self.id
-                    # An engine that is gone has failed every invoke; the trace as a whole may be tried again.
+                    # A lost engine has failed every invoke. The trace as a whole may be tried again.
                     with_retry(event.failed)
                     if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
                         raise ServiceFailure(event.failed)
@@ -301,7 +315,7 @@ class TraceRun:
                     self._name(event.increment)
                 elif kind == "saves":
                     if event.saves.invoke < 0 and trace.variables:
-                        shared = event  # until it is known how every invoke ended
+                        shared = event  # held back until all invokes have ended
                         continue
                     self._name(event.saves)
                 self.recording.append(event)
@@ -314,26 +328,29 @@ class TraceRun:
         return self.progress.usage()
 
     async def wait(self) -> None:
-        """Wait until it has ended, however it does."""
+        """Wait until the trace has ended, well or not."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
     def _name(self, message: pb.Saves | pb.Increment) -> None:
-        """Note which saved values must have come from the workers; those of earlier traces are here."""
+        """Note which saved values must come from the workers.
+
+        Values of earlier traces are here already.
+        """
         own, earlier = named(message)
         self._named |= own
         self.again.update((name, self.remotes[name]) for name in earlier)
 
     async def _before_output(self, output: pb.Output) -> None:
-        """Record what the tokens of an output's steps saved, once it is here."""
+        """Record what the steps of an output's tokens saved, once it is here."""
         self._increments.generated(output)
         if output.finished:
-            return  # the last increment came before it, from the engine
+            return  # the last increment came from the engine before this output
         await self._wait_for(lambda: self._increments.complete(output.invoke), "what a block saved")
         self._record(self._increments.take(output.invoke))
 
     async def _before_increment(self, last: pb.Increment) -> None:
-        """Record what came before the last increment of an invoke."""
+        """Record the increments that come before the last increment of an invoke."""
         await self._wait_for(lambda: self._increments.complete_before(last), "what a block saved")
         self._record(self._increments.take_all(last.invoke))
 
@@ -347,7 +364,7 @@ class TraceRun:
         await self._wait_for(lambda: self._logs >= self._logs_expected, "what the blocks printed")
 
     async def _wait_for(self, here: Callable[[], bool], what: str) -> None:
-        """Wait until something that the engine announced has come from the workers."""
+        """Wait until a message that the engine announced has come from the workers."""
         async with self._adopted:
             try:
                 await asyncio.wait_for(

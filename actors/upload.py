@@ -1,4 +1,7 @@
-"""One blob on its way in: chunks in any order, each as often as the network likes, checked against its digest."""
+"""One upload of a blob, checked against its digest.
+
+Chunks may come in any order, and repeatedly.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ class Upload:
     """Gathers the chunks of one blob.
 
     Args:
-        digest: "sha256:" and the lower-case hex digest of the whole.
-        size: of the whole, in bytes.
+        digest: "sha256:" and the lower-case hex digest of the blob.
+        size: bytes of the blob.
 
     Attributes:
         received: bytes held so far; chunks that were sent twice count once.
@@ -34,7 +37,7 @@ class Upload:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is here; `finish` then proves that they are the right ones."""
+        """Whether every byte is here; `finish` then checks the digest."""
         return self.received == self.size
 
     def write(self, offset: int, data: bytes) -> None:
@@ -60,7 +63,7 @@ class Upload:
         """Return the bytes, uint8 of shape [size].
 
         Raises:
-            ServiceFailure: INVALID_ARGUMENT, they do not have the digest they were announced with.
+            ServiceFailure: INVALID_ARGUMENT, the bytes do not have the announced digest.
         """
         found = f"sha256:{hashlib.sha256(self._data.data).hexdigest()}"
         if found != self.digest:

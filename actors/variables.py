@@ -1,8 +1,8 @@
-"""The variables that a session's traces share: one copy of each lies here, and it is the one that counts.
+"""The variables that a session's traces share; the copies here are authoritative.
 
-A trace that shares one gets it from here when its turn has come, that is when all traces before it that share it have ended,
-and leaves its own in its place if it ends well. So a later trace sees what an earlier one did to it, also one that its client
-has not heard of yet; a trace that fails leaves everything as it was; and no large tensor in it passes by the client.
+Traces that share a variable run one after another. When the trace's turn comes, it gets the copy from here. If the trace
+ends well, its own version replaces the copy. So a later trace sees the changes of an earlier trace, even before the client
+has heard of them. A trace that fails changes nothing. A large tensor in a variable does not pass through the client.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Objects, RemoteTensor, TensorView, Value
 
-MAX_VARIABLES = 4096  # of one session
+MAX_VARIABLES = 4096  # variables of one session
 
 
 @dataclass(frozen=True)
 class Left:
-    """A variable as a trace leaves it: with its new version, at an index of the trace's table of saved objects."""
+    """A variable as a trace leaves it.
+
+    It has a new version and an index in the trace's table of saved objects.
+    """
 
     variable: pb.SessionVariable
     index: int
@@ -29,11 +32,11 @@ class Left:
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of a variable that counts.
+    """The authoritative copy of a variable.
 
     Attributes:
-        objects: the table that it lies in, with what else the same trace left.
-        index: where it lies there.
+        objects: the table that holds the variable, with other objects that the same trace left.
+        index: the variable's index in the table.
         blobs: the saved tensors that the table names, by blob id.
     """
 
@@ -44,31 +47,31 @@ class Copy:
 
 
 class SharedVariables:
-    """The copies that count, by the ids that the client chose."""
+    """The authoritative copies of variables, by the ids that the client chose."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Copy] = {}
 
     @property
     def blobs(self) -> dict[str, Saved]:
-        """The saved tensors in them, by blob id."""
+        """The saved tensors in the copies, by blob id."""
         return {blob_id: saved for copy in self._copies.values() for blob_id, saved in copy.blobs.items()}
 
     @property
     def size(self) -> int:
-        """Bytes of their tables."""
+        """Bytes of the copies' tables."""
         return sum({id(copy.objects): copy.objects.ByteSize() for copy in self._copies.values()}.values())
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all copies."""
         self._copies.clear()
 
     def lend(self, trace: pb.Trace) -> dict[str, Saved]:
-        """Put the copies into a trace that takes them as they are; return the saved tensors in them, by blob id.
+        """Put the copies into a trace; return the saved tensors in them, by blob id.
 
         Raises:
-            ServiceFailure: NOT_FOUND, one is not here (any more); INVALID_ARGUMENT, the client has changed a version that is
-                not the latest; QUOTA_EXCEEDED, there are too many.
+            ServiceFailure: NOT_FOUND, a variable does not exist (any more); INVALID_ARGUMENT, the client has changed a version
+                that is not the latest; QUOTA_EXCEEDED, there are too many variables.
         """
         new = {variable.id for variable in trace.variables} - self._copies.keys()
         if len(self._copies) + len(new) > MAX_VARIABLES:
@@ -97,16 +100,18 @@ class SharedVariables:
         return lent
 
     def settle(self, trace: pb.Trace, saves: pb.Saves, own: int, failed: bool) -> list[Left]:
-        """Make what a trace shared ready for its client: the new versions, or nothing of a trace that failed.
+        """Prepare the shared objects of a trace for its client.
+
+        The client gets the new versions, or nothing if the trace failed.
 
         Args:
             trace: the trace.
-            saves: its shared scope at its end; changed.
-            own: how many entries of the trace's scope are the client's.
-            failed: whether any of its invokes failed.
+            saves: the trace's shared scope at its end; changed in place.
+            own: number of entries of the trace's scope that are the client's.
+            failed: whether any invoke of the trace failed.
 
         Returns:
-            What `copies` takes when all of it is here.
+            The argument of `copies`, once all values are here.
         """
         names = _names(trace)
         bound = {binding.name: binding.value for binding in saves.names}
@@ -120,13 +125,13 @@ class SharedVariables:
                 without_names.update(mine)
                 without_updates.add(variable.entry)
                 continue
-            # What was only changed in place keeps its identity in the notebook: its new contents are enough there.
+            # An object that was only changed in place keeps its identity in the notebook: the client needs its new contents only.
             contents = updates.get(variable.entry)
             if contents is not None:
                 without_names.update(name for name in mine if _at(saves, bound.get(name)) == contents)
             value = bound.get(mine[0]) if mine else None
             if value is None or value.WhichOneof("kind") != "ref":
-                continue  # its first name holds something else now, a number say
+                continue  # the variable's first name holds another object now, such as a number
             known = self._copies.get(variable.id)
             version = max(variable.version, known.version if known is not None else 0) + 1
             renewed = pb.SessionVariable(id=variable.id, entry=variable.entry, version=version)
@@ -139,27 +144,27 @@ class SharedVariables:
         saves.variables.extend(one.variable for one in left)
         said = [*(binding.value for binding in kept), *(update.value for update in changed)]
         if not left and not any(value.WhichOneof("kind") == "ref" for value in nested(said)):
-            del saves.objects.values[:]  # nothing leads there any more, and tensors in it need not be kept
+            del saves.objects.values[:]  # no name leads to these objects any more, and their tensors need not be kept
         return left
 
     def keep(self, copies: Mapping[str, Copy]) -> None:
-        """Let what a trace left take the place of what was here, by id."""
+        """Replace copies by what a trace left, by id."""
         self._copies.update(copies)
 
 
 def copies(objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -> dict[str, Copy]:
-    """Return what a trace left of variables, by id.
+    """Return the variables that a trace left, by id.
 
     Args:
-        objects: the table that it left.
-        left: what of it is a variable.
+        objects: the table that the trace left.
+        left: the variables in the table.
         blobs: the saved tensors that the table names, by blob id.
     """
     return {one.variable.id: Copy(one.variable.version, objects, one.index, blobs) for one in left}
 
 
 def _names(trace: pb.Trace) -> dict[int, list[str]]:
-    """The shared names of the entries of a trace's scope, in their order."""
+    """The shared names of the entries of a trace's scope, in the order of the trace."""
     names: dict[int, list[str]] = {}
     for binding in trace.shared:
         if binding.value.WhichOneof("kind") == "ref":
@@ -172,7 +177,7 @@ def _at(saves: pb.Saves, value: Value | None) -> Value | None:
 
 
 def _splice(scope: Objects, objects: Objects, places: Mapping[int, int]) -> None:
-    """Add a table to that of a trace.
+    """Add the entries of a table to the scope of a trace.
 
     Args:
         places: the indices of the table that take the place of entries of the scope.
