@@ -1,0 +1,1093 @@
+"""The seam to vLLM: every name, signature and attribute of vLLM that the project leans on, and why.
+
+`python -m executor.plugin.contract` checks the installed vLLM against it, and another version by the path of its package:
+`docs/upgrading-vllm.md`. The file is longer than others: it is one table, and nothing in it runs.
+
+vLLM calls these of ours:
+
+    executor.plugin.config        `worker_cls`, `scheduler_cls`, `distributed_executor_backend`: what vLLM is told to use
+    InterposeWorker               determine_available_memory, compile_or_warm_up_model, execute_model, shutdown: as any worker's
+      InterposeGPUWorker          _make_model_runner: gives our runner
+      InterposeCPUWorker          init_device: puts our runner in the place of vLLM's
+      interpose_*                 by name, over `collective_rpc`
+    InterleavingRunner            execute_model: begins a step, and finds out whether it is traced
+      TracingRunner               sample_tokens: the step's output, with the requests whose blocks ended
+      TracingRunnerV1             _determine_batch_execution_and_padding, _model_forward, _sample
+      TracingGPURunnerV2          prepare_inputs, sample; `_NoGraphs` and `_Begun` in the place of graph manager and model
+    EndedAsyncOutput              get_output: the output of a step that is still on its way from the device
+    InterposeScheduler            add_request; while there are traced requests: schedule, update_from_output, _free_request,
+                                  _update_request_with_output, _handle_blocked_waiting_request, _reserve_prefill_lookahead
+    LazyRayExecutor               _init_executor, _get_actor_resource_kwargs, start_worker_monitor, shutdown
+      Answers                     wait_until_ready, dequeue, shutdown: in the place of a worker's `MessageQueue`
+    LazyWorkerProc                run
+
+We call the rest of vLLM that is listed here: its engine, its configuration, its process groups, its forward context, its layers
+and their attributes, its kernels and its environment variables. An entry says what it is needed for. `Source` entries are
+behaviours that no signature shows; they are recognised in vLLM's source, and looked into when it no longer says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+VERSION = "0.32.0"
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module, class, function or value that is there under this dotted path."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that a class of ours overrides; its parameters, but for `self` and their annotations, are exactly these."""
+
+    path: str
+    parameters: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, method or class that is called.
+
+    Attributes:
+        parameters: what is given by position, then, after `*`, what is given by name; with `**kwargs` other things are too.
+    """
+
+    path: str
+    parameters: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes that instances of a class have: its fields, properties, methods, or what its methods set on `self`."""
+
+    cls: str
+    names: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """All names of one kind that a class has: another one needs a decision.
+
+    Attributes:
+        kind: "abstract" for methods that a subclass must have, "fields" for annotated names that do not begin with `_`.
+    """
+
+    cls: str
+    kind: str
+    names: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A behaviour that is recognised by texts in the source of a function, class or module, in this order.
+
+    The source is compared as `ast.unparse` writes it, without comments, every run of white space being one space.
+    """
+
+    path: str
+    contains: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that vLLM reads."""
+
+    name: str
+    why: str
+
+
+Entry = Import | Method | Call | Attributes | Exactly | Source | Variable
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries that one part of the project needs.
+
+    Attributes:
+        name: of the part.
+        folder: where the part is.
+    """
+
+    name: str
+    folder: str
+    entries: tuple[Entry, ...]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+_CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+_CPU_RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
+_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+_SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+_QUEUE = "vllm.v1.core.sched.request_queue"
+_RAY = "vllm.v1.executor.ray_executor_v2"
+_MULTIPROC = "vllm.v1.executor.multiproc_executor"
+_MESSAGES = "vllm.distributed.device_communicators.shm_broadcast"
+_PARALLEL = "vllm.distributed.parallel_state"
+_LAYERS = "vllm.model_executor.layers"
+_LINEAR = f"{_LAYERS}.linear"
+_VOCABULARY = f"{_LAYERS}.vocab_parallel_embedding"
+_MOE = f"{_LAYERS}.fused_moe"
+_ATTENTION = f"{_LAYERS}.attention.Attention"
+_BACKENDS = "vllm.v1.attention.backends"
+
+WORKER = Group(
+    "the worker",
+    "executor/plugin",
+    (
+        Method(f"{_WORKER}.determine_available_memory", "", "the start says that the model is compiled or measured"),
+        Method(f"{_CPU_WORKER}.determine_available_memory", "", "the same on CPUs"),
+        Method(f"{_WORKER}.compile_or_warm_up_model", "", "the module tree is recorded when the model has warmed up"),
+        Method(f"{_CPU_WORKER}.compile_or_warm_up_model", "", "the same on CPUs"),
+        Call(f"{_WORKER}.execute_model", "scheduler_output", "a step of a pipeline stage runs inside our method"),
+        Method(f"{_WORKER}.shutdown", "", "what is left in the outbox is sent before the worker goes"),
+        Method(f"{_WORKER}._make_model_runner", "", "the runner on GPUs is ours"),
+        Method(f"{_CPU_WORKER}.init_device", "", "the runner on CPUs is ours"),
+        Source(
+            f"{_WORKER}._init_workspace_and_model_runner",
+            ("= self._make_model_runner()",),
+            "the factory is what makes it",
+        ),
+        Source(
+            f"{_CPU_WORKER}.init_device",
+            ("self.model_runner = CPUModelRunner(self.vllm_config, torch.device('cpu'))",),
+            "it has no factory, so the runner is made once more, with the same arguments",
+        ),
+        Attributes(
+            _WORKER,
+            _names("vllm_config model_config parallel_config rank device model_runner use_v2_model_runner"),
+            "what the interleaver's host is made of",
+        ),
+        Attributes(_CPU_WORKER, _names("vllm_config model_config parallel_config rank device"), "the same on CPUs"),
+        Source(
+            "vllm.v1.worker.worker_base.WorkerWrapperBase.execute_model",
+            ("self.worker.execute_model(scheduler_output)",),
+            "a pipeline stage's worker has another `execute_model` as an attribute of its own",
+        ),
+        Source(
+            "vllm.v1.worker.worker_base.WorkerWrapperBase.init_worker",
+            ("resolve_obj_by_qualname(parallel_config.worker_cls)",),
+            "the worker is named by a text",
+        ),
+        Source(
+            f"{_MULTIPROC}.WorkerProc._execute_worker_rpc",
+            ("func = getattr(self.worker, method)", "output = func(*args, **kwargs)"),
+            "`interpose_*` methods are called by name, between two steps",
+        ),
+        Call(
+            f"{_RUNNER}._dummy_run",
+            "num_tokens, *, is_profile",
+            "the tree is recorded, and a scan runs, on dummy tokens",
+        ),
+        Call(f"{_RUNNER_V2}._dummy_run", "num_tokens, *, is_profile", "the same in the second runner"),
+        Call(f"{_RUNNER}.get_model", "", "the modules"),
+        Call(f"{_RUNNER_V2}.get_model", "", "the modules"),
+        Attributes(
+            _RUNNER,
+            _names("device max_num_tokens intermediate_tensors"),
+            "a stage's dummy step goes on with what it is given",
+        ),
+        Attributes(_RUNNER_V2, _names("device max_num_tokens intermediate_tensors"), "the same in the second runner"),
+        Source(
+            f"{_RUNNER}._dummy_run",
+            ("self.sync_and_gather_intermediate_tensors(",),
+            "a dummy step goes on with what a stage has",
+        ),
+        Source(
+            f"{_RUNNER}.sync_and_gather_intermediate_tensors",
+            ("v[:num_tokens] for k, v in self.intermediate_tensors.items()",),
+            "it takes the first rows of what the stage before gave",
+        ),
+        Attributes("vllm.sequence.IntermediateTensors", _names("tensors"), "what a stage hands to the next one"),
+        Attributes(
+            "vllm.model_executor.models.interfaces.SupportsPP",
+            _names("make_empty_intermediate_tensors"),
+            "a stage needs the tensors before its first step",
+        ),
+        Call("vllm.config.set_current_vllm_config", "vllm_config", "modules look the configuration up when they run"),
+        Call("vllm.distributed.get_tp_group", "", "the ranks of a stage"),
+        Call("vllm.distributed.get_pp_group", "", "the stages"),
+        Call("vllm.forward_context.get_forward_context", "", "what belongs to the step that is running"),
+        Call("vllm.logger.init_logger", "name", "messages go where vLLM's go"),
+        Call("vllm.utils.gc_utils.freeze_gc_heap", "", "what lives as long as the engine is not looked through again"),
+        Import("vllm.v1.core.sched.output.SchedulerOutput", "the type of what a step is told"),
+    ),
+)
+
+RUNNERS = Group(
+    "the runners",
+    "executor/plugin",
+    (
+        Call(f"{_RUNNER}.execute_model", "scheduler_output, *args, **kwargs", "a step begins in our method"),
+        Call(f"{_RUNNER_V2}.execute_model", "scheduler_output, *args, **kwargs", "a step begins in our method"),
+        Method(f"{_RUNNER}.sample_tokens", "grammar_output", "the step's output leaves through our method"),
+        Method(f"{_RUNNER_V2}.sample_tokens", "grammar_output", "the step's output leaves through our method"),
+        Call(
+            f"{_RUNNER}._determine_batch_execution_and_padding",
+            "*args, force_eager, **kwargs",
+            "a traced step takes no CUDA graph",
+        ),
+        Call(
+            f"{_RUNNER}._model_forward",
+            "*args, input_ids, positions, inputs_embeds, **kwargs",
+            "the model runs in it, in the forward context",
+        ),
+        Method(f"{_RUNNER}._sample", "logits, spec_decode_metadata", "logits and samples are visited around it"),
+        Source(
+            f"{_RUNNER}.execute_model",
+            (
+                "self._determine_batch_execution_and_padding(",
+                "set_forward_context(",
+                "self._model_forward(input_ids=input_ids, positions=positions,",
+                "inputs_embeds=inputs_embeds,",
+                "return hidden_states",
+                "self.execute_model_state = ExecuteModelState(",
+                "return None",
+            ),
+            "a step asks whether it is eager, runs the model by keywords, and returns tensors on a stage before the last",
+        ),
+        Source(
+            f"{_RUNNER}.sample_tokens",
+            ("sampler_output = self._sample(logits, spec_decode_metadata)",),
+            "samples are made in the one method that is overridden",
+        ),
+        Attributes(
+            _RUNNER,
+            _names("input_batch discard_request_mask"),
+            "rows of requests, and chunks whose samples are dropped",
+        ),
+        Attributes(
+            "vllm.v1.worker.gpu_input_batch.InputBatch", _names("req_ids num_reqs generators"), "the order of the batch"
+        ),
+        Attributes("vllm.v1.utils.CpuGpuBuffer", _names("np"), "the mask as it is on the CPU"),
+        Source(
+            f"{_RUNNER}._bookkeeping_sync",
+            ("gen = self.input_batch.generators.get(int(i))", "gen.set_offset("),
+            "generators of cut prompts are set back by an offset, which those on CPUs have not",
+        ),
+        Call(_CPU_RUNNER, "vllm_config, device", "our CPU runner is made as vLLM makes its own"),
+        Call(_RUNNER, "vllm_config, device", "our runner is made as vLLM makes its own"),
+        Call(_RUNNER_V2, "vllm_config, device", "our runner is made as vLLM makes its own"),
+        Call(f"{_RUNNER_V2}.prepare_inputs", "*args, **kwargs", "rows of requests are those of the batch it prepares"),
+        Method(
+            f"{_RUNNER_V2}.sample",
+            "hidden_states, input_batch, grammar_output",
+            "logits and samples are visited in and after it",
+        ),
+        Source(
+            f"{_RUNNER_V2}.execute_model",
+            (
+                "dispatch_cg_and_sync_dp(self.cudagraph_manager,",
+                "input_batch = self.prepare_inputs(",
+                "set_forward_context(",
+                "self.model(**model_inputs)",
+            ),
+            "a traced step finds a manager without graphs and another model where it looks for its own",
+        ),
+        Source(
+            "vllm.v1.worker.gpu.dp_utils.dispatch_cg_and_sync_dp",
+            ("cudagraph_manager.dispatch(num_reqs, num_tokens,", "num_active_loras=num_active_loras"),
+            "the manager without graphs takes the first two by position and the adapters by name",
+        ),
+        Method(
+            "vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager.dispatch",
+            "num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len=None, num_ubatches=1",
+            "the manager without graphs answers in its place",
+        ),
+        Source(
+            f"{_RUNNER_V2}.sample",
+            ("sampler_output = self.sampler(logits, input_batch)", "return (sampler_output,"),
+            "a traced step finds a sampler that shows the logits first, and gives three values",
+        ),
+        Attributes(_RUNNER_V2, _names("cudagraph_manager model sampler"), "what a traced step replaces for its time"),
+        Attributes(
+            "vllm.v1.worker.gpu.input_batch.InputBatch",
+            _names("req_ids num_reqs num_tokens_after_padding query_start_loc_np"),
+            "the rows of each request",
+        ),
+        Call(
+            "vllm.v1.worker.gpu.cudagraph_utils.BatchExecutionDescriptor",
+            "*, cg_mode, num_tokens, num_reqs, num_active_loras",
+            "the answer of the manager without graphs",
+        ),
+        Attributes("vllm.config.compilation.CUDAGraphMode", _names("NONE"), "no graph"),
+        Exactly(
+            "vllm.v1.outputs.AsyncModelRunnerOutput",
+            "abstract",
+            _names("get_output"),
+            "the output of a traced step wraps vLLM's, and must be whole to be made",
+        ),
+        Attributes(
+            "vllm.v1.outputs.ModelRunnerOutput",
+            _names("req_ids sampled_token_ids"),
+            "its fields are copied into our subclass",
+        ),
+        Attributes("vllm.v1.outputs.SamplerOutput", _names("sampled_token_ids"), "blocks read and change the samples"),
+        Attributes(
+            "vllm.v1.worker.gpu.sample.output.SamplerOutput",
+            _names("sampled_token_ids"),
+            "the same in the second runner",
+        ),
+        Attributes(
+            "vllm.v1.core.sched.output.SchedulerOutput",
+            _names("scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens"),
+            "which requests a step has, and which are new",
+        ),
+        Attributes(
+            "vllm.v1.core.sched.output.NewRequestData",
+            _names("req_id sampling_params prompt_token_ids num_computed_tokens"),
+            "a block comes in the extra arguments of its request",
+        ),
+        Attributes(
+            "vllm.v1.core.sched.output.CachedRequestData", _names("resumed_req_ids"), "requests that were evicted"
+        ),
+        Attributes(
+            "vllm.forward_context.ForwardContext",
+            _names("skip_compiled attn_metadata slot_mapping all_moe_layers"),
+            "a traced step runs uncompiled, and its cache is looked at",
+        ),
+        Source(
+            "vllm.compilation.decorators",
+            ("get_forward_context().skip_compiled",),
+            "the compiled model calls its modules when the context says so",
+        ),
+        Call(
+            "vllm.forward_context.set_forward_context",
+            "attn_metadata, vllm_config, *, skip_compiled",
+            "a module that a block applies runs in a context without a batch",
+        ),
+    ),
+)
+
+SCHEDULER = Group(
+    "the scheduler",
+    "executor/plugin",
+    (
+        Call(
+            _SCHEDULER,
+            "*, vllm_config, kv_cache_config, structured_output_manager, include_finished_set, log_stats, block_size, "
+            "hash_block_size",
+            "tests and the engine make ours as vLLM makes its own",
+        ),
+        Source(
+            "vllm.v1.engine.core.EngineCore.__init__",
+            ("Scheduler = vllm_config.scheduler_config.get_scheduler_cls()", "Scheduler(vllm_config=vllm_config,"),
+            "our class chooses the asynchronous one by `vllm_config` when it is made",
+        ),
+        Method(f"{_SCHEDULER}.add_request", "request", "a traced request is noted when it comes"),
+        Method(f"{_SCHEDULER}.schedule", "throttle_prefills=False", "a step makes room for traced requests first"),
+        Method(
+            f"{_SCHEDULER}.update_from_output",
+            "scheduler_output, model_runner_output",
+            "requests whose blocks ended end with the step",
+        ),
+        Method(
+            f"{_SCHEDULER}._free_request",
+            "request, delay_free_blocks=False",
+            "a request is forgotten, however it ended",
+        ),
+        Method(
+            f"{_SCHEDULER}._update_request_with_output",
+            "request, new_token_ids, is_stale=False",
+            "a stop string ends a traced request in the step that completes it",
+        ),
+        Method(
+            f"{_SCHEDULER}._handle_blocked_waiting_request",
+            "request",
+            "a traced request that must not start yet is passed over",
+        ),
+        Method(
+            f"{_SCHEDULER}._reserve_prefill_lookahead",
+            "request, num_computed_tokens, num_new_tokens",
+            "a traced prompt is never cut: 0 instead",
+        ),
+        Call(f"{_SCHEDULER}._is_blocked_waiting_status", "status", "requests that wait for a grammar are not next"),
+        Import("vllm.v1.core.sched.async_scheduler.AsyncScheduler", "the base of the scheduler that is a step ahead"),
+        Attributes(
+            _SCHEDULER,
+            _names("requests running waiting vllm_config scheduler_config kv_cache_manager max_model_len")
+            + _names("max_num_running_reqs max_num_active_reqs current_step"),
+            "what runs, what waits, and how much room there is",
+        ),
+        Source(
+            f"{_SCHEDULER}.schedule",
+            ("preempted_req = self.running.pop()", "drop_stale_output=self.requires_kv_delivery"),
+            "requests are evicted from the end of `running`, where no traced ones are",
+        ),
+        Source(
+            f"{_SCHEDULER}.schedule",
+            (
+                "if num_running >= self.max_num_active_reqs: break",
+                "self._handle_blocked_waiting_request(request)",
+                "skip_request(request_queue) continue",
+            ),
+            "a step starts requests up to that number, and passes over those that we hold back",
+        ),
+        Source(
+            f"{_SCHEDULER}.schedule",
+            (
+                "num_new_tokens = self._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens) "
+                "if num_new_tokens == 0: break",
+            ),
+            "a traced prompt that does not fit, and every request behind it, waits for the next step",
+        ),
+        Source(
+            f"{_SCHEDULER}.update_from_output",
+            ("self._update_request_with_output(request, new_token_ids, is_stale=", "self._free_request(request"),
+            "a request ends where its new tokens are looked at",
+        ),
+        Source(
+            "vllm.v1.core.sched.utils.check_stop",
+            ("request.num_output_tokens >= request.max_tokens",),
+            "a block ends its request through `max_tokens`, whatever `min_tokens` says",
+        ),
+        Source(
+            "vllm.v1.core.sched.async_scheduler.AsyncScheduler._update_after_schedule",
+            ("request.num_output_placeholders += ",),
+            "a traced request with a placeholder sits out: its token is not known yet",
+        ),
+        Attributes(
+            "vllm.v1.request.Request",
+            _names("request_id sampling_params status max_tokens num_tokens num_prompt_tokens num_output_tokens")
+            + _names("num_computed_tokens num_output_placeholders num_tokens_with_spec"),
+            "how far a request is",
+        ),
+        Attributes(
+            "vllm.v1.request.RequestStatus", _names("WAITING RUNNING PREEMPTED"), "whether a request has started"
+        ),
+        Call(f"{_QUEUE}.RequestQueue.add_request", "request", "the queue is put into turns"),
+        Call(f"{_QUEUE}.RequestQueue.remove_requests", "requests", "the queue is put into turns"),
+        Call(f"{_QUEUE}.RequestQueue.prepend_requests", "requests", "a gang goes to the head of the queue"),
+        Source(
+            f"{_QUEUE}.FCFSRequestQueue.prepend_requests",
+            ("self.extendleft(requests)",),
+            "the first that is given comes out last, so a gang is given in reverse",
+        ),
+        Attributes(
+            "vllm.v1.core.kv_cache_manager.KVCacheManager",
+            _names("block_pool coordinator empty_kv_cache_blocks"),
+            "room in the cache",
+        ),
+        Attributes(
+            "vllm.v1.core.kv_cache_manager.KVCacheBlocks", _names("blocks"), "no blocks, for each group of layers"
+        ),
+        Attributes(
+            "vllm.v1.core.block_pool.BlockPool", _names("num_gpu_blocks get_num_free_blocks"), "room in the cache"
+        ),
+        Source(
+            "vllm.v1.core.block_pool.BlockPool.__init__",
+            ("self.null_block = self.free_block_queue.popleft()",),
+            "one block of all stands for no block",
+        ),
+        Call(
+            "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator.get_num_blocks_to_allocate",
+            "*, request_id, num_tokens, new_computed_blocks, num_encoder_tokens, total_computed_tokens, "
+            "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap",
+            "how many blocks a request may come to hold",
+        ),
+        Call(
+            "vllm.v1.engine.detokenizer.IncrementalDetokenizer.from_new_request",
+            "tokenizer, request",
+            "stop strings are found with vLLM's own code",
+        ),
+        Call(
+            "vllm.v1.engine.detokenizer.IncrementalDetokenizer.update", "new_token_ids, stop_terminated", "stop strings"
+        ),
+        Import("vllm.v1.engine.detokenizer.IncrementalDetokenizer", "stop strings"),
+        Call("vllm.tokenizers.cached_tokenizer_from_config", "model_config", "stop strings"),
+        Import("vllm.tokenizers.TokenizerLike", "its type"),
+        Import("vllm.config.VllmConfig", "the type of the engine's configuration"),
+    ),
+)
+
+KERNELS = Group(
+    "the kernels of a traced step",
+    "executor/plugin",
+    (
+        Attributes(
+            "vllm.model_executor.custom_op.CustomOp",
+            _names("_enforce_enable _forward_method enabled dispatch_forward"),
+            "a module takes another kernel in a traced step",
+        ),
+        Call(
+            "vllm.model_executor.custom_op.CustomOp.dispatch_forward",
+            "*, compile_native",
+            "the kernel of an engine that does not compile",
+        ),
+        Source(
+            "vllm.model_executor.custom_op.CustomOp.forward",
+            ("return self._forward_method(*args, **kwargs)",),
+            "the kernel is looked up in each call",
+        ),
+        Call("vllm.ir.enable_torch_wrap", "enable", "ops are called directly"),
+        Import("vllm.ir", "ops with several kernels"),
+        Attributes("vllm.ir.op.IrOp", _names("registry"), "every op by its name"),
+        Call("vllm.ir.op.IrOp.set_priority", "priority", "the order of an op's kernels, for a time"),
+        Call(
+            "vllm.platforms.interface.Platform.get_default_ir_op_priority",
+            "vllm_config",
+            "the order that an engine has that does not compile",
+        ),
+        Attributes(
+            f"{_MOE}.runner.shared_experts.SharedExperts",
+            _names("_stream"),
+            "shared experts run on the step's own stream",
+        ),
+        Source(
+            f"{_MOE}.runner.shared_experts.SharedExperts",
+            ("self._stream is not None", "should_run_shared_in_aux_stream"),
+            "without a stream they run after the router",
+        ),
+        Attributes("vllm.config.CompilationMode", _names("NONE"), "whether the engine compiles"),
+        Attributes(
+            "vllm.config.CompilationConfig",
+            _names("mode custom_ops enabled_custom_ops disabled_custom_ops static_forward_context"),
+            "the kernels that the user chose, and the layers with a cache",
+        ),
+        Attributes(
+            "vllm.config.VllmConfig", _names("kernel_config compilation_config"), "the kernels that the user chose"
+        ),
+        Attributes("vllm.config.kernel.KernelConfig", _names("ir_op_priority"), "the kernels that the user chose"),
+    ),
+)
+
+CONFIG = Group(
+    "the configuration",
+    "executor/plugin",
+    (
+        Import("vllm", "its version is checked when an engine starts"),
+        Import("vllm.__version__", "its version is checked when an engine starts"),
+        Import("vllm.platforms.current_platform", "CPUs or GPUs"),
+        Attributes("vllm.platforms.interface.Platform", _names("is_cpu"), "CPUs or GPUs"),
+        Attributes(
+            "vllm.config.VllmConfig",
+            _names(
+                "model_config cache_config parallel_config scheduler_config lora_config load_config additional_config"
+            )
+            + _names("instance_id speculative_config structured_outputs_config"),
+            "the parts of the configuration",
+        ),
+        Attributes(
+            "vllm.config.ParallelConfig",
+            _names(
+                "worker_cls tensor_parallel_size pipeline_parallel_size data_parallel_size world_size placement_group"
+            )
+            + _names("enable_expert_parallel use_ubatching enable_batch_sharded_sampling prefill_context_parallel_size")
+            + _names("decode_context_parallel_size assigned_physical_gpu_ids"),
+            "options that lay rows out differently are refused",
+        ),
+        Attributes(
+            "vllm.config.SchedulerConfig",
+            _names("policy long_prefill_token_threshold max_num_scheduled_tokens max_num_batched_tokens max_num_seqs")
+            + _names("scheduler_cls async_scheduling"),
+            "options that order or cut traced requests are refused",
+        ),
+        Attributes(
+            "vllm.config.CacheConfig",
+            _names("cache_dtype kv_sharing_fast_prefill"),
+            "caches that cannot be checked are refused",
+        ),
+        Attributes(
+            "vllm.config.LoRAConfig",
+            _names("fully_sharded_loras lora_dtype"),
+            "adapters that cannot be traced are refused",
+        ),
+        Attributes(
+            "vllm.config.ModelConfig",
+            _names(
+                "model served_model_name dtype max_model_len runner_type uses_mrope hf_config hf_text_config get_vocab_size"
+            )
+            + _names("get_hidden_size get_head_size get_total_num_hidden_layers try_get_generation_config"),
+            "what a model's description says",
+        ),
+        Attributes("vllm.config.LoadConfig", _names("load_format"), "each node checks that it has the model's files"),
+        Attributes(
+            "vllm.engine.arg_utils.AsyncEngineArgs",
+            _names(
+                "model tensor_parallel_size pipeline_parallel_size distributed_executor_backend worker_cls scheduler_cls"
+            )
+            + _names("additional_config speculative_config enforce_eager compilation_config optimization_level")
+            + _names("cudagraph_capture_sizes max_cudagraph_capture_size gpu_memory_utilization kv_cache_memory_bytes")
+            + _names("max_num_batched_tokens disable_log_stats enable_lora max_loras max_lora_rank"),
+            "the options that are set, or whose absence is noticed",
+        ),
+        Variable("VLLM_NO_USAGE_STATS", "no usage statistics leave a service"),
+        Variable("VLLM_CPU_OMP_THREADS_BIND", "ranks on one machine share its cores"),
+        Variable("VLLM_CPU_KVCACHE_SPACE", "a user's own size of the cache counts"),
+    ),
+)
+
+EXECUTOR = Group(
+    "the executor",
+    "executor/cluster",
+    (
+        Method(f"{_RAY}.RayExecutorV2._init_executor", "", "the workers are started in another way"),
+        Method(f"{_RAY}.RayExecutorV2._get_actor_resource_kwargs", "", "a worker on CPUs asks for no device"),
+        Method(f"{_RAY}.RayExecutorV2.start_worker_monitor", "inline=False", "lifelines tell of dead workers"),
+        Method(f"{_RAY}.RayExecutorV2.shutdown", "", "lifelines end with the engine"),
+        Source(
+            f"{_RAY}.RayExecutorV2._init_executor",
+            (
+                "self._finalizer = weakref.finalize(self, self.shutdown)",
+                "self.is_failed = False",
+                "self.failure_callback = None",
+                "self.shutting_down = False",
+                "self.shutdown_lock = threading.Lock()",
+                "self._get_parallel_sizes()",
+                "self.rpc_broadcast_mq = MessageQueue(",
+                "self.ray_worker_handles",
+                ".initialize_worker.remote(",
+                "assigned_physical_gpu_ids",
+                ".wait_for_init.remote()",
+                "handle.run()",
+                "self.rpc_broadcast_mq.wait_until_ready()",
+                "self.futures_queue",
+                "self._post_init_executor()",
+                "self.start_worker_monitor()",
+                "self.output_rank = self._get_output_rank()",
+            ),
+            "our start sets what it sets, in its order",
+        ),
+        Call(
+            f"{_RAY}.RayExecutorV2._get_parallel_sizes",
+            "",
+            "sets `world_size`, and gives the sizes for the actors' names",
+        ),
+        Call(f"{_RAY}.RayExecutorV2._build_runtime_env", "", "the actors' environment"),
+        Call(f"{_RAY}.RayExecutorV2._is_driver_worker", "rank", "a rank's place"),
+        Call(f"{_RAY}.RayExecutorV2._post_init_executor", "", "hooks of vLLM's own"),
+        Call(f"{_RAY}.RayExecutorV2._get_output_rank", "", "which rank's output counts"),
+        Attributes(
+            f"{_RAY}.RayExecutorV2",
+            _names("vllm_config parallel_config world_size is_failed failure_callback shutting_down shutdown_lock")
+            + _names(
+                "ray_worker_handles response_mqs rpc_broadcast_mq futures_queue output_rank _finalizer _monitor_thread"
+            ),
+            "what the inherited methods read",
+        ),
+        Source(
+            f"{_RAY}.RayExecutorV2.shutdown",
+            ("self.shutting_down", "self._join_monitor_thread()", "ray.kill(handle.actor)", "mq.shutdown()"),
+            "it ends our thread, our actors and our queues",
+        ),
+        Source(
+            f"{_MULTIPROC}.MultiprocExecutor.collective_rpc",
+            ("mq.dequeue(timeout=", "check the stack trace above for the root cause"),
+            "answers come over our queues, and a worker's error in this sentence",
+        ),
+        Source(
+            f"{_MULTIPROC}.MultiprocExecutor.collective_rpc",
+            ("Worker failed with error '",),
+            "the reason of a start that failed is taken out of this sentence",
+        ),
+        Call(f"{_RAY}.RayWorkerHandle", "*, actor, rank, local_rank, node_id, bundle_id_idx", "one for each worker"),
+        Attributes(f"{_RAY}.RayWorkerHandle", _names("actor rank local_rank run_ref run"), "one for each worker"),
+        Call(
+            f"{_RAY}.RayWorkerProc",
+            "*, vllm_config, rank, input_shm_handle, is_driver_worker, is_driver_node",
+            "the worker inside an actor",
+        ),
+        Call(
+            f"{_RAY}.RayWorkerProc.initialize_worker",
+            "*, local_rank, env_vars, distributed_init_method, assigned_physical_gpu_ids",
+            "the worker gets its devices and loads the model",
+        ),
+        Call(f"{_RAY}.RayWorkerProc.wait_for_init", "", "the handle of the queue that the worker answers on"),
+        Source(
+            f"{_RAY}.RayWorkerProc.wait_for_init",
+            ("'handle': self.worker_response_mq.export_handle()",),
+            "the handle's name",
+        ),
+        Method(f"{_RAY}.RayWorkerProc.run", "", "names of shared memory go when all ranks have it"),
+        Attributes(f"{_RAY}.RayWorkerProc", _names("worker_response_mq"), "the queue that a worker answers on"),
+        Call(f"{_MULTIPROC}.FutureWrapper", "futures_queue, get_response", "the type of what is under way"),
+        Call(
+            "vllm.v1.executor.ray_utils.build_actor_name",
+            "instance_id, rank, tp_size, pp_size, pcp_size",
+            "actors are named as vLLM's",
+        ),
+        Import("vllm.v1.executor.ray_utils.WORKER_SPECIFIC_ENV_VARS", "variables that belong to one worker"),
+        Call(
+            "vllm.ray.ray_env.get_env_vars_to_copy",
+            "*, exclude_vars, additional_vars, destination",
+            "variables that workers get of the engine's",
+        ),
+        Call(
+            f"{_MESSAGES}.MessageQueue",
+            "n_reader, n_local_reader, *, max_chunk_bytes, connect_ip",
+            "steps are broadcast on it",
+        ),
+        Call(f"{_MESSAGES}.MessageQueue.create_from_handle", "handle, rank", "the queue that a worker answers on"),
+        Call(f"{_MESSAGES}.MessageQueue.export_handle", "", "workers open the queue by it"),
+        Call(f"{_MESSAGES}.MessageQueue.wait_until_ready", "", "all readers are there"),
+        Call(f"{_MESSAGES}.MessageQueue.dequeue", "timeout, indefinite", "an answer"),
+        Call(f"{_MESSAGES}.MessageQueue.shutdown", "", "it wakes a reader"),
+        Attributes(
+            f"{_MESSAGES}.MessageQueue",
+            _names("_is_local_reader buffer"),
+            "who is woken by whom, and its shared memory",
+        ),
+        Attributes(f"{_MESSAGES}.ShmRingBuffer", _names("is_creator shared_memory"), "names of shared memory go early"),
+        Attributes(f"{_PARALLEL}.GroupCoordinator", _names("mq_broadcaster"), "names of shared memory go early"),
+        Import(f"{_PARALLEL}._groups", "every process group of a worker"),
+        Import("vllm.distributed.parallel_state", "every process group of a worker"),
+        Source(
+            "vllm.distributed.device_communicators.cpu_communicator",
+            ("-cpushm",),
+            "shared memory that ranks on CPUs exchange tensors through is known by its name",
+        ),
+        Attributes(
+            "vllm.platforms.interface.Platform",
+            _names("ray_device_key device_control_id_to_physical_device_id additional_env_vars"),
+            "what a worker's device is called",
+        ),
+        Call("vllm.utils.network_utils.get_distributed_init_method", "ip, port", "the address where ranks meet"),
+        Import("vllm.envs", "vLLM's variables"),
+        Variable("VLLM_MQ_MAX_CHUNK_BYTES_MB", "the size of the queue"),
+        Variable("VLLM_HOST_IP", "the address of this node in the cluster"),
+        Variable("VLLM_RPC_BASE_PATH", "vLLM's sockets go with the service's folder"),
+        Variable("VLLM_USE_MODELSCOPE", "a model that is not on the Hugging Face Hub is not looked for there"),
+        Variable("VLLM_API_KEY", "it is never handed to a worker"),
+        Import("vllm.v1.engine.core", "the logger of this name tells why the engine's process ended"),
+        Source(
+            "vllm.v1.engine.core.EngineCoreProc.run_engine_core",
+            ("logger.exception('EngineCore failed to start.')",),
+            "the exception is logged, and our handler notes it",
+        ),
+        Source(
+            "vllm.v1.engine.utils",
+            ("Engine core initialization failed. ",),
+            "a start that failed in the engine's process is known by it",
+        ),
+        Source(
+            "vllm.model_executor.models.registry",
+            ("are not supported for now. Supported architectures:",),
+            "names of architectures that are near",
+        ),
+    ),
+)
+
+GROUPS_OF_RANKS = Group(
+    "ranks and stages",
+    "executor/parallel",
+    (
+        Call("vllm.distributed.get_world_group", "", "all ranks of all stages compare how a block's turn ended"),
+        Attributes(
+            f"{_PARALLEL}.GroupCoordinator",
+            _names("rank_in_group world_size is_first_rank is_last_rank cpu_group"),
+            "a rank's place among the others",
+        ),
+        Call(f"{_PARALLEL}.GroupCoordinator.all_gather", "input_, *, dim", "whole values from shards"),
+        Call(f"{_PARALLEL}.GroupCoordinator.all_reduce", "input_", "whole values from partial sums"),
+        Call(f"{_PARALLEL}.GroupCoordinator.broadcast", "input_, *, src", "ranks go on with the same bits"),
+        Call(
+            f"{_PARALLEL}.GroupCoordinator.broadcast_tensor_dict",
+            "tensor_dict, *, src",
+            "what a stage tells the others",
+        ),
+        Call(
+            f"{_PARALLEL}.GroupCoordinator.send_tensor_dict", "tensor_dict", "a stage's dummy step goes on in the next"
+        ),
+        Call(f"{_PARALLEL}.GroupCoordinator.recv_tensor_dict", "", "a stage's dummy step goes on in the next"),
+        Import("vllm.model_executor.models.utils.PPMissingLayer", "a module that another stage has"),
+    ),
+)
+
+MODEL = Group(
+    "the model's layers",
+    "executor/model",
+    (
+        Attributes(
+            f"{_LINEAR}.LinearBase",
+            _names("input_size output_size tp_size params_dtype quant_method"),
+            "shapes of weights, and how they are cut",
+        ),
+        Attributes(
+            f"{_LINEAR}.ColumnParallelLinear",
+            _names("tp_size output_size_per_partition gather_output weight_loader weight_loader_v2"),
+            "an output is cut in its last dimension",
+        ),
+        Attributes(
+            f"{_LINEAR}.MergedColumnParallelLinear",
+            _names("output_sizes weight_loader weight_loader_v2"),
+            "an output of several parts",
+        ),
+        Attributes(
+            f"{_LINEAR}.QKVParallelLinear",
+            _names(
+                "num_heads num_kv_heads total_num_heads total_num_kv_heads num_kv_head_replicas head_size v_head_size"
+            )
+            + _names("weight_loader weight_loader_v2"),
+            "heads are cut over the ranks, and key and value heads repeated",
+        ),
+        Attributes(
+            f"{_LINEAR}.RowParallelLinear",
+            _names("tp_size input_size_per_partition input_is_parallel reduce_results weight_loader weight_loader_v2"),
+            "an input is cut in its last dimension, and an output may be a partial sum",
+        ),
+        Call(f"{_LINEAR}.RowParallelLinear.forward", "input_", "a block may name the input"),
+        Import(f"{_LINEAR}.ReplicatedLinear", "its weights are the same on every rank"),
+        Import(f"{_LINEAR}.UnquantizedLinearMethod", "weights of other methods are not given"),
+        Import(f"{_VOCABULARY}.UnquantizedEmbeddingMethod", "weights of other methods are not given"),
+        Call(
+            "vllm.model_executor.model_loader.reload.layerwise.get_layerwise_info",
+            "layer",
+            "the record of how a layer's weights were loaded",
+        ),
+        Attributes(
+            "vllm.model_executor.model_loader.reload.types.LayerReloadingInfo",
+            _names("restore_metadata"),
+            "parameters before they were repacked, with their loaders",
+        ),
+        Source(
+            "vllm.model_executor.model_loader.reload.layerwise.record_metadata_for_reloading",
+            ("info.restore_metadata = capture_layer_to_meta(layer)",),
+            "the record is made when the model is built",
+        ),
+        Source(
+            f"{_LINEAR}.ColumnParallelLinear",
+            ("getattr(param, 'is_sharded_weight', False)",),
+            "a weight that is not cut again",
+        ),
+        Source(
+            f"{_LAYERS}.utils",
+            ("layer.cpu_linear = ",),
+            "a weight that a kernel has repacked is got back through the kernel",
+        ),
+        Source(f"{_LAYERS}.utils", ("layer.cpu_linear(x, weight, bias)",), "the kernel takes rows, weight and bias"),
+        Attributes(
+            f"{_VOCABULARY}.VocabParallelEmbedding",
+            _names(
+                "num_embeddings embedding_dim org_vocab_size num_embeddings_padded num_embeddings_per_partition tp_size"
+            ),
+            "rows of the vocabulary are cut over the ranks",
+        ),
+        Import(f"{_VOCABULARY}.ParallelLMHead", "the unembedding"),
+        Call(
+            f"{_LAYERS}.logits_processor.LogitsProcessor._get_logits",
+            "hidden_states, lm_head, embedding_bias",
+            "the unembedding before its scale",
+        ),
+        Call(
+            "vllm.model_executor.models.interfaces_base.VllmModelForTextGeneration.compute_logits",
+            "hidden_states",
+            "the whole unembedding",
+        ),
+        Import(f"{_LAYERS}.logits_processor.LogitsProcessor", "the unembedding, which is applied by another name"),
+        Attributes(
+            f"{_LAYERS}.rotary_embedding.base.RotaryEmbeddingBase",
+            _names("cos_sin_cache head_size"),
+            "positions that a block gives are checked",
+        ),
+        Import(f"{_LAYERS}.layernorm.RMSNorm", "a weight of one number in all places may still be whole"),
+        Import(f"{_LAYERS}.layernorm.GemmaRMSNorm", "a weight of one number in all places may still be whole"),
+        Import(f"{_MOE}.routed_experts.RoutedExperts", "its weights are as their kernel needs them"),
+        Import(f"{_LAYERS}.attention_layer_base.AttentionLayerBase", "layers that keep a cache"),
+        Attributes(
+            _ATTENTION,
+            _names(
+                "layer_name num_heads num_kv_heads head_size head_size_v kv_cache kv_cache_dtype kv_cache_torch_dtype impl"
+            )
+            + _names("attn_type sliding_window get_attn_backend"),
+            "the heads and the cache of a layer",
+        ),
+        Source(
+            f"{_RUNNER}.execute_model",
+            ("slot_mapping=slot_mappings",),
+            "the forward context says where each token's keys went",
+        ),
+        Import(
+            "vllm.model_executor.models.transformers", "models whose modules hold no rows are known by their module"
+        ),
+        Source(
+            "vllm.lora.layers.BaseLayerWithLoRA",
+            ("get('base_layer')",),
+            "the model's own layer below an adapter's wrapper",
+        ),
+        Attributes(
+            "vllm.lora.layers.base_linear.BaseLinearLayerWithLoRA",
+            _names("base_layer"),
+            "the model's own layer below an adapter's wrapper",
+        ),
+        Import("vllm.lora.layers.LogitsProcessorWithLoRA", "it looks for the adapters of the batch's rows"),
+        Import("vllm.lora.layers.VocabParallelEmbeddingWithLoRA", "no adapter that is served changes it"),
+        Import("vllm.config.lora.MaxLoRARanks", "the ranks that adapters may have"),
+        Call("vllm.lora.request.LoRARequest", "*, lora_name, lora_int_id, lora_path", "an adapter's name in a request"),
+        Attributes("vllm.lora.request.LoRARequest", _names("lora_name lora_path"), "an adapter's name in a request"),
+    ),
+)
+
+VIEWS = Group(
+    "canonical values",
+    "executor/views",
+    (
+        Attributes(f"{_MOE}.runner.moe_runner.MoERunner", _names("moe_config router"), "which experts a token gets"),
+        Attributes(
+            f"{_MOE}.config.FusedMoEConfig",
+            _names("num_logical_experts experts_per_token hidden_dim"),
+            "which experts a token gets",
+        ),
+        Call(
+            f"{_MOE}.router.fused_moe_router.FusedMoERouter.select_experts",
+            "*, hidden_states, router_logits",
+            "a layer's own router chooses from its logits",
+        ),
+        Attributes(
+            "vllm.v1.attention.backend.AttentionType", _names("DECODER"), "patterns are given of causal attention"
+        ),
+        Attributes(
+            f"{_BACKENDS}.cpu_attn.CPUAttentionMetadata",
+            _names("seq_lens block_table"),
+            "where a request's keys are, on CPUs",
+        ),
+        Attributes(
+            f"{_BACKENDS}.flash_attn.FlashAttentionMetadata",
+            _names("seq_lens block_table"),
+            "where a request's keys are, on GPUs",
+        ),
+        Attributes(
+            f"{_BACKENDS}.cpu_attn.CPUAttentionBackendImpl",
+            _names("scale logits_soft_cap alibi_slopes sinks do_kv_cache_update"),
+            "the arithmetic of attention, on CPUs",
+        ),
+        Attributes(
+            f"{_BACKENDS}.flash_attn.FlashAttentionImpl",
+            _names("scale logits_soft_cap alibi_slopes sinks do_kv_cache_update"),
+            "the arithmetic of attention, on GPUs",
+        ),
+        Call(
+            f"{_BACKENDS}.cpu_attn.CPUAttentionBackendImpl.do_kv_cache_update",
+            "layer, key, value, kv_cache, slot_mapping",
+            "the layout of the cache is measured with it",
+        ),
+        Call(
+            f"{_BACKENDS}.flash_attn.FlashAttentionImpl.do_kv_cache_update",
+            "layer, key, value, kv_cache, slot_mapping",
+            "the layout of the cache is measured with it",
+        ),
+    ),
+)
+
+ENGINE = Group(
+    "the engine",
+    "executor/engine",
+    (
+        Call("vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", "vllm_config", "the engine"),
+        Call(
+            "vllm.v1.engine.async_llm.AsyncLLM.generate",
+            "prompt, sampling_params, request_id, *, lora_request",
+            "one request for each invoke",
+        ),
+        Call(
+            "vllm.v1.engine.async_llm.AsyncLLM.collective_rpc",
+            "method, *, timeout, args",
+            "workers are called beside steps",
+        ),
+        Call("vllm.v1.engine.async_llm.AsyncLLM.check_health", "", "a dead engine is noticed"),
+        Call(
+            "vllm.v1.engine.async_llm.AsyncLLM.add_lora", "lora_request", "adapters are loaded before the first request"
+        ),
+        Call("vllm.v1.engine.async_llm.AsyncLLM.get_tokenizer", "", "prompts are cut into tokens before they are sent"),
+        Call("vllm.v1.engine.async_llm.AsyncLLM.shutdown", "", "the engine ends with its replica"),
+        Attributes("vllm.v1.engine.async_llm.AsyncLLM", _names("vllm_config"), "the engine's configuration"),
+        Attributes(
+            "vllm.tokenizers.TokenizerLike", _names("encode apply_chat_template max_chars_per_token"), "prompts as text"
+        ),
+        Call(
+            "vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config",
+            "",
+            "the configuration of an engine's arguments",
+        ),
+        Call("vllm.engine.arg_utils.AsyncEngineArgs.add_cli_args", "parser", "`interpose serve` takes vLLM's flags"),
+        Import("vllm.engine.arg_utils.EngineArgs", "flags are looked up in its source, without an import"),
+        Call(
+            "vllm.utils.argparse_utils.FlexibleArgumentParser",
+            "*, prog, **kwargs",
+            "`interpose serve` takes vLLM's flags",
+        ),
+        Import("vllm.exceptions.VLLMValidationError", "what vLLM looks at only when a request comes"),
+        Import("vllm.v1.engine.exceptions.EngineDeadError", "the engine has ended"),
+        Import("vllm.v1.engine.exceptions.EngineGenerateError", "the engine has ended"),
+        Attributes("vllm.sampling_params.RequestOutputKind", _names("CUMULATIVE"), "outputs hold all tokens so far"),
+        Import("vllm.SamplingParams", "sampling parameters of a request"),
+        Exactly(
+            "vllm.sampling_params.SamplingParams",
+            "fields",
+            _names("n presence_penalty frequency_penalty repetition_penalty temperature watermarking top_p top_k")
+            + _names("min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs")
+            + _names("logprob_token_ids prompt_logprob_token_ids prompt_logprob_start flat_logprobs detokenize")
+            + _names("skip_special_tokens spaces_between_special_tokens include_stop_str_in_output output_kind")
+            + _names("output_text_buffer_length stream_interval skip_clone structured_outputs logit_bias")
+            + _names("allowed_token_ids extra_args bad_words thinking_token_budget skip_reading_prefix_cache")
+            + _names("repetition_detection routed_experts_prompt_start trace_decode_token_ids"),
+            "every parameter that is not held back in executor/model/describe.py is offered to traces",
+        ),
+        Call(
+            "vllm.sampling_params.SamplingParams.verify",
+            "model_config, speculative_config, structured_outputs_config, tokenizer",
+            "parameters are judged by vLLM before anything runs",
+        ),
+        Import("vllm.sampling_params.StructuredOutputsParams", "grammars"),
+        Import("vllm.sampling_params.RepetitionDetectionParams", "repetitions"),
+        Call(
+            "vllm.v1.serial_utils.MsgpackEncoder.encode",
+            "obj",
+            "parameters that the engine's process could not read are refused",
+        ),
+        Call(
+            "vllm.v1.serial_utils.MsgpackDecoder.decode",
+            "bufs",
+            "parameters that the engine's process could not read are refused",
+        ),
+        Call(
+            "vllm.v1.serial_utils.MsgpackDecoder",
+            "t",
+            "parameters that the engine's process could not read are refused",
+        ),
+        Import(
+            "vllm.v1.serial_utils.MsgpackEncoder", "parameters that the engine's process could not read are refused"
+        ),
+        Attributes(
+            "vllm.outputs.RequestOutput",
+            _names("outputs finished prompt_token_ids prompt_logprobs"),
+            "a request's output",
+        ),
+        Attributes(
+            "vllm.outputs.CompletionOutput", _names("text token_ids logprobs finish_reason"), "a request's output"
+        ),
+        Attributes("vllm.logprobs.Logprob", _names("logprob rank decoded_token"), "a request's output"),
+        Source(
+            "vllm.v1.core.kv_cache_utils",
+            ("request.cache_salt",),
+            "a traced request's keys and values are kept out of everybody else's prefix cache",
+        ),
+    ),
+)
+
+GROUPS = (WORKER, RUNNERS, SCHEDULER, KERNELS, CONFIG, EXECUTOR, GROUPS_OF_RANKS, MODEL, VIEWS, ENGINE)
+
+
+def size(entry: Entry) -> int:
+    """Return how many facts an entry states: one, or one for each attribute."""
+    return len(entry.names) if isinstance(entry, Attributes) else 1
+
+
+if __name__ == "__main__":
+    from executor.plugin.contract_check import main
+
+    sys.exit(main(sys.argv[1:]))
