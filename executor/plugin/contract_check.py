@@ -65,6 +65,8 @@ class Package:
         # Bound to one package, so that two of them can be compared in one process.
         self.names = functools.cache(self._names)
         self._tree = functools.cache(self._read)
+        self.line_of = functools.cache(self._line_of)
+        self.members_of = functools.cache(self._members_of)
 
     def _file(self, module: str) -> Path | None:
         place = self._root.joinpath(*module.split(".")[1:])
@@ -130,7 +132,7 @@ class Package:
         found = self.find(path)
         return Class(found[0], found[1]) if found is not None and isinstance(found[1], ast.ClassDef) else None
 
-    def line_of(self, start: Class) -> list[Class]:
+    def _line_of(self, start: Class) -> list[Class]:
         """Return a class and those of vLLM's that it derives from, nearest first."""
         line, todo = [start], [start]
         while todo:
@@ -146,7 +148,7 @@ class Package:
                     todo.append(found)
         return line
 
-    def members_of(self, start: Class) -> set[str]:
+    def _members_of(self, start: Class) -> set[str]:
         """Return the names of what a class and its bases define, and of what their methods set on `self`."""
         return {name for one in self.line_of(start) for name in (*dict(_members(one.node)), *_set_on_self(one.node))}
 
