@@ -251,6 +251,8 @@ RUNNERS = Group(
         Source(
             f"{_RUNNER}.execute_model",
             (
+                "req_ids = self.input_batch.req_ids",
+                "tokens = [scheduler_output.num_scheduled_tokens[i] for i in req_ids]",
                 "self._determine_batch_execution_and_padding(",
                 "set_forward_context(",
                 "self._model_forward(input_ids=input_ids, positions=positions,",
@@ -259,7 +261,7 @@ RUNNERS = Group(
                 "self.execute_model_state = ExecuteModelState(",
                 "return None",
             ),
-            "a step asks whether it is eager, runs the model by keywords, and returns tensors on a stage before the last",
+            "rows are in the batch's order, the model is run by keywords, and a stage before the last returns tensors",
         ),
         Source(
             f"{_RUNNER}.sample_tokens",
@@ -911,6 +913,21 @@ MODEL = Group(
             ("slot_mapping=slot_mappings",),
             "the forward context says where each token's keys went",
         ),
+        Source(
+            f"{_LAYERS}.attention.attention.Attention.__init__",
+            ("compilation_config.static_forward_context[prefix] = self",),
+            "layers with a cache are found by their names",
+        ),
+        Source(
+            "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand",
+            ("selected_loras = lora_b_weights[lora_indices_tensor]",),
+            "on CPUs a row without an adapter, of index -1, takes the last place, which stays empty",
+        ),
+        Source(
+            "vllm.model_executor.model_loader.utils.initialize_model",
+            ("model = model_class(", "record_metadata_for_reloading(model)", "return model"),
+            "how weights are loaded is recorded for every model, before they are",
+        ),
         Import(
             "vllm.model_executor.models.transformers", "models whose modules hold no rows are known by their module"
         ),
@@ -946,6 +963,16 @@ VIEWS = Group(
             f"{_MOE}.router.fused_moe_router.FusedMoERouter.select_experts",
             "*, hidden_states, router_logits",
             "a layer's own router chooses from its logits",
+        ),
+        Source(
+            f"{_BACKENDS}.cpu_attn.CPUAttentionBackendImpl.forward",
+            ("if attn_metadata is None: return output",),
+            "a dummy step computes no attention, on CPUs",
+        ),
+        Source(
+            f"{_BACKENDS}.flash_attn.FlashAttentionImpl.forward",
+            ("if attn_metadata is None: return output.fill_(0)",),
+            "a dummy step computes no attention, on GPUs",
         ),
         Attributes(
             "vllm.v1.attention.backend.AttentionType", _names("DECODER"), "patterns are given of causal attention"
@@ -1079,7 +1106,18 @@ ENGINE = Group(
     ),
 )
 
-GROUPS = (WORKER, RUNNERS, SCHEDULER, KERNELS, CONFIG, EXECUTOR, GROUPS_OF_RANKS, MODEL, VIEWS, ENGINE)
+GROUPS: tuple[Group, ...] = (
+    WORKER,
+    RUNNERS,
+    SCHEDULER,
+    KERNELS,
+    CONFIG,
+    EXECUTOR,
+    GROUPS_OF_RANKS,
+    MODEL,
+    VIEWS,
+    ENGINE,
+)
 
 
 def size(entry: Entry) -> int:
