@@ -15,8 +15,8 @@ import vllm
 from vllm.platforms import current_platform
 
 from executor.model.kv_guard import PLAIN_CACHES
+from executor.plugin.contract import VERSION
 
-VLLM_VERSION = "0.32.0"
 # Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
 STEP_TOKENS = 8192
 
@@ -27,8 +27,8 @@ FIXED: dict[str, tuple[Any, str]] = {
 
 def check_version() -> None:
     """Raise RuntimeError unless this is the vLLM whose internals the executor knows."""
-    if vllm.__version__.split("+")[0] != VLLM_VERSION:
-        raise RuntimeError(f"interpose needs vLLM {VLLM_VERSION}; this is {vllm.__version__}")
+    if vllm.__version__.split("+")[0] != VERSION:
+        raise RuntimeError(f"interpose needs vLLM {VERSION}; this is {vllm.__version__}")
 
 
 def prepare_environment(workers: int) -> None:

@@ -10,10 +10,10 @@ vLLM calls these of ours:
       InterposeGPUWorker          _make_model_runner: gives our runner
       InterposeCPUWorker          init_device: puts our runner in the place of vLLM's
       interpose_*                 by name, over `collective_rpc`
-    InterleavingRunner            execute_model: begins a step, and finds out whether it is traced
-      TracingRunner               sample_tokens: the step's output, with the requests whose blocks ended
-      TracingRunnerV1             _determine_batch_execution_and_padding, _model_forward, _sample
-      TracingGPURunnerV2          prepare_inputs, sample; `_NoGraphs` and `_Begun` in the place of graph manager and model
+    InterleavingRunner            execute_model: begins a step, and finds out whether it is traced;
+                                  sample_tokens: the step's output, with the requests whose blocks ended
+      InterleavingRunnerV1        _determine_batch_execution_and_padding, _model_forward, _sample
+      GPURunnerV2                 prepare_inputs, sample; `_NoGraphs` and `_Begun` in the place of graph manager and model
     EndedAsyncOutput              get_output: the output of a step that is still on its way from the device
     InterposeScheduler            add_request; while there are traced requests: schedule, update_from_output, _free_request,
                                   _update_request_with_output, _handle_blocked_waiting_request, _reserve_prefill_lookahead
