@@ -23,7 +23,7 @@ _HOME = str(Path(executor.__file__).parent)
 # Overrides that look whether a step, or a request that is new in it, has a block, and go on in vLLM's own method. The runner on
 # CPUs has a further override of `sample_tokens`, for generators.
 PASS_THROUGH = {"execute_model", "_execute", "_begin", "_admit", "from_args", "add_request", "sample_tokens"}
-PASS_THROUGH |= {"_determine_batch_execution_and_padding", "_model_forward", "_sample"}
+PASS_THROUGH |= {"_determine_batch_execution_and_padding", "_model_forward", "_sample", "prepare_inputs", "sample"}
 # What a plain step may cost, whatever its size, and for each request in it; and a request, once. Calls of ours, lines that run
 # in them, and builtins that they call.
 OF_A_STEP = (6, 14, 0)
