@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import interpose
-from tests.compose.cluster import Cluster, answers, until
+from tests.compose.cluster import START_SECONDS, Cluster, answers, until
 
 # Engines start several times, on as many cores as there are.
 pytestmark = pytest.mark.timeout(3600)
@@ -32,10 +32,10 @@ def all_healthy(cluster: Cluster) -> bool:
     return all(cluster.inspect(node)["State"].get("Health", {}).get("Status") == "healthy" for node in NODES)
 
 
-def comes_back(cluster: Cluster, what: str) -> None:
+def comes_back(cluster: Cluster, what: str, within: float = BACK_SECONDS) -> None:
     """A trace works again, with a rank on each worker, and every container is healthy."""
     try:
-        seconds = until(lambda: answers(cluster), BACK_SECONDS, f"a trace after {what}")
+        seconds = until(lambda: answers(cluster), within, f"a trace after {what}")
     except AssertionError as error:
         raise AssertionError(f"{error}\n{cluster.logs()}") from None
     print(f"after {what}: a trace works after {seconds:.0f} s", flush=True)
@@ -97,7 +97,9 @@ def test_ray_takes_nobody_without_the_token(cluster: Cluster) -> None:
 
 def test_a_worker_whose_processes_are_killed_comes_back_by_itself(cluster: Cluster) -> None:
     restarts = cluster.inspect("worker-1")["RestartCount"]
-    cluster.inside("worker-1", "bash", "-c", "kill -9 -1")  # all but the first process, which ends then, and the shell
+    (container,) = cluster.containers("worker-1")
+    # All but the first process, which ends then. Nobody waits for the shell: the end of the container may end it too.
+    cluster.docker("exec", "--detach", container, "bash", "-c", "kill -9 -1")
     until(lambda: cluster.inspect("worker-1")["RestartCount"] > restarts, 120, "worker-1 is started again")
     comes_back(cluster, "SIGKILL of all processes of worker-1")
 
@@ -124,7 +126,7 @@ def test_a_rolling_restart(cluster: Cluster) -> None:
         kept = np.asarray(hidden.fetch())
         assert kept.shape[0] > 1 and np.isfinite(kept).all()
         cluster.compose("restart", "--timeout", "40", "head")
-        comes_back(cluster, "restart of the head")
+        comes_back(cluster, "restart of the head", START_SECONDS)  # all that `up` starts is started again
         with pytest.raises(interpose.InterposeError) as lost:
             hidden[0].fetch()
         print(f"a value from before the head's restart: {type(lost.value).__name__}: {lost.value}")
