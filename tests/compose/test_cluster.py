@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -133,17 +134,20 @@ def test_a_rolling_restart(cluster: Cluster) -> None:
 
 
 def test_down_leaves_nothing(cluster: Cluster) -> None:
-    before = [process for container in cluster.containers() for process in pids(cluster, container)]
+    before = [process for node in NODES for process in pids(cluster, node)]
     assert before
+    start = time.monotonic()
     cluster.down()
     assert cluster.left() == []
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before), 30, "the containers' processes end")
+    print(f"docker compose down: nothing is left after {time.monotonic() - start:.0f} s", flush=True)
     probe = subprocess.run(
         [sys.executable, "examples/smoke.py", "--wait", "0", "--address", cluster.address], check=False
     )
     assert probe.returncode == 1
 
 
-def pids(cluster: Cluster, container: str) -> list[int]:
-    """A container's processes, by the ids that they have on this machine."""
+def pids(cluster: Cluster, node: str) -> list[int]:
+    """The processes of a node, which runs, by the ids that they have on this machine."""
+    (container,) = cluster.containers(node)
     return [int(line.split()[0]) for line in cluster.docker("top", container, "-eo", "pid").splitlines()[1:]]
