@@ -24,7 +24,9 @@ def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> No
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "LlamaForCausalLM" in result.stdout
-    assert re.search(r"torch\.Size\(\[\d+, 128\]\) torch\.Size\(\[1, \d+\]\) tensor\(\d+\)$", result.stdout, re.MULTILINE)
+    assert re.search(
+        r"torch\.Size\(\[\d+, 128\]\) torch\.Size\(\[1, \d+\]\) tensor\(\d+\)$", result.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.timeout(600)
