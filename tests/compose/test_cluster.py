@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import interpose
-from tests.compose.cluster import Cluster, answers, until
+from tests.compose.cluster import START_SECONDS, Cluster, answers, until
 
 # Engines start several times, on as many cores as there are.
 pytestmark = pytest.mark.timeout(3600)
@@ -32,10 +33,10 @@ def all_healthy(cluster: Cluster) -> bool:
     return all(cluster.inspect(node)["State"].get("Health", {}).get("Status") == "healthy" for node in NODES)
 
 
-def comes_back(cluster: Cluster, what: str) -> None:
+def comes_back(cluster: Cluster, what: str, within: float = BACK_SECONDS) -> None:
     """A trace works again, with a rank on each worker, and every container is healthy."""
     try:
-        seconds = until(lambda: answers(cluster), BACK_SECONDS, f"a trace after {what}")
+        seconds = until(lambda: answers(cluster), within, f"a trace after {what}")
     except AssertionError as error:
         raise AssertionError(f"{error}\n{cluster.logs()}") from None
     print(f"after {what}: a trace works after {seconds:.0f} s", flush=True)
@@ -97,7 +98,9 @@ def test_ray_takes_nobody_without_the_token(cluster: Cluster) -> None:
 
 def test_a_worker_whose_processes_are_killed_comes_back_by_itself(cluster: Cluster) -> None:
     restarts = cluster.inspect("worker-1")["RestartCount"]
-    cluster.inside("worker-1", "bash", "-c", "kill -9 -1")  # all but the first process, which ends then, and the shell
+    (container,) = cluster.containers("worker-1")
+    # All but the first process, which ends then. Nobody waits for the shell: the end of the container may end it too.
+    cluster.docker("exec", "--detach", container, "bash", "-c", "kill -9 -1")
     until(lambda: cluster.inspect("worker-1")["RestartCount"] > restarts, 120, "worker-1 is started again")
     comes_back(cluster, "SIGKILL of all processes of worker-1")
 
@@ -124,24 +127,27 @@ def test_a_rolling_restart(cluster: Cluster) -> None:
         kept = np.asarray(hidden.fetch())
         assert kept.shape[0] > 1 and np.isfinite(kept).all()
         cluster.compose("restart", "--timeout", "40", "head")
-        comes_back(cluster, "restart of the head")
+        comes_back(cluster, "restart of the head", START_SECONDS)  # all that `up` starts is started again
         with pytest.raises(interpose.InterposeError) as lost:
             hidden[0].fetch()
         print(f"a value from before the head's restart: {type(lost.value).__name__}: {lost.value}")
 
 
 def test_down_leaves_nothing(cluster: Cluster) -> None:
-    before = [process for container in cluster.containers() for process in pids(cluster, container)]
+    before = [process for node in NODES for process in pids(cluster, node)]
     assert before
+    start = time.monotonic()
     cluster.down()
     assert cluster.left() == []
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before), 30, "the containers' processes end")
+    print(f"docker compose down: nothing is left after {time.monotonic() - start:.0f} s", flush=True)
     probe = subprocess.run(
         [sys.executable, "examples/smoke.py", "--wait", "0", "--address", cluster.address], check=False
     )
     assert probe.returncode == 1
 
 
-def pids(cluster: Cluster, container: str) -> list[int]:
-    """A container's processes, by the ids that they have on this machine."""
+def pids(cluster: Cluster, node: str) -> list[int]:
+    """The processes of a node, which runs, by the ids that they have on this machine."""
+    (container,) = cluster.containers(node)
     return [int(line.split()[0]) for line in cluster.docker("top", container, "-eo", "pid").splitlines()[1:]]
