@@ -9,12 +9,11 @@ import ast
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.plugin import contract
-from executor.plugin.contract import Attributes, Call, Entry, Exactly, Group, Method, Source, Variable
+from executor.plugin.contract_entries import Attributes, Call, Entry, Exactly, Group, Method, Source, Variable, size
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
@@ -99,11 +98,7 @@ class Package:
         return module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
 
     def find(self, path: str) -> tuple[str, ast.AST] | None:
-        """Return what a dotted path stands for, and the module that defines it; None if there is no such thing.
-
-        Args:
-            path: of a module, a name in a module, or a member of a class.
-        """
+        """Return what a dotted path stands for, and the module that defines it; None if there is no such thing."""
         parts = path.split(".")
         end = len(parts)
         while end and not self.has_module(".".join(parts[:end])):
@@ -179,7 +174,7 @@ class Package:
         return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
-def check(package: Package, groups: Iterable[Group] = contract.GROUPS) -> list[Broken]:
+def check(package: Package, groups: Iterable[Group]) -> list[Broken]:
     """Return what a version of vLLM breaks."""
     return [
         Broken(what, entry.why, f"{group.folder}, {group.name}")
@@ -382,19 +377,21 @@ def installed() -> Path:
     return Path(folders[0])
 
 
-def main(arguments: list[str]) -> int:
-    """Print what a vLLM breaks; return 1 if it breaks anything, else 0."""
+def main(arguments: Sequence[str], groups: Sequence[Group], version: str) -> int:
+    """Print what a vLLM breaks; return 1 if it breaks anything, else 0.
+
+    Args:
+        arguments: the folder of vLLM's package; without it the installed one is checked.
+        groups: the contract.
+        version: the version of vLLM that it is written for.
+    """
     root = Path(arguments[0]) if arguments else installed()
     if not (root / "__init__.py").is_file():
         print(f"{root} is no folder of vLLM's package: it has no __init__.py", file=sys.stderr)
         return 2
-    broken = check(Package(root))
+    broken = check(Package(root), groups)
     for one in broken:
         print(one)
-    facts = sum(contract.size(entry) for group in contract.GROUPS for entry in group.entries)
-    print(f"{len(broken)} broken of {facts} in the contract, which is written for vLLM {contract.VERSION}")
+    facts = sum(size(entry) for group in groups for entry in group.entries)
+    print(f"{len(broken)} broken of {facts} in the contract, which is written for vLLM {version}")
     return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,8 +15,8 @@ import pytest
 import tomllib
 
 from executor.plugin import contract
-from executor.plugin.contract import Attributes, Call, Entry, Exactly, Group, Method, Variable
 from executor.plugin.contract_check import Class, Package, check, installed, main
+from executor.plugin.contract_entries import Attributes, Call, Entry, Exactly, Group, Method, Variable
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("executor", "interpose", "serve_app", "actors")
@@ -148,7 +148,7 @@ def not_written(names: Callable[[Ours], Iterable[str]]) -> set[str]:
 
 
 def test_the_installed_vllm_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main([])
+    status = main([], contract.GROUPS, contract.VERSION)
     said = capsys.readouterr().out
     assert (status, said[:12]) == (0, "0 broken of "), said
 
@@ -290,5 +290,5 @@ def test_a_copy_with_one_change_is_told_by_that_change(
 
 
 def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path)], contract.GROUPS, contract.VERSION) == 2
     assert "no folder of vLLM's package" in capsys.readouterr().err
