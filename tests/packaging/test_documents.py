@@ -87,7 +87,7 @@ def test_every_command_is_of_a_kind_that_is_checked() -> None:
     known = ("make ", "interpose ", "pip install ", "python examples/", ". .venv/bin/activate")
     known += ("kubectl ", "KEY=", "docker ")  # test_deployment.py
     known += ("python -m benchmarks",)  # test_benchmarks.py
-    known += ("python -m executor.plugin.contract",)  # tests/unit/executor/plugin/test_contract.py
+    known += ("python -m executor.plugin.contract",)  # tests/unit/test_vllm_contract.py
     assert [command for command in commands() if not command.startswith(known)] == []
 
 
