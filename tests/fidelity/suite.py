@@ -15,8 +15,8 @@ from tests.fidelity.measure import COLUMNS, SCHEDULINGS, Scheduling
 WHOLE = LAYOUTS[:2]
 PARTS = {
     "TP 4": ["llama", "llama, 1 k/v head", "gemma2", "qwen3_moe"],
-    "PP 2": ["gpt2", "gemma3", "olmoe", "opt"],
-    "TP 2 × PP 2": ["qwen2", "gptj", "qwen3"],
+    "PP 2": ["gpt2", "gemma3", "olmoe", "opt", "stablelm"],
+    "TP 2 × PP 2": ["qwen2", "gptj", "qwen3", "cohere"],
     "TP 4 × PP 2": ["gpt2"],
 }
 
