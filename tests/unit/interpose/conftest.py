@@ -283,6 +283,7 @@ class Service(service_pb2_grpc.InterposeServicer):
         return service_pb2.ClearEditsReply(cleared=len(gone))
 
     def Status(self, request, context):
+        self._begin("Status", context)
         return service_pb2.StatusReply(sessions=len(self.sessions), server_version="9.9")
 
     def saves(self, invoke: int, updates: dict[int, object] | None = None, **names: object) -> trace_pb2.Event:

@@ -1,7 +1,10 @@
-"""`interpose status` as text."""
+"""`interpose status`: what it asks for, and the answer as text."""
 
 from __future__ import annotations
 
+import pytest
+
+from interpose.cli import main
 from interpose.cli.status import table
 from interpose.v1 import service_pb2
 
@@ -20,3 +23,13 @@ def test_a_status_is_a_table() -> None:
     assert "up 1 h 2 min" in text
     assert ["tiny-llama", "RUNNING", "1", "2", "5"] in [line.split() for line in text.splitlines()]
     assert ["red", "3", "2", "40", "3.0", "MiB"] in [line.split() for line in text.splitlines()]
+
+
+def test_the_command_asks_the_service(service, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", service.address, "--api-key", "a key"]) == 0
+    assert "interpose 9.9" in capsys.readouterr().out and service.metadata["authorization"] == "Bearer a key"
+
+
+def test_a_service_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", "localhost:1"]) == 1
+    assert "the server at localhost:1 cannot be reached" in capsys.readouterr().err
