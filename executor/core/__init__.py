@@ -1,1 +1,1 @@
-"""What every other part of the executor may use: errors, a block's location, and the request that a worker is given."""
+"""What every other folder of the executor may use: errors, locations, requests."""

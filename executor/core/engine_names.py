@@ -1,4 +1,7 @@
-"""The names of the engine's arguments and flags, read from vLLM's source without importing vLLM, which takes many seconds."""
+"""The names of the engine's arguments and flags, read from vLLM's source.
+
+The source is parsed and not imported, because importing vLLM takes many seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,20 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 @functools.cache
 def arguments() -> frozenset[str]:
-    """Return the names of `AsyncEngineArgs`' fields; nothing where vLLM is not installed."""
+    """Return the names of `AsyncEngineArgs`' fields.
+
+    The set is empty where vLLM is not installed.
+    """
     fields = (node.target for one in _classes() for node in one.body if isinstance(node, ast.AnnAssign))
     return frozenset(target.id for target in fields if isinstance(target, ast.Name))
 
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """Return the flags of vLLM's command line, short ones too, as `--max-model-len` and `-q`, without the `--no-` forms."""
+    """Return the flags of vLLM's command line, without their `--no-` forms.
+
+    Short flags are in the set too: `--max-model-len` and `-q`.
+    """
     found = set()
     for one in _classes():
         for function in _all(one.body, ast.FunctionDef):
@@ -38,7 +47,7 @@ def flags() -> frozenset[str]:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean A or B?" for a name that is almost one of the known names, else ""."""
+    """Return "; did you mean A or B?" for a name that is close to a known name, else ""."""
     found = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
@@ -47,11 +56,11 @@ def check_flags(given: Iterable[str], own: Collection[str]) -> None:
     """Refuse a flag of a command line that neither the command nor vLLM has.
 
     Args:
-        given: the command line, without the flags that the command has taken itself.
-        own: the flags of the command, for near misses.
+        given: the command line, without the flags that the command has already taken.
+        own: the flags of the command; an error message suggests them too.
 
     Raises:
-        ValueError: with the flag and near misses.
+        ValueError: the flag is unknown. The message names the flag and similar flags.
     """
     known = flags()
     if not known:
@@ -68,7 +77,10 @@ def check_flags(given: Iterable[str], own: Collection[str]) -> None:
 
 
 def _normal(argument: str) -> str:
-    """Return a flag's name: without its value, the keys of a JSON argument, and with dashes for underscores."""
+    """Return a flag's name, with dashes in place of underscores.
+
+    The value of the flag and the keys of a JSON argument are cut off.
+    """
     name = argument.partition("=")[0]
     if not name.startswith("--"):
         return name
@@ -76,7 +88,10 @@ def _normal(argument: str) -> str:
 
 
 def _accepted(name: str, known: frozenset[str]) -> bool:
-    """Whether vLLM's parser takes a flag that is not on the list as it stands: abbreviated, negated, or with its value."""
+    """Return whether vLLM's parser takes a flag that is not in the list as it is written.
+
+    The parser takes a flag that is abbreviated, negated, or has its value attached.
+    """
     if not name.startswith("--"):
         return any(name.startswith(flag) for flag in (*known, "-O") if not flag.startswith("--"))
     if name == "--help":
@@ -86,7 +101,7 @@ def _accepted(name: str, known: frozenset[str]) -> bool:
 
 
 def _classes() -> Iterator[ast.ClassDef]:
-    # Looking for a module inside the package would import the package.
+    # `find_spec` of a module inside the package would import the package.
     package = importlib.util.find_spec("vllm")
     for folder in (package.submodule_search_locations or ()) if package is not None else ():
         file = Path(folder) / _FILE

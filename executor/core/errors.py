@@ -1,7 +1,7 @@
-"""Exceptions that steer a block from outside; its own handlers never see them.
+"""Exceptions that steer a block from outside; the block's own handlers never see them.
 
-They derive from BaseException, and the rewritten `except` clauses of a block re-raise them (see
-`interpose.capture.rewrite`), so `except:` in a block cannot swallow a stop, a timeout or a cancellation.
+They derive from BaseException, and the rewritten `except` clauses of a block raise them again (see
+`interpose.capture.rewrite`). So `except:` in a block cannot swallow a stop, a timeout or a cancellation.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class Control(BaseException):
-    """Base of everything that ends or steers a block from outside."""
+    """Base of every exception that ends or steers a block from outside."""
 
 
 class Stop(Control):
-    """`tracer.stop()`: the block ends here, its request too; what was saved so far comes back."""
+    """`tracer.stop()`: the block and its request end here.
+
+    The values that were saved before the stop come back.
+    """
 
 
 class Cancel(Control):
@@ -22,7 +25,7 @@ class Cancel(Control):
 
 
 class BudgetExceeded(Control):
-    """The block used more wall time or memory in one step than it may.
+    """The block used more wall time or memory in one step than its budget allows.
 
     Attributes:
         code: DEADLINE_EXCEEDED for time, QUOTA_EXCEEDED for memory.
@@ -36,13 +39,15 @@ class BudgetExceeded(Control):
 
 
 class Refusal(Exception):
-    """The block asked for something that cannot be given; raised at the block's own line.
+    """The block asked for something that cannot be given.
+
+    The exception is raised at the block's own line.
 
     Attributes:
         code: an `ErrorCode` of the protocol.
         message: what happened, why, and what to write instead.
-        location: the location it is about, or "".
-        suggestions: near misses.
+        location: the location that the refusal is about, or "".
+        suggestions: similar names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whose turn it is: tenants in turn, and the sessions of each tenant in turn, whatever the order in which they came."""
+"""The order in which waiting requests start: tenants take turns, and so do their sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flow:
-    """Whose a trace is.
+    """The tenant and the session that a trace belongs to.
 
     Attributes:
-        share: of an engine's places and cache that the tenant may use at a time, from 0 to 1.
+        share: the part of an engine's places and cache that the tenant may use at a time, from 0 to 1.
     """
 
     tenant: str = ""
@@ -27,14 +27,15 @@ NOBODY = Flow()
 
 
 def in_turn(waiting: Iterable[T], flow_of: Callable[[T], Flow], running: Iterable[Flow]) -> list[T]:
-    """Return what waits in the order in which it should start.
+    """Return the waiting items in the order in which they should start.
 
-    The tenant of which the least runs is the first, and of its sessions the one of which the least runs.
+    The tenant with the fewest running items comes first. Among its sessions, the session with the fewest running items comes
+    first.
 
     Args:
-        waiting: in the order in which it came, which holds within a session.
-        flow_of: whose each is.
-        running: whose everything is that runs.
+        waiting: the waiting items in order of arrival. Items of one session keep this order.
+        flow_of: returns the flow of an item.
+        running: the flow of every running item.
     """
     tenants: Counter[str] = Counter()
     sessions: Counter[tuple[str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""How far a block has come: the places in a generation that it can wait for, and the ways in which it ends."""
+"""The places in a generation that a block can wait for, and the ways in which a block ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 class State(enum.IntEnum):
-    """How far a mediator has come; it ends exactly one way."""
+    """How far a block has come. A block ends in exactly one way."""
 
     WAITING = 0
     DONE = 1
@@ -17,7 +17,7 @@ class State(enum.IntEnum):
 
 
 class Kind(enum.StrEnum):
-    """What a mediator can wait for."""
+    """The kinds of places that a block can wait for."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -29,10 +29,12 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the generation: a module's input or output in one step, the beginning of a step, or the result.
+    """A place in the generation that a block can wait for.
+
+    The place is a module's input or output in one step, the beginning of a step, or the result.
 
     Attributes:
-        shown: the canonical name it was asked for by, if it was.
+        shown: the canonical name under which the block asked for the location, or "".
     """
 
     path: str

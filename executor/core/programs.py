@@ -1,8 +1,8 @@
 """The source texts of a trace and the code that they compile to.
 
-A block, a function and a class travel as source. Parsing and compiling hold the interpreter's lock, so the engine has a
-process of its own do it (`executor.engine.compiler`) before the request is scheduled. A worker only loads the finished code. Both
-sides name a text and all that its code depends on by one digest.
+A block, a function and a class travel as source. Parsing and compiling hold the interpreter's lock. So a process of the
+engine's own does both (`executor.engine.compiler`) before the request is scheduled, and a worker only loads the finished code.
+Engine and worker name a text, and all that its code depends on, by one digest.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from interpose.v1.value_pb2 import Binding, Class, Function, Value
 from interpose.wire.encoder import WireError
 from interpose.wire.walk import parts
 
-# Code that a text compiles to, after the interpreter's magic number; or why it does not compile.
+# Code that a text compiles to, after the interpreter's magic number; or why the text does not compile.
 Code = bytes | str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One source text with all that its code depends on.
+    """One source text with everything that its code depends on.
 
     Attributes:
-        kind: what the text is.
-        source, filename, first_line, indent: as in the message that it came in.
-        name: what a function or a class is called.
+        kind: whether the text is a block, a function or a class.
+        source, filename, first_line, indent: as in the message that brought the text.
+        name: the name of the function or class.
         given: the names of the values that travel with a class, sorted.
         tracers: the names that are bound to the tracer, sorted.
     """
@@ -65,19 +65,19 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """What the unit's code is kept under."""
+        """The digest under which the unit's code is kept."""
         return hashlib.sha256(repr(astuple(self)).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def what(self) -> str:
-        """What messages call it."""
+        """What messages call the unit."""
         return "the block" if self.kind == "block" else self.name
 
     def parse(self) -> ast.AST:
-        """Return the text's syntax tree, to be measured.
+        """Return the text's syntax tree, whose size is then measured.
 
         Raises:
-            SyntaxError, ValueError, RecursionError, MemoryError: it has none.
+            SyntaxError, ValueError, RecursionError, MemoryError: the text cannot be parsed.
         """
         text = self.source
         if self.kind == "function" and text.lstrip().startswith("lambda"):
@@ -90,7 +90,7 @@ class Unit:
         """Return the text's code.
 
         Raises:
-            SyntaxError, ValueError, OverflowError, RecursionError, MemoryError: it has none.
+            SyntaxError, ValueError, OverflowError, RecursionError, MemoryError: the text cannot be compiled.
         """
         place = (self.source, self.filename, self.first_line, self.indent)
         tracers = frozenset(self.tracers)
@@ -107,7 +107,7 @@ def tracers_in(bindings: Iterable[Binding]) -> tuple[str, ...]:
 
 
 def common_units(trace: pb.Trace) -> list[Unit]:
-    """Return the units that all invokes of a trace share: of its values and of its standing edits."""
+    """Return the units that all invokes of a trace share: of its values and standing edits."""
     values: list[Value] = [*trace.scope.values, *(binding.value for binding in trace.shared)]
     units = []
     for invoke in trace.invokes:
@@ -132,13 +132,13 @@ def _units_in(values: Iterable[Value]) -> Iterator[Unit]:
 
 
 def weight(tree: ast.AST) -> int:
-    """Return the nodes of a syntax tree, those that the compiler writes several times as often as it writes them.
+    """Return the number of nodes of a syntax tree, with the copies that the compiler writes.
 
-    The body of a `finally` is written twice, and once more for each `return`, `break` and `continue` that leaves its `try`.
-    Nested, twenty short lines become a million copies.
+    The compiler writes the body of a `finally` twice, and once more for each `return`, `break` and `continue` that leaves its
+    `try`. With nesting, twenty short lines become a million copies.
     """
     total = 0
-    # A node, how many copies there are of it, and what a statement that leaves the enclosing `try`s adds.
+    # A node, the number of its copies, and what a statement that leaves the enclosing `try`s adds.
     todo: list[tuple[ast.AST, int, int]] = [(tree, 1, 0)]
     while todo:
         node, copies, leaving = todo.pop()
@@ -159,10 +159,10 @@ def weight(tree: ast.AST) -> int:
 
 
 def made(unit: Unit, max_nodes: int) -> Code:
-    """Compile a unit; return its code, or why there is none.
+    """Compile a unit; return its code, or the reason why it does not compile.
 
     Args:
-        max_nodes: the most nodes that its syntax tree may have.
+        max_nodes: the largest number of nodes that the syntax tree may have.
     """
     try:
         nodes = weight(unit.parse())
@@ -174,7 +174,7 @@ def made(unit: Unit, max_nodes: int) -> Code:
         return importlib.util.MAGIC_NUMBER + marshal.dumps(unit.compile())
     except SyntaxError as error:
         reason = f"{error.msg} ({unit.filename}, line {error.lineno})"
-    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # of what is nested too deeply, for one
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # e.g. nested too deeply
         reason = f"{type(error).__name__}: {error} ({unit.filename})"
     return f"the server's Python cannot compile {unit.what}: {reason}"
 
@@ -184,14 +184,14 @@ class Codes:
     """The codes of a trace in a worker.
 
     Args:
-        known: by the units' keys; None: nobody compiled anything, and the texts are compiled here. Only an engine without a
-            `TraceEngine`, as tests have one, runs so.
+        known: the codes by the units' keys. With None, the worker compiles the texts itself. Only an engine without a
+            `TraceEngine` passes None, as tests do.
     """
 
     known: dict[str, Code] | None = field(default_factory=dict)
 
     def add(self, codes: Mapping[str, Code] | None) -> None:
-        """Take the codes that a request brings."""
+        """Add the codes that a request brings."""
         if codes is None:
             self.known = None
         elif self.known is not None:
@@ -201,7 +201,7 @@ class Codes:
         """Return a unit's code.
 
         Raises:
-            WireError: it could not be compiled.
+            WireError: the unit does not compile.
         """
         code: Code | None = made(unit, 1 << 30) if self.known is None else self.known.get(unit.key)
         if code is None:
@@ -223,8 +223,8 @@ class TraceCodes:
     """The codes of a whole trace, as the engine gives them to its requests.
 
     Attributes:
-        common: what every request needs.
-        blocks: each invoke's own.
+        common: the codes that every request needs.
+        blocks: the codes of each invoke's own block.
     """
 
     common: dict[str, Code]
@@ -232,14 +232,14 @@ class TraceCodes:
 
     @classmethod
     def of(cls, trace: pb.Trace, compile_all: Compile) -> TraceCodes:
-        """Compile a trace's texts, each once."""
+        """Compile the texts of a trace, each text once."""
         common = [(unit.key, unit) for unit in common_units(trace)]
         blocks = [(unit.key, unit) for unit in (Unit.of_block(invoke.program) for invoke in trace.invokes)]
         codes = compile_all(list(dict([*common, *blocks]).values()))
         return cls({key: codes[key] for key, _ in common}, tuple({key: codes[key]} for key, _ in blocks))
 
     def for_invokes(self, indices: Iterable[int]) -> dict[str, Code]:
-        """Return what a request needs that brings the blocks of these invokes."""
+        """Return the codes for a request that brings the blocks of these invokes."""
         found = dict(self.common)
         for index in indices:
             found.update(self.blocks[index])

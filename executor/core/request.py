@@ -1,4 +1,4 @@
-"""What the engine hands to a worker's interleaver: the work of a traced request, and where requests are in a step."""
+"""What the engine hands to a worker: the work of a traced request, and its place in a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code
 from interpose.v1 import trace_pb2 as pb
 
-# How a block ended that needs nothing any more and changed nothing: its request may be evicted and computed anew.
+# How a block ended that needs nothing any more and changed nothing. Its request may be evicted and computed anew.
 READ_ONLY = "read only"
 
 
@@ -18,14 +18,15 @@ class Work:
     """What a new traced request brings with it.
 
     Attributes:
-        trace: the trace with this one invoke in it.
+        trace: the trace with only this invoke in it.
         invoke: the invoke's index.
-        expected: how many invokes the trace has.
+        expected: the number of invokes of the trace.
         session: the session actor's name.
-        together: how many invokes of the trace must start in the same step as this one, itself included; 0 or 1: none.
-        wholes: the trace's invokes without a prompt, by index: their blocks run beside those of all requests that start with it.
-        flow: whose it is.
-        codes: what the texts that come with the request compile to (`executor.core.programs.Codes`).
+        together: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
+        wholes: the outer blocks of the trace, by index. They run beside the blocks of all requests that start with this
+            request.
+        flow: the tenant and the session of the request.
+        codes: what the texts of the request compile to (`executor.core.programs.Codes`).
     """
 
     trace: pb.Trace
@@ -55,7 +56,7 @@ class Work:
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> Work | None:
-        """Return the work in a request's `extra_args`, or None if it is not traced."""
+        """Return the work in a request's `extra_args`, or None if the request is not traced."""
         args = extra_args.get("interpose") if extra_args else None
         if args is None:
             return None
@@ -69,7 +70,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the scheduler needs to know of a traced request, read without its program.
+    """What the scheduler needs to know of a traced request; it is read without the program.
 
     Attributes:
         trace: the trace's id.
@@ -83,14 +84,14 @@ class Placement:
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> Placement | None:
-        """Return the placement in a request's `extra_args`, or None if it is not traced."""
+        """Return the placement in a request's `extra_args`, or None if the request is not traced."""
         args = extra_args.get("interpose") if extra_args else None
         return cls(args["id"], args["together"], Flow(*args["flow"])) if args is not None else None
 
 
 @dataclass(frozen=True)
 class Span:
-    """A request's place in a step: its index in the batch and its rows of the flat tokens."""
+    """A request's place in a step: its index in the batch, and its rows of the flat tokens."""
 
     index: int
     start: int
@@ -99,7 +100,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: the spans of the traced requests in it, by request id, and the batch's sizes."""
+    """One step: the spans of its traced requests by request id, and the sizes of the batch."""
 
     spans: dict[str, Span]
     tokens: int
@@ -108,7 +109,7 @@ class Batch:
 
 
 def step_tokens(scheduling: Any) -> int:
-    """Return how many tokens a step has, and so a traced prompt at most.
+    """Return the largest number of tokens in a step, which also bounds a traced prompt.
 
     Args:
         scheduling: the engine's SchedulerConfig.

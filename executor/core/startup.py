@@ -1,4 +1,7 @@
-"""How far each worker has come while an engine starts, told to the directory, which shows it to whoever waits."""
+"""How far each worker has come while an engine starts, reported to the directory.
+
+The directory shows it to clients.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,31 @@ from typing import ClassVar
 
 DIRECTORY = "interpose-directory"
 NAMESPACE = "interpose"
-# Set in the process of an engine replica, and so in that of its engine; nobody waits for an engine that has none.
+# Set in the process of an engine replica, and so in the process of its engine. An engine without a replica tells nobody.
 REPLICA_VARIABLE = "INTERPOSE_ENGINE_REPLICA"
 
 
 @dataclass(frozen=True)
 class Startup:
-    """Where one worker tells of its start.
+    """Where one worker reports the progress of its start.
 
     Attributes:
-        replica: the engine replica's name; "" to tell nobody.
-        rank: the worker's.
+        replica: the name of the engine replica. With "", the worker reports nothing.
+        rank: the worker's rank.
     """
 
     replica: str
     rank: int
 
-    _loaded: ClassVar[str] = ""  # in a worker's process: when it had loaded the model
+    _loaded: ClassVar[str] = ""  # in a worker's process: when the worker had loaded the model
 
     @classmethod
     def of_worker(cls, rank: int) -> Startup:
-        """Return what a worker of this process's engine should have."""
+        """Return the startup of a worker of this process's engine."""
         return cls(os.environ.get(REPLICA_VARIABLE, ""), rank)
 
     def tell(self, stage: str) -> None:
-        """Say what the worker does now. Never fails, and waits for nobody."""
+        """Report what the worker does now. The call never fails and never waits."""
         if not self.replica:
             return
         import ray
@@ -45,15 +48,15 @@ class Startup:
         directory.worker_stage.remote(self.replica, self.rank, stage + self._loaded)
 
     def remember(self) -> None:
-        """Have `of_worker` return this in the worker's process too."""
+        """Have `of_worker` return this startup in the worker's process too."""
         if self.replica:
             os.environ[REPLICA_VARIABLE] = self.replica
 
     def loaded(self, begun: float) -> float:
-        """Say that the worker is up and has loaded the model.
+        """Report that the worker is up and has loaded the model.
 
         Args:
-            begun: when its actor was constructed, on the monotonic clock.
+            begun: when the worker's actor was constructed, in seconds of the monotonic clock.
 
         Returns:
             Seconds since then.

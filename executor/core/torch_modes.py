@@ -1,4 +1,4 @@
-"""The modes that torch keeps for each thread: what the system does in a block is not to run in the block's own."""
+"""The modes that torch keeps for each thread: the system's own code leaves a block's modes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import torch
 
 
 def unseen() -> AbstractContextManager[object]:
-    """A context for the system's own work in a block: on a GPU the block's default device is a torch function mode, which
-    torch asks at every use of a tensor, even of an attribute."""
+    """Return a context in which the system's own work does not see a block's torch modes.
+
+    On a GPU the block's default device is a torch function mode. Torch calls that mode at every use of a tensor, and even at
+    the use of an attribute.
+    """
     disabled: AbstractContextManager[object] = torch._C.DisableTorchFunction()
     return disabled
 
 
 def mode_depth() -> tuple[int, int, bool, bool]:
-    """Return how many modes are open on this thread: of functions, of dispatch, and whether autocast is on, on CPUs and GPUs."""
+    """Return which modes are open on this thread.
+
+    Returns:
+        The number of function modes, the number of dispatch modes, and whether autocast is on, on CPUs and on GPUs.
+    """
     return (
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),

@@ -1,1 +1,1 @@
-"""What several ranks do together: agreement over tensor-parallel ranks, pipeline stages, and values that travel between them."""
+"""What several ranks do together: agreement, pipeline stages, and values that travel."""

@@ -1,12 +1,14 @@
-"""Agreement of the ranks on how each block's turn ended, and on what it wrote.
+"""Agreement of the ranks on how each block's turn ended, and on what the block wrote.
 
-Every rank runs the same blocks on the same values. After each turn, at a point that all of them pass, they exchange one
-number for each block; where the numbers differ the block went different ways, and it fails on all ranks before any of them
-waits in a collective operation that the others never enter. At the end of a step they compare digests of what the blocks wrote
-into the model: ranks that go on with different values compute what no model computes.
+Every rank runs the same blocks on the same values. After each turn, at a point that all ranks pass, the ranks exchange one
+number for each block. Where the numbers differ, the block went different ways. The block then fails on all ranks, before any
+rank waits in a collective operation that the other ranks never enter.
 
-Digests are of bits. What ranks share is the same in every bit: sums over the ranks are made in one order for all of them, and
-the same kernels run on the same numbers.
+At the end of a step the ranks compare digests of the values that the blocks wrote into the model. Ranks that go on with
+different values would compute what no model computes.
+
+A digest covers every bit. What ranks share is the same in every bit: sums over the ranks are made in one order for all ranks,
+and the same kernels run on the same numbers.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ class Ranks(Protocol):
     """The ranks that run the same blocks.
 
     Attributes:
-        several: whether there are others.
+        several: whether there is more than one rank.
     """
 
     several: bool
 
     def compare(self, mine: list[int]) -> list[list[int]]:
-        """Exchange one list of numbers; return every rank's, this one's included, in rank order."""
+        """Exchange one list of numbers; return the list of every rank in rank order.
+
+        The returned lists include this rank's own.
+        """
 
 
 class Alone:
-    """One rank."""
+    """A rank without others."""
 
     several = False
 
@@ -48,7 +53,7 @@ class Alone:
 
 
 class AllRanks:
-    """The tensor-parallel ranks of all pipeline stages, compared over a CPU group."""
+    """The tensor-parallel ranks of all pipeline stages; they compare over a CPU group."""
 
     several = True
 
@@ -64,10 +69,10 @@ class Turned(Protocol):
     """A block that had a turn.
 
     Attributes:
-        state, failure: how it ended, if it did.
-        waiting, call: what it waits for, if it does.
-        skips: the modules that it skips.
-        step: the step that its request is in.
+        state, failure: how the block ended, if it ended.
+        waiting, call: what the block waits for, if it waits.
+        skips: the modules that the block skips.
+        step: the step of the block's request.
     """
 
     @property
@@ -85,8 +90,11 @@ class Turned(Protocol):
 
 
 def fingerprint(mediator: Turned, several: bool) -> int:
-    """A number that is the same on two ranks only if the block's turn ended the same way, with the same values to apply a module
-    to. There being no other rank, values are left out: they would have to be waited for."""
+    """Return a number that two ranks share only if the block's turn ended the same way on both.
+
+    The number covers the values to which the block applies a module. With one rank, the number leaves these values out, because
+    reading them would wait for the device.
+    """
     waiting = mediator.waiting
     failed = mediator.failure.exception_type if mediator.failure is not None else ""
     call = ""

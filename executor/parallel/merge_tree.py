@@ -1,4 +1,4 @@
-"""One tree of a model whose layers lie on several pipeline stages: each stage tells the others what it has."""
+"""One tree of a model over several pipeline stages: each stage describes its own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from interpose.v1 import model_pb2 as pb
 
 @dataclass(frozen=True)
 class Had:
-    """A module of one stage, as the others are told of it.
+    """A module of one stage, as the stage describes it to the others.
 
     Attributes:
-        described: its description, serialized.
-        attention: whether it holds attention.
-        missing: whether another stage has it.
+        described: the module's description, serialized.
+        attention: whether the module holds attention.
+        missing: whether another stage has the module.
     """
 
     described: bytes
@@ -35,10 +35,10 @@ class Had:
 
 
 def join(tree: ModuleTree, events: list[tuple[str, str]]) -> None:
-    """Make a stage's tree that of the whole model; called on every rank.
+    """Extend a stage's tree to the tree of the whole model; every rank calls this.
 
     Args:
-        tree: this stage's.
+        tree: the tree of this stage.
         events: the order in which this stage runs its modules.
     """
     mine = {path: _had(node) for path, node in tree.nodes.items()}
@@ -50,7 +50,7 @@ def join(tree: ModuleTree, events: list[tuple[str, str]]) -> None:
 
 
 def gather(mine: Any) -> list[Any]:
-    """Tell the other stages something; return what each of them tells, this one's included."""
+    """Send a value to the other stages; return the value of each stage, this stage included."""
     group = get_pp_group()
     stages: list[Any] = [mine] * group.world_size
     if group.world_size > 1:
@@ -65,7 +65,10 @@ def _had(node: Node) -> Had:
 
 
 def _paths(stages: list[dict[str, Had]]) -> list[str]:
-    """Return the paths of the whole model's modules, in its order: what a stage lacks stands where it has a gap."""
+    """Return the paths of the whole model's modules, in the model's order.
+
+    A module that a stage lacks takes the place of the gap in that stage.
+    """
     present = [[path for path, had in stage.items() if not had.missing] for stage in stages]
     found: dict[str, None] = {}
     for path, had in stages[0].items():
@@ -80,7 +83,7 @@ def _paths(stages: list[dict[str, Had]]) -> list[str]:
 
 
 def _node(tree: ModuleTree, path: str, stages: list[dict[str, Had]]) -> Node:
-    """Return the node of a module: this stage's own, or one that stands for another's."""
+    """Return the node of a module: this stage's own node, or a node for another stage's module."""
     first = next(i for i, stage in enumerate(stages) if path in stage and not stage[path].missing)
     node = tree.nodes.get(path)
     if node is None or isinstance(node.module, PPMissingLayer):

@@ -1,10 +1,12 @@
-"""Pipeline stages in lockstep: a step with a live block is one step of all of them, each location on the stage that has it.
+"""Pipeline stages in lockstep: a step with a live block is one step of all stages.
 
-Every rank of every stage runs the same blocks. The stages go through a traced step one after the other. While one computes
-its part, the others follow: it announces each location that somebody waits for, hands over what its blocks are served there,
-and all ranks have the same turns and compare how they ended. So a value of the first stage is there when the block comes to
-the last one, and what it then does there is known to its copy on the first before the next step. What is changed is written
-by the stage that has it. A stage that follows takes nothing else on meanwhile, so one traced step is in the pipeline at a time.
+Every rank of every stage runs the same blocks. The stages go through a traced step one after the other. While one stage
+computes its part, the other stages follow. The computing stage announces each location that a block waits for, and hands over
+what it serves there. All ranks then have the same turns and compare how the turns ended.
+
+So a value of the first stage is there when the block comes to the last stage. What the block then does is known to its copy on
+the first stage before the next step. The stage that has a location writes the changes of its value. A stage that follows does
+no other work meanwhile, so one traced step is in the pipeline at a time.
 """
 
 from __future__ import annotations
@@ -28,44 +30,51 @@ class Stages(Protocol):
     """The pipeline stages of a model.
 
     Attributes:
-        mine: this rank's stage.
-        last: the last stage.
+        mine: the index of this rank's stage.
+        last: the index of the last stage.
     """
 
     mine: int
     last: int
 
     def begin(self, batch: Batch) -> None:
-        """Tell the others of a step that begins on the first stage."""
+        """Tell the other stages of a step that begins on the first stage."""
 
     def begun(self) -> Batch:
         """Return the step that begins on the first stage."""
 
     def announce(self, path: str, kind: str) -> None:
-        """Tell the others that the model is at a location of this stage; nothing where this stage follows."""
+        """Tell the other stages that the model is at a location of this stage.
+
+        A stage that follows announces nothing.
+        """
 
     def announced(self, stage: int) -> tuple[str, str] | None:
-        """Return the next location that somebody waits for in the part of a stage that this one follows; None at its end."""
+        """Return the next location that a block waits for in another stage's part.
+
+        At the end of that part, the call returns None.
+        """
 
     def serve(self, location: str, make: Callable[[], Served]) -> Served:
-        """Return what a block is served, made by the stage that has the location.
+        """Return the served value of a location, made by the stage that has the location.
 
         Raises:
-            Exception: what `make` raised there; the same on every stage.
+            Exception: the error that `make` raised on that stage; every stage raises it.
         """
 
     def apply(self, node: Node, run: Callable[[], Any]) -> Any:
-        """Return what a module gives that is applied, on the stage that has it.
+        """Return the output of a module that a block applies.
 
+        The stage that has the module runs it.
         Raises:
-            Exception: what `run` raised there; the same on every stage.
+            Exception: the error that `run` raised on that stage; every stage raises it.
         """
 
     def end(self) -> None:
-        """Tell the others that this stage's part of the step is over."""
+        """Tell the other stages that this stage's part of the step is over."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this stage cannot go on with its part of the step."""
+        """Tell the other stages that this stage cannot go on with its part of the step."""
 
 
 class OneStage:
@@ -103,7 +112,9 @@ class StageFailed(RuntimeError):
 
 
 class Pipeline:
-    """The stages of a pipeline; a rank talks to those that hold the same part of the other stages.
+    """The stages of a pipeline.
+
+    A rank talks to the ranks that hold the same part of the other stages.
 
     Args:
         tree: the model's modules, joined over the stages.
@@ -115,7 +126,7 @@ class Pipeline:
         self._tree = tree
         self.mine: int = group.rank_in_group
         self.last: int = group.world_size - 1
-        self._now = 0  # whose part of the step it is
+        self._now = 0  # the stage whose part of the step is computed now
 
     def begin(self, batch: Batch) -> None:
         self._now = self.mine
@@ -146,7 +157,7 @@ class Pipeline:
     def _from(
         self, stage: int, make: Callable[[], T], packed: Callable[[T], Message], unpacked: Callable[[Message], T]
     ) -> T:
-        """Return what one stage makes; all of them are here."""
+        """Return what one stage makes; all stages take part in the call."""
         if stage != self.mine:
             message = self._receive(stage)
             error = unpack_error(message)
@@ -174,7 +185,8 @@ class Pipeline:
         self._group.broadcast_tensor_dict(message, src=self.mine)
 
     def _receive(self, stage: int) -> Message:
-        # Ordinary tensors, whatever the engine's step is in: a block may change what it gets of a module that it applies.
+        # The tensors are ordinary ones, even if the step is in inference mode: a block may change the output of a module it
+        # applies.
         with torch.inference_mode(False), torch.no_grad():
             message: Message | None = self._group.broadcast_tensor_dict(src=stage)
         assert message is not None

@@ -1,4 +1,4 @@
-"""Values that one pipeline stage hands to the others: what a block is served there, or what a module gave that it applied.
+"""Values that one pipeline stage hands to the others: served values and module outputs.
 
 Only the block's own rows travel, whole over the tensor-parallel ranks, as plain structures and tensors.
 """
@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 
 class _AllRows:
-    """Every row of a tensor: those of other requests stayed where they are."""
+    """Every row of a tensor; the rows of other requests stayed on the stage that has them."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -32,11 +32,13 @@ class _AllRows:
 
 
 class Carried(Served):
-    """A location of another stage: the block may read and change it as it may there, and that stage applies the changes.
+    """A location of another stage.
+
+    The block may read and change the value as it may on that stage, and that stage applies the changes.
 
     Args:
-        location: its name.
-        value: what the block was given there.
+        location: the location's name.
+        value: what the block was given on that stage.
     """
 
     def __init__(self, location: str, value: Any) -> None:
@@ -56,20 +58,23 @@ def pack_served(served: Served) -> Message:
 
 
 def unpack_served(message: Message, location: str) -> Served:
-    """Return what the block is served, on a stage that has not the location."""
+    """Return a served value on a stage that does not have the location."""
     value = unpack(message)
     return Fixed(location, value) if message["fixed"] else Carried(location, value)
 
 
 def pack(value: Any) -> Message:
-    """Return a value as a flat message; a tensor that occurs twice is one tensor on the other side too."""
+    """Return a value as a flat message.
+
+    A tensor that occurs twice in the value is one tensor on the receiving stage too.
+    """
     tensors: list[torch.Tensor] = []
     shape = _pack(value, tensors)
     return {"shape": shape, **{str(i): tensor.contiguous() for i, tensor in enumerate(tensors)}}
 
 
 def unpack(message: Message) -> Any:
-    """Return the value of a message, tuples as tuples."""
+    """Return the value of a message; a tuple comes back as a tuple."""
     return _unpack(message["shape"], message)
 
 
@@ -81,7 +86,7 @@ def pack_error(error: Exception) -> Message:
 
 
 def unpack_error(message: Message) -> Exception | None:
-    """Return the error of a message, of the same type; None if it is none."""
+    """Return the error of a message with its original type, or None for a value."""
     if "refusal" in message:
         code, text, location, suggestions = message["refusal"]
         return Refusal(code, text, location=location, suggestions=suggestions)
@@ -91,7 +96,7 @@ def unpack_error(message: Message) -> Exception | None:
         kind = known if isinstance(known, type) and issubclass(known, Exception) else RuntimeError
         try:
             return kind(text)
-        except TypeError:  # one of those that want more than a text
+        except TypeError:  # The type's constructor needs more than a text.
             return RuntimeError(text)
     return None
 

@@ -1,1 +1,1 @@
-"""What a trace saved, on its way out of the worker: encoding, streaming, and the store that it goes to."""
+"""What a trace saved, on its way out of the worker: encoding, streaming, and the outbox."""

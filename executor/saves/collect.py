@@ -1,4 +1,4 @@
-"""Turns what a trace saved into events, its large tensors into blobs."""
+"""Turns the saved values of a trace into events, and their large tensors into blobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Limits:
     """Bounds on saves.
 
     Attributes:
-        inline_bytes: larger tensors become blobs.
-        max_saved_bytes: of one trace.
+        inline_bytes: the size in bytes above which a tensor becomes a blob.
+        max_saved_bytes: the bytes that one trace may save.
     """
 
     inline_bytes: int
@@ -35,12 +35,14 @@ def collect(
     limits: Limits,
     put_blob: Callable[[str, memoryview], object],
 ) -> list[pb.Event]:
-    """Encode what one invoke saved, or what a whole trace shared; code of the saved objects may run.
+    """Encode what one invoke saved, or what a whole trace shared.
+
+    Code of the saved objects may run.
 
     Args:
         scope: the trace.
-        invoke: the invoke, -1 for the shared values.
-        names: the values that names are bound to; of an invoke's, only those that are saved or hold saved values are sent.
+        invoke: the invoke's index, or -1 for the shared values.
+        names: the names and their values. Of an invoke's names, only those with saved values in them are sent.
         containers: captured containers that changed, by index in the trace's scope.
         limits: bounds on saves.
         put_blob: takes a blob's id and its bytes.
@@ -54,11 +56,11 @@ def collect(
         nonlocal blobs
         blob_id = f"{scope.id}/{invoke if invoke >= 0 else 'shared'}/{blobs}"
         blobs += 1
-        # Another invoke of the trace may still change a value of the user's own; the copy is what was there now.
+        # Another invoke of the trace may still change a value of the block's own; the copy keeps the present bytes.
         put_blob(blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
         return blob_id
 
-    # Nothing is inline in a trace whose client leaves its tensors here.
+    # Nothing is inline in a trace whose client leaves its tensors on the server.
     inline_bytes = -1 if scope.remote else limits.inline_bytes
     left = limits.max_saved_bytes - scope.saved_bytes
     encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed.origin)
@@ -72,7 +74,7 @@ def collect(
         for index, value in containers.items():
             what = "a captured container"
             saves.updates.add(index=index, value=encoder.contents(value))
-    except Exception as error:  # of the encoder, or of the saved object's own code
+    except Exception as error:  # The error may come from the encoder, or from the saved object's own code.
         code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
         said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
         message = clip(f"{what!r} cannot be saved: {said}{error}")

@@ -1,4 +1,4 @@
-"""What leaves a trace: the registry of saved values, snapshots, and their encoding for the wire."""
+"""What leaves a trace: the registry of saved values, snapshots, and their encoding."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 class Search:
-    """How many values may still be looked at."""
+    """How many values a search may still look at."""
 
     def __init__(self, values: int) -> None:
         self._left = values
 
     def take(self, count: int) -> bool:
-        """Whether `count` more may be looked at; then they are."""
+        """Return whether the search may look at `count` more values, and count them."""
         if count > self._left:
             return False
         self._left -= count
@@ -40,14 +40,17 @@ class Search:
 class SaveRegistry:
     """The saved values of one trace, by identity.
 
-    A value that the model may still change (it shares memory with what a block was served) is copied when it is saved,
-    and `save` hands back an alias: writing to the alias still reaches the model, the copy stays as it was. Each alias keeps
-    the copy of its own moment; the value itself, which a name is still bound to after `h.save()` on a line of its own, has
-    the latest. Any other value is the user's own; it comes back as it is when the trace ends, like a list that is appended to.
+    A value that shares memory with what a block was served is copied when it is saved, because the model may still change it.
+    `save` then returns an alias. A write to the alias still reaches the model; the copy stays as it was.
+
+    Each alias keeps the copy of its own moment. The value itself keeps the latest copy: a name is still bound to the value
+    after `h.save()` on a line of its own.
+
+    Any other value belongs to the block. It comes back as it is when the trace ends, as a list that the block appends to.
     """
 
     def __init__(self) -> None:
-        # The saved object itself is kept, so that its id stays its own.
+        # The saved object itself is kept, so that its id is not used again.
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._copies: set[int] = set()
         self._held: list[Served] = []
@@ -56,27 +59,27 @@ class SaveRegistry:
         return len(self._saved)
 
     def clear(self) -> None:
-        """Forget everything; the trace has ended."""
+        """Forget everything, because the trace has ended."""
         self._saved.clear()
         self._copies.clear()
         self._held.clear()
 
     def hold(self, served: Served) -> None:
-        """A block may hand values of the location it is at to others, until `release`."""
+        """Note that a block may hand out values of its location, until `release`."""
         if served not in self._held:
             self._held.append(served)
 
     def release(self, served: Served) -> None:
-        """The block has left that location. Idempotent."""
+        """Note that the block has left that location. A second call does nothing."""
         if served in self._held:
             self._held.remove(served)
 
     def save(self, value: Any, served: Served | None) -> Any:
-        """Register a value; return what the block goes on with.
+        """Register a value; return the value with which the block goes on.
 
         Args:
-            value: anything.
-            served: the location the block is at, if any.
+            value: any object.
+            served: the served value of the block's location, if the block is at a location.
         """
         if isinstance(value, torch.Tensor):
             at_hand = self._held if served is None else [served, *self._held]
@@ -101,17 +104,17 @@ class SaveRegistry:
         return value
 
     def mark(self, value: Any, snapshot: Any) -> None:
-        """Register `value`, to be sent as `snapshot`."""
+        """Register `value`, which is sent as `snapshot`."""
         self._saved[id(value)] = (value, snapshot)
         if snapshot is not value:
             self._copies.add(id(snapshot))
 
     def copied(self, value: Any) -> bool:
-        """Whether a value is a snapshot, which nobody changes."""
+        """Return whether a value is a snapshot, which nothing changes any more."""
         return id(value) in self._copies
 
     def snapshot(self, value: Any) -> Any:
-        """Return what a value is sent as: its snapshot, or itself."""
+        """Return what a value is sent as: its snapshot, or the value itself."""
         entry = self._saved.get(id(value))
         return entry[1] if entry is not None and entry[0] is value else value
 
@@ -120,10 +123,10 @@ class SaveRegistry:
         return entry is not None and entry[0] is value
 
     def reaches(self, value: Any, search: Search | None = None) -> bool:
-        """Whether a value is saved or is a container that holds a saved value at any depth.
+        """Return whether a value is saved, or is a container with a saved value at any depth.
 
         Args:
-            search: bounds how much is looked at; None: everything.
+            search: bounds how many values are looked at. None means no bound.
         """
         seen: set[int] = set()
         todo: list[tuple[Any, int]] = [(value, 0)]
@@ -142,9 +145,9 @@ class SaveRegistry:
 
 
 def refuse_names(value: Any) -> None:
-    """Refuse what is to be saved if it is or holds a name of the model where a value is meant.
+    """Refuse a value to be saved that is or holds a name of the model in place of a value.
 
-    Keys of dicts may be names, and so may modules that were in a container when it came from the notebook.
+    Keys of dicts may be names. Modules may be too, if they were in a container that came from the notebook.
 
     Raises:
         Refusal: INVALID_ARGUMENT, with the place and what to write instead.
@@ -166,10 +169,10 @@ class SaveEncoder:
 
     Args:
         registry: the trace's saved values.
-        inline_bytes: tensors up to this size travel inside the message.
-        put_blob: takes a larger tensor's bytes, returns its blob id.
-        limit: bytes this trace may still save.
-        origin: says of which tensor on the server a value is a copy that has not been changed, None for any other.
+        inline_bytes: the size in bytes up to which a tensor travels inside the message.
+        put_blob: takes the bytes of a larger tensor and returns its blob id.
+        limit: how many bytes the trace may still save.
+        origin: returns the tensor on the server of which a value is an unchanged copy, else None.
     """
 
     def __init__(
@@ -193,17 +196,18 @@ class SaveEncoder:
         return self._encoder.objects
 
     def encode(self, value: Any) -> Value:
-        """Return a value as it was saved.
+        """Return the message of a value as it was saved.
 
         Raises:
-            WireError: it cannot travel.
-            Refusal: QUOTA_EXCEEDED, the trace saved more than it may; INVALID_ARGUMENT, it holds a name where a value is meant.
+            WireError: the value cannot travel.
+            Refusal: QUOTA_EXCEEDED, the trace saved more than it may; INVALID_ARGUMENT, the value holds a name where a value is
+                meant.
         """
         refuse_names(value)
         return self._encoder.encode(value)
 
     def key(self, value: Any) -> Value:
-        """Return a key of a dict; errors as of `encode`."""
+        """Return the message of a dict's key; it raises the errors of `encode`."""
         return self._encoder.encode(value)
 
     def entries_from(self, first: int) -> list[tuple[int, object]]:
@@ -211,12 +215,15 @@ class SaveEncoder:
         return self._encoder.entries_from(first)
 
     def array(self, value: Any) -> Tensor:
-        """Return the elements of a tensor or array now, whatever the table has for it."""
+        """Return the present elements of a tensor or array, whatever the table has for it."""
         self._count(value.nbytes)
         return self._encoder.array(value).tensor
 
     def contents(self, value: Any) -> Value:
-        """Return a container's contents now, not a reference to it; errors as of `encode`."""
+        """Return the present contents of a container, not a reference to it.
+
+        It raises the errors of `encode`.
+        """
         refuse_names(value)
         reference = self._encoder.encode(value)
         return self.objects.values[reference.ref] if reference.WhichOneof("kind") == "ref" else reference
@@ -230,7 +237,7 @@ class SaveEncoder:
         stayed = self._origin(value)
         if stayed is not None:
             return self._encoder.refer(value, lambda: Value(remote=stayed))
-        if isinstance(value, torch.Tensor) and is_dense(value):  # any other is refused
+        if isinstance(value, torch.Tensor) and is_dense(value):  # a tensor that is not dense is refused
             self._count(value.nbytes)
         if isinstance(value, Outputs | ListOutputs):
             return self._encoder.encode(plainly(value))

@@ -1,7 +1,8 @@
-"""The way out of a worker: saved bytes and printed text go to the trace's session, off the forward's thread.
+"""The way out of a worker: saved bytes and printed text go to the trace's session.
 
-A worker hands the directory the bytes of one saved tensor at a time and waits until that owns them and the session knows, on a
-thread of its own, so that the forward goes on and at most one tensor is on its way twice. Only one rank reports.
+A thread of its own does the sending, so that the forward pass goes on. The thread hands the bytes of one saved tensor at a time
+to the directory, and waits until the directory owns the bytes and the session knows of them. So at most one tensor is in memory
+twice. Only one rank reports.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-# As in `actors.naming`, which is not to be had here.
+# The same as in `actors.naming`, which the executor may not import.
 NAMESPACE = "interpose"
 DIRECTORY = "interpose-directory"
 _MAX_LOG_BYTES = 1 << 20
@@ -42,10 +43,10 @@ class Outbox(Protocol):
 
 
 class RayOutbox:
-    """Sends to session actors and the directory over Ray.
+    """Sends to session actors and to the directory over Ray.
 
     Args:
-        reports: whether this rank sends; the others run the same code and drop what it sends.
+        reports: whether this rank sends. The other ranks run the same code and drop what it would send.
     """
 
     def __init__(self, reports: bool) -> None:
@@ -56,7 +57,10 @@ class RayOutbox:
         self._thread: threading.Thread | None = None
 
     def log(self, session: str, trace_id: str, invoke: int, text: str) -> bool:
-        """Send printed text and return True; past 1 MiB a trace's text is cut off with a note, and False returned."""
+        """Send printed text; return whether the trace may print more.
+
+        After 1 MiB, a trace's text is cut off with a note, and the call returns False.
+        """
         logged = self._logged.get(trace_id, 0)
         if not self._reports or logged > _MAX_LOG_BYTES:
             return False
@@ -67,7 +71,7 @@ class RayOutbox:
         return True
 
     def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None:
-        """Send one tensor's bytes; the caller must not change them any more."""
+        """Send the bytes of one tensor; the caller must not change them any more."""
         if self._reports:
             array = numpy.frombuffer(data, dtype=numpy.uint8)
             self._submit(lambda: self._send_blob(session, trace_id, blob_id, array))
@@ -78,10 +82,12 @@ class RayOutbox:
             self._submit(lambda: self._send_increment(session, trace_id, data))
 
     def get(self, session: str, trace_id: str, digest: str) -> Any:
-        """Return the bytes of an uploaded blob or of a saved one, read-only; waits for the session actor, at most 30 s.
+        """Return the bytes of an uploaded or a saved blob, read-only.
+
+        The call waits for the session actor, at most 30 seconds.
 
         Raises:
-            Refusal: NOT_FOUND, it is not there; UNAVAILABLE, the session is not.
+            Refusal: NOT_FOUND, the blob is not there; UNAVAILABLE, the session is not there.
         """
         import ray
 
@@ -92,17 +98,17 @@ class RayOutbox:
             known = getattr(error.cause, "failure", None)
             if known is None:
                 raise
-            raise Refusal(known.code, known.message) from None  # and not where in the service that was
+            raise Refusal(known.code, known.message) from None  # without the service's traceback
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError, ValueError):
             message = "what the trace refers to cannot be had from its session now: run it again"
             raise Refusal(pb.ERROR_CODE_UNAVAILABLE, message) from None
 
     def forget(self, trace_id: str) -> None:
-        """Drop what is kept about an ended trace."""
+        """Drop everything that is kept about an ended trace."""
         self._logged.pop(trace_id, None)
 
     def close(self) -> None:
-        """Send what is left and stop the thread."""
+        """Send what is left, and stop the thread."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout=10)
@@ -119,7 +125,7 @@ class RayOutbox:
             try:
                 job()
             except Exception:
-                # The session is gone; the trace's owner learns it from there, and the worker goes on.
+                # The session is gone. The trace's owner learns it from the session, and the worker goes on.
                 logger.warning("a session did not take a saved value or a log line", exc_info=True)
             del job
 
@@ -151,13 +157,13 @@ class RayOutbox:
                     self._actor(session).no_room.remote(trace_id)
                     raise
             except ray.exceptions.RayActorError:
-                # The directory is gone, and another one in its place has the name.
+                # The directory is gone, and another directory has its name now.
                 self._actors.pop(DIRECTORY, None)
                 if not again:
                     raise
 
     def _makes_room(self) -> bool:
-        """Whether there is more room on this node's disk than a moment ago."""
+        """Ask the directory to make room on this node's disk; return whether it did."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
@@ -174,7 +180,7 @@ class LocalOutbox:
         blobs: the saved bytes by blob id.
         logs: (trace id, invoke, text) in order.
         increments: (trace id, serialized `Increment`) in order.
-        uploads: bytes that traces refer to, by digest.
+        uploads: the bytes that traces refer to, by digest.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Tensors of earlier traces in a worker: bound from what a session holds, and saved again as what they were.
+"""Tensors of earlier traces in a worker: bound from what a session holds, and saved again.
 
-A block gets a copy of its own, which it may change. One that it has not changed leaves the trace as a reference to what the
-session holds already: nothing of it travels, and nothing is stored twice.
+A block gets a copy of its own, which it may change. An unchanged copy leaves the trace as a reference to what the session
+already holds. So its bytes do not travel, and are not stored twice.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Stayed:
 
     def __init__(self, get_blob: Callable[[Blob], Any]) -> None:
         self._get_blob = get_blob
-        self._bytes: dict[str, np.ndarray] = {}  # by blob id; of the session's own memory, where it is on this node
+        self._bytes: dict[str, np.ndarray] = {}  # by blob id; the memory is the session's own where it is on this node
         self._made: dict[int, tuple[Any, RemoteTensor]] = {}  # by the identity of the tensor, which is kept beside it
 
     def tensor(self, remote: RemoteTensor, placed: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
-        """Return a tensor, or an array where it was one.
+        """Return a tensor, or an array where the saved value was an array.
 
         Args:
-            placed: puts a tensor where the worker computes.
+            placed: moves a tensor to the device on which the worker computes.
 
         Raises:
-            WireError: the bytes are no such tensor.
+            WireError: the bytes do not fit the tensor's dtype and shape.
         """
         found = self._elements(remote)
         flat = np.ascontiguousarray(found).reshape(-1).view(np.uint8)
@@ -48,7 +48,7 @@ class Stayed:
         return made
 
     def origin(self, value: Any) -> RemoteTensor | None:
-        """Return what a value was bound from if it still is that, else None."""
+        """Return the remote tensor of which a value is an unchanged copy, else None."""
         entry = self._made.get(id(value))
         if entry is None:
             return None
@@ -64,7 +64,7 @@ class Stayed:
         if remote.blob_id not in self._bytes:
             data = self._get_blob(Blob(id=remote.blob_id))
             raw = np.frombuffer(data, dtype=np.uint8)
-            raw.flags.writeable = False  # what is made of it is a copy, whoever else could write to it
+            raw.flags.writeable = False  # Values are copied from these bytes, and other code could still write to them.
             self._bytes[remote.blob_id] = raw
         try:
             return indexing.apply(self._bytes[remote.blob_id], remote.view)

@@ -1,9 +1,9 @@
-"""What one invoke of a streamed trace saves, step by step: each increment carries only what is new.
+"""What one invoke of a streamed trace saves: each step's increment carries only new things.
 
-The invoke has one table of objects for its whole life. An increment brings the entries that were added, and for the
-containers and tensors that were sent before, how they have changed: the items that a list got at its end, the keys that a
-dict got or lost, a tensor of the user's own that was changed in place. Values that are snapshots never change; they are
-sent once. So a block that saves one row in each step sends one row in each step.
+The invoke has one table of objects for its whole life. An increment brings the entries that were added to the table. For
+containers and tensors that were sent before, it brings their changes: the items that a list got at its end, the keys that a
+dict got or lost, a tensor of the block's own that was changed in place. A snapshot never changes and is sent once. So a block
+that saves one row in each step sends one row in each step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.wire import arrays
 from interpose.wire.encoder import WireError
 
-# Values looked at in one step for saved ones inside them; larger containers are searched when the request has ended.
+# How many values are searched for saved values in one step. Larger containers are searched after the request has ended.
 _SEARCHED = 20_000
 _UNBOUND = object()
 
@@ -39,7 +39,7 @@ class SaveStream:
         program: the invoke's block.
         invoke: the invoke's index.
         limits: bounds on what is saved.
-        budget: bounds the making of one increment.
+        budget: bounds the time to make one increment.
         outbox: takes increments and blobs.
 
     Attributes:
@@ -56,7 +56,7 @@ class SaveStream:
         self._budget = budget
         self._held: list[tuple[str, memoryview]] = []  # blobs of the increment that is being made
         self._outbox = outbox
-        # What another invoke may change too is sent when the whole trace has ended.
+        # A value that another invoke may also change is sent when the whole trace has ended.
         self._captured = scope.captured() if scope.expected == 1 else {}
         reads = [binding.name for binding in program.reads] if self._captured else []
         self._names = tuple(dict.fromkeys((*program.writes, *reads)))
@@ -72,11 +72,11 @@ class SaveStream:
         )
 
     def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:
-        """Send what is new after a step; return False if it could not be sent and the request must end.
+        """Send what is new after a step; return False if sending failed and the request must end.
 
         Args:
             namespace: the block's names.
-            steps: that have ended.
+            steps: the number of steps that have ended.
             last: whether the block does nothing more before the request has ended.
         """
         if self._open:
@@ -87,14 +87,17 @@ class SaveStream:
         return self.failure is None
 
     def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:
-        """Return what is new since the last step, when the request has ended."""
+        """Return what is new since the last step, after the request has ended."""
         self._open = False
         increment = self._bounded(namespace, steps, final=True)
         increment.last = True
         return pb.Event(increment=increment)
 
     def _bounded(self, namespace: Mapping[str, Any], steps: int, final: bool) -> pb.Increment:
-        """Return what is new, which is encoded within a budget: objects of the block's have code of their own."""
+        """Return what is new, encoded within a budget.
+
+        The budget is needed because objects of the block have code of their own.
+        """
         sequence = self._sequence
         try:
             increment, _ = self._budget.run(lambda: self._increment(namespace, steps, final), 0.0, self._scope.blame)
@@ -121,7 +124,7 @@ class SaveStream:
             counted = self._encoder.bytes
             try:
                 self._change(increment, namespace, final)
-            except Exception as error:  # in the middle of the engine's step, where nobody else could take it
+            except Exception as error:  # No caller in the engine's step could handle it.
                 code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
                 self._fail(increment, code, f"what the block saved cannot be sent: {error}")
             self._scope.saved_bytes += max(self._encoder.bytes - counted, increment.ByteSize())
@@ -153,10 +156,10 @@ class SaveStream:
         self._follow(increment, first)
         increment.objects.values.extend(table[first:])
         for value in table[first:]:
-            value.Clear()  # it has been sent; only its index is needed
+            value.Clear()  # The entry has been sent; only its index is needed.
 
     def _bind(self, increment: pb.Increment, namespace: Mapping[str, Any], search: Search | None) -> None:
-        """Say which names are bound to something else than before."""
+        """Add the names that are now bound to something else."""
         for name in self._names:
             value = namespace.get(name, _UNBOUND)
             if self._bound.get(name, _UNBOUND) is value:
@@ -182,23 +185,23 @@ class SaveStream:
     def _put(self, data: memoryview) -> str:
         blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
         self._blobs += 1
-        # The block goes on and may change a value of its own; the copy is what was there now.
+        # The block goes on and may change a value of its own; the copy keeps the present bytes.
         self._held.append((blob_id, memoryview(bytes(data))))
         return blob_id
 
 
 class _Array:
-    """A tensor or array of the user's own that has been sent, and how to tell that it was changed since."""
+    """A sent tensor or array of the block's own, and how to tell that it was changed since."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
         self._take()
 
     def changed(self, encoder: SaveEncoder, thorough: bool) -> Any:
-        """Return the tensor's message if its elements are not those that were sent, else None.
+        """Return the tensor's message if its elements differ from the sent elements, else None.
 
         Args:
-            thorough: whether to look for changes that left no trace, made through memory that it shares with an array.
+            thorough: whether to compare the bytes too. A change through memory shared with an array leaves no other mark.
         """
         if self._counter is not None and not thorough and self._counter == self._value._version:
             return None
@@ -233,7 +236,7 @@ def _same(left: Iterable[Any], right: Iterable[Any]) -> bool:
 
 
 def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, before: Any) -> bool:
-    """Add what changed in a container since it was sent; return whether anything did."""
+    """Add what changed in a container since it was sent; return whether anything changed."""
     if isinstance(now, list):
         if len(now) == len(before) and _same(now, before):
             return False
@@ -254,7 +257,7 @@ def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, 
     if len(now) == len(before) and _same(now, before) and _same(now.values(), before.values()):
         return False
     staying = [key for key in before if key in now]
-    if not _same(now, staying):  # in another order than before: all of it again
+    if not _same(now, staying):  # The order has changed, so the whole container is sent again.
         staying = []
     removed = before if not staying else [key for key in before if key not in now]
     change = pb.DictPatch(removed=[encoder.key(key) for key in removed])

@@ -1,4 +1,4 @@
-"""What encoding needs of a trace and of the bounds on its blocks, whoever has them."""
+"""What encoding needs to know of a trace and of the bounds on its blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class SavingTrace(Protocol):
     """A trace whose values are saved.
 
     Attributes:
-        id: the trace's.
-        session: the session actor's name, "" for none.
-        expected: how many invokes it has.
-        remote: whether its tensors stay on the server.
-        blame: the id of the client's trace, as the bounds take it.
-        registry: its saved values.
-        stayed: the tensors of earlier traces that it uses.
-        saved_bytes: encoded so far.
+        id: the trace's id.
+        session: the session actor's name, or "" for none.
+        expected: the number of invokes.
+        remote: whether the trace's tensors stay on the server.
+        blame: the id of the client's trace, as `Bounds.run` takes it.
+        registry: the saved values.
+        stayed: the tensors of earlier traces that the trace uses.
+        saved_bytes: the bytes encoded so far.
         streamed: captured containers, by index, whose changes the increments of an invoke carry.
     """
 
@@ -37,21 +37,24 @@ class SavingTrace(Protocol):
     streamed: set[int]
 
     def captured(self) -> dict[int, int]:
-        """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id."""
+        """Return the indices of the trace's captured lists, dicts and sets, by their id.
+
+        An index counts the objects of the trace's scope.
+        """
 
 
 class Bounds(Protocol):
     """Bounds the time of code that may run code of a block's objects.
 
     Attributes:
-        step_seconds: wall time that it may take.
+        step_seconds: the wall time that the code may take, in seconds.
     """
 
     step_seconds: float
 
     def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:
-        """Call `do` within the bounds; return what it returned and the seconds that it took.
+        """Call `do` within the bounds; return its result and the seconds that it took.
 
         Raises:
-            BudgetExceeded: it took longer.
+            BudgetExceeded: the call took longer.
         """
