@@ -1,4 +1,4 @@
-"""A `with` block that is captured instead of run; what cannot be captured is refused with the library's own error."""
+"""A `with` block that is captured instead of run, with the library's own errors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ C = TypeVar("C", bound="CapturedBlock")
 
 
 class CapturedBlock(capture.CapturedContext):
-    """A captured block whose syntax errors are the library's own."""
+    """A captured block that raises InvalidArgument where the block cannot be captured."""
 
     _unused: Unused | None = None
     _remedy = ""
 
     def watched(self: C, remedy: str) -> C:
-        """Note where it was made; without a `with` it does nothing, and says so with `remedy`.
+        """Warn with `remedy` if this object never enters a `with`; return the object.
 
-        Called by the function that the user's code calls.
+        The caller of this method is the function that the user's code calls.
 
         Raises:
-            InvalidArgument: it is a statement of its own.
+            InvalidArgument: the user's call is a statement of its own.
         """
         written = here(2)
         self._remedy = remedy
@@ -38,17 +38,17 @@ class CapturedBlock(capture.CapturedContext):
         return self
 
     def dropped(self) -> None:
-        """It is a statement of its own: nobody will enter it."""
+        """Refuse a call that is a statement of its own: no `with` can enter its value."""
         assert self._unused is not None
         raise InvalidArgument(f"this does nothing: {self._remedy}", frames=[self._unused.written.frame()])
 
     @property
     def unused(self) -> bool:
-        """Whether it has not been entered."""
+        """Whether no `with` has entered the block."""
         return self._unused is not None
 
     def used(self) -> Written | None:
-        """Note that it is entered, or run; return where it was made."""
+        """Note that the block is entered or run; return the place in the user's code that made it."""
         unused, self._unused = self._unused, None
         if unused is None:
             return None

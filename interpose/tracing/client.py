@@ -1,4 +1,4 @@
-"""A connection to one server: the handshake, the models it serves, and the session that traces run in."""
+"""A connection to one server: the handshake, the served models, and the sessions."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def connect(
     Args:
         address: "host:port" or "grpc://host:port"; "grpcs://…" for TLS. Default: the variable INTERPOSE_ADDRESS.
         api_key: default: the variable INTERPOSE_API_KEY.
-        timeout: seconds for calls that should be quick; a trace takes as long as it needs.
+        timeout: seconds, for calls with a quick reply. A trace has no such limit.
         progress: whether long transfers and generations show a progress bar (where tqdm is installed).
 
     Raises:
-        InvalidArgument: there is no address, or it is none.
-        Unavailable: no server answers there.
-        Unauthenticated: it does not know the key.
+        InvalidArgument: there is no address, or it is not a valid address.
+        Unavailable: no server answers at the address.
+        Unauthenticated: the server does not know the key.
         VersionMismatch: client and server speak no common protocol.
     """
     address = address or os.environ.get(ADDRESS_VARIABLE)
@@ -62,11 +62,11 @@ class Client:
     """A connected client; made by `connect`, usable as a context manager.
 
     Attributes:
-        address: the server's, "host:port".
+        address: the server's address, "host:port".
         models: names of the served models.
         server_version: the server's package version.
-        limits: what the server takes.
-        awaited: whether it serves an event loop, which it must not block.
+        limits: the limits of the server.
+        awaited: whether the client serves an event loop, which it must not block.
         own_session: the session of traces outside of `client.session()`.
     """
 
@@ -84,16 +84,19 @@ class Client:
         self._tokenizers: dict[str, Any] = {}
 
     def model(self, name: str | None = None) -> Model:
-        """Return a served model; without a name, the only one.
+        """Return a served model; without a name, the only model of the server.
 
         Raises:
             NotFound: the server serves no model of that name.
-            InvalidArgument: it serves several, and no name was given.
+            InvalidArgument: the server serves several models, and no name was given.
         """
         return Model(self, self.describe(name))
 
     def describe(self, name: str | None = None) -> ModelDescription:
-        """Return the description of a served model; without a name, of the only one. Errors as of `model`."""
+        """Return the description of a served model.
+
+        The name and the errors are as for `model`.
+        """
         if name is None and len(self.models) > 1:
             raise InvalidArgument(
                 f"the server serves {', '.join(self.models)}; say which: client.model({self.models[0]!r})",
@@ -107,28 +110,31 @@ class Client:
         return tree_of(self.describe(model))
 
     def job(self, job_id: str) -> Job:
-        """Return the background job of an id (`tracer.job.id`), whichever process of the same tenant began it.
+        """Return the job with an id (`tracer.job.id`).
+
+        Any process of the same tenant may have started the job.
 
         Raises:
-            InvalidArgument: it is no job's id.
+            InvalidArgument: the text is not the id of a job.
         """
         return Job.found(self.own_session, job_id, self.tree_of)
 
     @property
     def current_session(self) -> Session:
-        """The session that traces run in here and now."""
+        """The session of a trace that starts here now."""
         block = entered(self)
         return self.own_session if block is None else block.session
 
     def session(self, session_id: str = "") -> SessionBlock:
-        """Return a session whose values stay on the server between its traces: `with client.session() as s:`.
+        """Return a session that keeps values on the server: `with client.session() as s:`.
 
-        Large tensors that its traces save are `RemoteValue`s inside the block, are used by later traces where they are, and
-        are fetched into the names that hold them when the block ends, which also closes the session.
+        Inside the block, a large tensor that a trace saved is a `RemoteValue`. Later traces of the session use the tensor on
+        the server. At the end of the block, the client fetches the tensors into the names that hold them, and closes the
+        session.
 
         Args:
-            session_id: of a session that is there already (`s.id`), whichever process of the same tenant opened it; `s.saved()`
-                gives what it holds.
+            session_id: the id (`s.id`) of a session that is open already. Any process of the same tenant may have opened it.
+                `s.saved()` gives its saved values.
         """
         session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
         session.awaited = self.awaited
@@ -139,18 +145,21 @@ class Client:
         return self._transport.unary(method, request)
 
     def status(self) -> StatusReply:
-        """Return models, sessions and tenants' usage as the server reports them."""
+        """Return the server's report of its models, its sessions, and the usage of the tenants."""
         return self._transport.unary("Status", StatusRequest())
 
     def tokenizer(self, model: str) -> Any:
-        """Return a model's tokenizer, fetching its files the first time."""
+        """Return a model's tokenizer; the first call fetches its files."""
         with self._lock:
             if model not in self._tokenizers:
                 self._tokenizers[model] = tokenizers.load(self._transport, model)
             return self._tokenizers[model]
 
     def close(self) -> None:
-        """Close the session and the connection. Jobs go on and keep their results until the retention time ends."""
+        """Close the session and the connection.
+
+        Jobs go on. The server keeps their results until the retention time ends.
+        """
         self.own_session.close()
         self._transport.close()
 
@@ -167,7 +176,11 @@ class Client:
 
 
 def _hello(transport: Transport) -> HelloReply:
-    """Greet the server and compare protocols."""
+    """Return the server's answer to Hello.
+
+    Raises:
+        VersionMismatch: client and server speak no common protocol.
+    """
     request = HelloRequest(protocol=PROTOCOL, client_version=VERSION, python_version=PYTHON_VERSION)
     reply = transport.unary("Hello", request)
     if reply.oldest_protocol > PROTOCOL:

@@ -1,6 +1,6 @@
-"""What a model needs of its client, and a tracer or an edit of its model.
+"""Protocols between the classes of this package: client, model, tracer and edit.
 
-The classes themselves import in one direction: client, model, then tracer and edit.
+With them the classes import in one direction: client, model, then tracer and edit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from interpose.v1.trace_pb2 import Prompt
 
 
 class Connection(Protocol):
-    """What a model needs of its client."""
+    """The part of a client that a model uses."""
 
     @property
     def awaited(self) -> bool:
@@ -47,11 +47,11 @@ class Connection(Protocol):
 
 
 class ServedModel(Protocol):
-    """What both need of a model."""
+    """The part of a model that both a tracer and an edit use."""
 
     @property
     def name(self) -> str:
-        """The name it is served under."""
+        """The name that the server gives the model."""
 
     @property
     def tree(self) -> Node:
@@ -63,18 +63,18 @@ class ServedModel(Protocol):
 
 
 class EditedModel(ServedModel, Protocol):
-    """What an edit needs of its model."""
+    """The part of a model that an edit uses."""
 
     def call(self, method: str, request: Any) -> Any:
         """Call a method of the server that has one reply."""
 
 
 class TracedModel(ServedModel, Protocol):
-    """What a tracer needs of its model."""
+    """The part of a model that a tracer uses."""
 
     @property
     def awaited(self) -> bool:
-        """Whether its client serves an event loop, which it must not block."""
+        """Whether the model's client serves an event loop, which it must not block."""
 
     @property
     def progress(self) -> Progress:
@@ -86,16 +86,16 @@ class TracedModel(ServedModel, Protocol):
 
     @property
     def session_names(self) -> SessionNames | None:
-        """What the traces of the `with client.session()` around it left in the notebook; None outside of one."""
+        """The names that the traces of the session block assigned; None outside of such a block."""
 
     def tree_of(self, name: str) -> Node:
-        """Return the module tree of a model of the same server by its name."""
+        """Return the module tree of another model of the same server."""
 
     def encode_prompt(self, prompt: Any) -> Prompt:
-        """Return a prompt as it travels; InvalidArgument for what is none."""
+        """Return a prompt as a message; raise InvalidArgument for another object."""
 
     def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
-        """Return sampling parameters that the engine has, and a `lora`; InvalidArgument for another."""
+        """Return the sampling parameters and a `lora`, checked; raise InvalidArgument."""
 
     def job_handle(self, job: Job) -> Any:
-        """Return a background job as the notebook gets it."""
+        """Return the object that `tracer.job` gives for a job."""

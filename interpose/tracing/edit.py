@@ -1,8 +1,8 @@
-"""Standing edits: a block that stays on the server and runs inside every later request that names it.
+"""Standing edits: blocks that stay on the server and run in the requests that name them.
 
-`with model.edit("calm") as edit:` captures the block and leaves it with the server, where it is the tenant's own; with
-`model.trace(prompt, edits=["calm"])` it runs before the trace's own block at each location. It is bound anew for each
-request. Edits last until they are cleared or the service ends.
+`with model.edit("calm") as edit:` captures the block and sends it to the server. The edit belongs to the tenant. With
+`model.trace(prompt, edits=["calm"])` the edit runs before the trace's own block at each location. Each request has its own
+copy of the edit's variables. An edit stays until the tenant clears it or the service ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from interpose.v1.service_pb2 import (
 )
 from interpose.v1.trace_pb2 import Edit, Prompt
 
-# An edit outlives the session that uploads belong to, so its tensors travel inside the message.
+# An edit outlives its session, and uploads belong to a session. So the edit's tensors travel inside the message.
 _ALL_INLINE = (1 << 32) - 1
 
 
@@ -40,10 +40,10 @@ class StandingEdit:
     """An edit that the server keeps; `model.edits()` lists them.
 
     Attributes:
-        name: what traces name it by.
-        nbytes: what it takes of the tenant's room for edits.
-        age_seconds: since it was stored, when it was listed.
-        source: its block.
+        name: the name that traces use.
+        nbytes: the size that counts towards the tenant's limit for edits, in bytes.
+        age_seconds: seconds from storing the edit to listing it.
+        source: the source of the block.
     """
 
     def __init__(self, model: EditedModel, stored: StoredEdit) -> None:
@@ -54,7 +54,10 @@ class StandingEdit:
         self.source: str = stored.source
 
     def clear(self) -> bool:
-        """Drop it from the server; requests that run already keep it. Returns whether it was there."""
+        """Drop the edit from the server; return whether the server had it.
+
+        Requests that are running keep the edit.
+        """
         return clear(self._model, self.name) > 0
 
     def __repr__(self) -> str:
@@ -65,11 +68,13 @@ E = TypeVar("E", bound=StandingEdit)
 
 
 class EditBlock(CapturedBlock):
-    """The block of an edit; made by `model.edit`. Inside it, it is the tracer: `for step in edit.iter[:]`.
+    """The block of an edit; made by `model.edit`.
+
+    Inside the block, the object is the tracer: `for step in edit.iter[:]`.
 
     Args:
         model: the served model.
-        name: what traces will name it by; an edit of that name is replaced.
+        name: the name that traces will use. The edit replaces an edit of the same name.
     """
 
     def __init__(self, model: EditedModel, name: str) -> None:
@@ -77,15 +82,18 @@ class EditBlock(CapturedBlock):
         self.name = name
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
-        """Leave the captured block with the server."""
+        """Send the captured block to the server, which keeps it."""
         self._model.call("StoreEdit", self._request(block, scope))
 
     async def run_block_async(self, block: capture.Block, scope: capture.Scope) -> None:
-        """The same, on an event loop."""
+        """Do the same as `run_block`, on an event loop."""
         await in_thread(self._model.call, "StoreEdit", self._request(block, scope))
 
     def clear(self) -> bool:
-        """Drop it from the server; requests that run already keep it. Returns whether it was there."""
+        """Drop the edit from the server; return whether the server had it.
+
+        Requests that are running keep the edit.
+        """
         return clear(self._model, self.name) > 0
 
     def _request(self, block: capture.Block, scope: capture.Scope) -> StoreEditRequest:
@@ -115,14 +123,14 @@ def _refuse_saves(block: capture.Block) -> None:
 
 
 def check_name(name: object) -> str:
-    """Return the name of a new edit; InvalidArgument unless it is one."""
+    """Return the name of a new edit; raise InvalidArgument unless it is a name."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f'an edit has a name: model.edit("calm"), not {name!r}')
     return name
 
 
 def check_names(edits: object) -> tuple[str, ...]:
-    """Return the `edits` argument of a trace; InvalidArgument unless it is names."""
+    """Return the `edits` of a trace as names; raise InvalidArgument for other objects."""
     names: Any = [edits] if isinstance(edits, str) else edits
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise InvalidArgument(f'edits are named: model.trace(…, edits=["calm"]), not {edits!r}')
@@ -132,12 +140,12 @@ def check_names(edits: object) -> tuple[str, ...]:
 
 
 def listed(model: EditedModel, kind: type[E]) -> list[E]:
-    """Return the tenant's edits of a model, oldest first, as objects of a kind."""
+    """Return the tenant's edits of a model, oldest first, as objects of the class `kind`."""
     reply: ListEditsReply = model.call("ListEdits", ListEditsRequest(model=model.name))
     return [kind(model, stored) for stored in reply.edits]
 
 
 def clear(model: EditedModel, name: str) -> int:
-    """Drop one edit, or all of a model's for the name ""; return how many there were."""
+    """Drop an edit, or with the name "" all edits of the model; return their number."""
     reply: ClearEditsReply = model.call("ClearEdits", ClearEditsRequest(model=model.name, name=name))
     return reply.cleared

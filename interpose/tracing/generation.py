@@ -1,7 +1,7 @@
-"""`model.generate(prompt, max_new_tokens=3)` without `with`: it runs without a block, and is its result.
+"""A generation without a `with` block: `model.generate(prompt, max_new_tokens=3).text`.
 
-The call cannot know whether a `with` will follow, so it runs later: at once where its value is thrown away, as in a statement
-of its own; else when something of its result is first asked for, or when it is shown.
+The call cannot know whether a `with` enters its value. So the generation runs later: when the code first reads a field of the
+result, or prints it. Where the call is a statement of its own, the generation runs at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FIELDS = frozenset(field.name for field in fields(Result))
 class Generation(Tracer):
     """A trace that needs no block; made by `model.generate`.
 
-    As the context manager of a `with` block it is a `Tracer`. Without one it is the result of a trace without a block:
-    `.text`, `.token_ids`, `.finish_reason` and all that a `Result` has. With `n` it is the list of the sequences' results.
+    In a `with` statement it is a `Tracer`. Without `with` it has the fields of a `Result`: `.text`, `.token_ids`,
+    `.finish_reason` and the others. With `n` it is a list with a `Result` for each sequence.
     """
 
-    _alone = False  # it runs or ran without a block
+    _alone = False  # whether the generation runs or ran without a block
 
     def run_alone(self) -> Result | list[Result]:
-        """Run it without a block, unless it ran already; return the result."""
+        """Run the generation without a block, unless it ran already; return the result."""
         if self._outcome is None:
             self._check_alone()
             written = self.used()
@@ -42,7 +42,7 @@ class Generation(Tracer):
         return self.result
 
     def dropped(self) -> None:
-        """Run it as a statement."""
+        """Run the generation: the call is a statement of its own."""
         self.run_alone()
 
     def _check_alone(self) -> None:
@@ -90,7 +90,7 @@ class Generation(Tracer):
 
 
 class AsyncGeneration(Generation):
-    """The same of a client for asyncio: `result = await model.generate(…)`."""
+    """A generation of a client for asyncio: `result = await model.generate(…)`."""
 
     def __await__(self) -> Generator[Any, None, Result | list[Result]]:
         return self._run_awaited().__await__()
@@ -111,7 +111,7 @@ class AsyncGeneration(Generation):
 
 
 def _no_block(written: Written | None) -> capture.Block:
-    """Return a block that does nothing, at the line of the call."""
+    """Return an empty block at the line of the user's call."""
     filename, line = (written.filename, written.line) if written is not None else ("<generate>", 1)
     source = parse(filename, ["pass\n"])
     body = ast.parse("pass", filename).body

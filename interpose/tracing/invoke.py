@@ -1,4 +1,4 @@
-"""One of the prompts of a trace, and the block that goes with it."""
+"""An invoke: one prompt of a trace, and its block."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from interpose.v1.trace_pb2 import Prompt
 
 
 class Gathering(Protocol):
-    """What one of a trace's prompts needs of the trace's tracer.
+    """The part of a tracer that an invoke uses.
 
-    The names are private, as a tracer's public ones are the notebook's.
+    The names are private because the public names of a tracer belong to the notebook.
     """
 
     @property
     def _running(self) -> bool:
-        """Whether the outer block runs, which adds the prompts."""
+        """Whether the outer block runs; only then prompts are added."""
 
     def _add(
         self, block: capture.Block, scope: capture.Scope, prompt: Prompt | None, sampling: Mapping[str, object]
@@ -31,10 +31,10 @@ class Gathering(Protocol):
         """Add a prompt and its block; return the prompt's number."""
 
     def _result(self, number: int) -> Result | list[Result]:
-        """Return what the engine generated for a prompt, one result for each of its sequences if it has several."""
+        """Return the engine's output for a prompt; with several sequences, a list of them."""
 
     def _finished(self) -> Outcome:
-        """Return what the trace gave; InvalidArgument before its end."""
+        """Return the outcome of the trace; raise InvalidArgument before its end."""
 
 
 class Invoker(CapturedBlock):
@@ -48,7 +48,7 @@ class Invoker(CapturedBlock):
 
     @property
     def result(self) -> Result | list[Result]:
-        """After the trace, what the engine generated for this prompt; with `n`, one result for each sequence."""
+        """The engine's output for this prompt, after the trace; a list of the sequences with `n`."""
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
         if self._prompt is None:
@@ -59,13 +59,13 @@ class Invoker(CapturedBlock):
 
     @property
     def accounting(self) -> Accounting:
-        """After the trace, where this prompt's block was served and where it wrote, and in what precision."""
+        """The locations the block read and changed, and the precision, after the trace."""
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
         return self.tracer._finished().accounting.get(self._index, Accounting())
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
-        """Add the captured block to the trace; it runs when the outer block has ended."""
+        """Add the captured block to the trace; the block runs after the end of the outer block."""
         if not self.tracer._running:
             raise InvalidArgument(
                 "this block belongs to a trace that has already been sent",

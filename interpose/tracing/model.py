@@ -34,7 +34,7 @@ _GENERATE = "read its .text or .token_ids, or write `with model.generate(…) as
 class Model(Envoy):
     """A served model; made by `client.model`.
 
-    Its modules are attributes (`model.model.layers[2].mlp`); printing it shows the tree.
+    The modules are attributes: `model.model.layers[2].mlp`. `print(model)` shows the tree.
     """
 
     __slots__ = ("_client", "_description")
@@ -62,25 +62,27 @@ class Model(Envoy):
 
         Args:
             prompt: a str; token ids as a list or as a tensor of shape [tokens] or [1, tokens]; a tokenizer's output; or
-                chat messages. Without one, the block runs in the notebook and gives its prompts to `tracer.invoke`.
-            stream: True: the block's end does not wait for the trace; `tracer.stream()` gives its outputs as they come.
-            blocking: False: the block's end does not wait; the trace is `tracer.job` then, and goes on without this client.
-            fetch: False: saved tensors stay on the server, as `RemoteValue`s. By default they are fetched at the end of the
-                block, and inside `with client.session()` at its end.
-            edits: names of standing edits (`model.edit`) that run in it before the block, in this order.
-            lora: name of the LoRA adapter that its requests run with, one of `model.adapters`.
+                chat messages. Without a prompt, the block runs in the notebook and gives its prompts to `tracer.invoke`.
+            stream: True: the block's end does not wait for the trace. `tracer.stream()` gives the outputs as they come.
+            blocking: False: the block's end does not wait for the trace. The trace becomes the job `tracer.job`, and goes on
+                without this client.
+            fetch: False: saved tensors stay on the server, as `RemoteValue`s. By default the client fetches them at the end
+                of the block, or, inside `with client.session()`, at the end of the session.
+            edits: names of standing edits (`model.edit`). They run in this order, before the block.
+            lora: name of a LoRA adapter for the requests of the trace; `model.adapters` lists the names.
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
-            InvalidArgument: the prompt is none of these, or the engine has no such sampling parameter.
+            InvalidArgument: the prompt has another type, or the engine has no such sampling parameter.
         """
         made = self._traced(Tracer, prompt, stream, blocking, fetch, edits, lora, sampling)
         return made.watched(_TRACE)
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> Generation:
-        """Generate: `model.generate("Hello", max_new_tokens=3).text`; or, with a block, the same as `trace`.
+        """Generate text: `model.generate("Hello", max_new_tokens=3).text`.
 
-        Without `with` it runs when something of its result is first asked for, or at once as a statement of its own.
+        With a block (`with model.generate(…) as tracer:`) it does the same as `trace`. Without a block, the generation runs
+        when the code first reads a field of the result. A call that is a statement of its own runs at once.
 
         Args:
             prompt: as for `trace`.
@@ -117,15 +119,16 @@ class Model(Envoy):
         return kind(self, encoded, self.check_sampling(sampling), options)
 
     def scan(self, prompt: Any, **sampling: Any) -> Tracer:
-        """Run a block on shapes and types alone: `with model.scan("Hello"):`. Nothing is generated and no tokens are spent.
+        """Run a block on shapes and dtypes alone: `with model.scan("Hello"):`.
 
-        The block sees every location with the shape and type that it has in a trace of the prompt, and no elements: what
-        depends on elements is an error. Saved tensors come as torch tensors on the "meta" device, or, where torch is not
-        installed, as objects with `.shape`, `.dtype` and `.nbytes`; saved shapes and numbers come as they are.
+        The engine generates nothing, and the tenant spends no tokens. The block sees every location with the shape and dtype
+        that it has in a trace of the prompt. The tensors have no elements, so code that depends on elements is an error.
+        Saved tensors come as torch tensors on the "meta" device. Where torch is not installed, they come as objects with
+        `.shape`, `.dtype` and `.nbytes`. Saved shapes and numbers come unchanged.
 
         Args:
-            prompt: as for `trace`; how many tokens it has is all that matters.
-            sampling: `max_tokens` is the number of steps, 1 unless given; other parameters change no shape.
+            prompt: as for `trace`. Only the number of its tokens matters.
+            sampling: `max_tokens` is the number of steps, 1 by default. Other parameters change no shape.
 
         Raises:
             InvalidArgument: there is no prompt.
@@ -136,31 +139,35 @@ class Model(Envoy):
         return made.watched("write `with model.scan(prompt):` and a block")
 
     def edit(self, name: str) -> EditBlock:
-        """Leave a block on the server: `with model.edit("calm"):`; it runs in requests with `edits=["calm"]`.
+        """Leave a block on the server as a standing edit: `with model.edit("calm"):`.
 
-        The block is the tenant's own and saves nothing. It sees its location once, in the first step, as a trace's does; write
-        `with model.edit("calm") as edit:` and `for step in edit.iter[:]:` for every step. An edit of the same name is replaced.
+        The block runs in the traces that name it: `model.trace(prompt, edits=["calm"])`. It belongs to the tenant, and saves
+        nothing. As in a trace, the block sees each location once, in the first step. For every step, write
+        `with model.edit("calm") as edit:` and `for step in edit.iter[:]:`. A new edit replaces an edit of the same name.
 
         Args:
             name: letters, digits, ".", "_" and "-".
 
         Raises:
-            InvalidArgument: the block saves, or holds what cannot travel.
-            QuotaExceeded: the tenant has as many edits, or bytes in them, as it may.
+            InvalidArgument: the block saves a value, or reads a value that cannot be sent.
+            QuotaExceeded: the tenant's edits have reached their limit of number or bytes.
         """
         return EditBlock(self, check_name(name)).watched(EDIT)
 
     def edits(self) -> list[StandingEdit]:
-        """Return the tenant's standing edits of this model, oldest first; each has a name and `clear()`."""
+        """Return the tenant's standing edits of this model, oldest first.
+
+        Each edit has a name and the method `clear()`.
+        """
         return listed(self, StandingEdit)
 
     def clear_edits(self) -> int:
-        """Drop all of the tenant's standing edits of this model; return how many there were."""
+        """Drop all standing edits of the tenant for this model; return their number."""
         return clear(self, "")
 
     @property
     def name(self) -> str:
-        """The name it is served under."""
+        """The name that the server gives the model."""
         return self._description.name
 
     @property
@@ -170,7 +177,7 @@ class Model(Envoy):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a prompt and what follows it may have together."""
+        """The most tokens that a prompt and its generated tokens have together."""
         return self._description.max_model_len
 
     @property
@@ -185,7 +192,10 @@ class Model(Envoy):
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, of `transformers` or `tokenizers`, whichever is installed; fetched once."""
+        """The model's tokenizer, fetched from the server once.
+
+        It is an object of `transformers` or of `tokenizers`, depending on the installed package.
+        """
         return self._client.tokenizer(self.name)
 
     @property
@@ -195,49 +205,53 @@ class Model(Envoy):
 
     @property
     def limits(self) -> Limits:
-        """What the server takes."""
+        """The limits of the server."""
         return self._client.limits
 
     @property
     def awaited(self) -> bool:
-        """Whether its client is one for asyncio."""
+        """Whether the client is an `AsyncClient`."""
         return self._client.awaited
 
     @property
     def session(self) -> Session:
-        """The session that its traces run in."""
+        """The session of the model's traces."""
         return self._client.current_session
 
     @property
     def session_block(self) -> SessionBlock | None:
-        """The `with client.session()` that it is used in, if any."""
+        """The innermost running block `with client.session()`; None outside of such a block."""
         return entered(self._client)
 
     @property
     def session_names(self) -> SessionNames | None:
-        """What the traces of that session left in the notebook; None outside of one."""
+        """The names that the traces of `session_block` assigned; None outside of a session block."""
         block = self.session_block
         return None if block is None else block.names
 
     def job_handle(self, job: Job) -> Any:
-        """Return a background job as `tracer.job` gives it."""
+        """Return the object that `tracer.job` gives for a job."""
         return job
 
     def tree_of(self, name: str) -> Node:
-        """Return the module tree of a model of the same server by its name."""
+        """Return the module tree of another model of the same server."""
         return self._tree if name == self.name else self._client.tree_of(name)
 
     @property
     def progress(self) -> Progress:
-        """Makes the client's progress bars."""
+        """The maker of the client's progress bars."""
         return self._client.progress
 
     def call(self, method: str, request: Any) -> Any:
-        """Call the server."""
+        """Call a method of the server that has one reply."""
         return self._client.call(method, request)
 
     def encode_prompt(self, prompt: Any) -> Prompt:
-        """Return a prompt as it travels; InvalidArgument for what is none."""
+        """Return a prompt as a message.
+
+        Raises:
+            InvalidArgument: the object is not a prompt.
+        """
         description = self._description
         return encode_prompt(
             prompt,
@@ -247,11 +261,19 @@ class Model(Envoy):
         )
 
     def check_sampling(self, sampling: Mapping[str, object]) -> dict[str, object]:
-        """Return sampling parameters that the engine has, and a `lora`; InvalidArgument, with near misses, for another."""
+        """Return the sampling parameters and a `lora`, checked against the engine.
+
+        Raises:
+            InvalidArgument: the engine has no such parameter, or no such adapter; the error suggests similar names.
+        """
         given = dict(sampling)
         lora = {"lora": self.check_lora(given.pop("lora"))} if "lora" in given else {}
         return check_sampling(given, self._description.sampling_parameters) | lora
 
     def check_lora(self, name: object) -> str:
-        """Return the name of an adapter, "" for none; InvalidArgument, with near misses, for one that there is not."""
+        """Return the name of an adapter, "" for None.
+
+        Raises:
+            InvalidArgument: the engine has no such adapter; the error suggests similar names.
+        """
         return check_adapter(name, self._description.adapters)

@@ -1,8 +1,8 @@
-"""`with client.session()`: traces whose large values stay on the server between them, and come to the notebook at the end.
+"""The block `with client.session()`: its traces leave large values on the server.
 
-Inside, a name that a trace saved holds a `RemoteValue`, and a block that reads it gets the tensor from the server's own store.
-When the block of the session ends, each of these names gets its tensor. A session is on the server: when its client is
-gone, `client.session(id)` finds it and what it holds.
+Inside the block, a name that a trace saved holds a `RemoteValue`. A later trace that reads the name gets the tensor from the
+server's own store. At the end of the block, each of these names gets its tensor. The session itself is on the server: when
+its client is gone, `client.session(id)` finds the session and its values.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _entered: ContextVar[tuple[SessionBlock, ...]] = ContextVar("interpose_sessions"
 
 
 class SessionBlock:
-    """A session whose values stay on the server; made by `client.session`, to be used in a `with` statement.
+    """A session that keeps values on the server, for a `with`; made by `client.session`.
 
     Args:
-        client: the client that it belongs to.
+        client: the client of the session.
         session: the session on the server.
         tree_of: gives the module tree of a served model.
 
     Attributes:
-        names: what its traces left in the notebook.
+        names: the names and containers of the notebook that the session's traces assigned or changed.
     """
 
     def __init__(self, client: object, session: Session, tree_of: Callable[[str], Node]) -> None:
@@ -43,26 +43,26 @@ class SessionBlock:
 
     @property
     def id(self) -> str:
-        """What `client.session(id)` finds it by, in any process of the same tenant."""
+        """The session's id, for `client.session(id)` in any process of the same tenant."""
         return self._session.open()
 
     @property
     def session(self) -> Session:
-        """The connection to it."""
+        """The client's side of the session."""
         return self._session
 
     def __enter__(self) -> SessionBlock:
         self._refuse_twice()
-        self._session.describe()  # opens it, or says that there is none of that id
+        self._session.describe()  # opens the session, or raises NotFound for an unknown id
         self._enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Fetch what the traces assigned and close the session.
+        """Fetch the tensors of the names that the traces assigned, and close the session.
 
-        After an interrupt, or when the server could not be reached, the session is left as it is: its id finds it again.
+        After an interrupt, or when the server cannot be reached, the session stays open: its id finds it again.
         """
         gathered = self._left(error)
         if gathered is None:
@@ -76,13 +76,13 @@ class SessionBlock:
         self.close()
 
     async def enter_async(self) -> None:
-        """`__enter__`, on an event loop."""
+        """Do the same as `__enter__`, on an event loop."""
         self._refuse_twice()
         await in_thread(self._session.describe)
         self._enter()
 
     async def exit_async(self, error: BaseException | None) -> None:
-        """`__exit__`, on an event loop."""
+        """Do the same as `__exit__`, on an event loop."""
         gathered = self._left(error)
         if gathered is None:
             return
@@ -102,7 +102,7 @@ class SessionBlock:
         self._token = _entered.set((*_entered.get(), self))
 
     def _left(self, error: BaseException | None) -> Gathered | None:
-        """The block is over; return what is to be fetched at its end, None if the session stays as it is."""
+        """Leave the block; return the values to fetch, None if the session stays open."""
         assert self._token is not None
         _entered.reset(self._token)
         self._token = None
@@ -112,14 +112,16 @@ class SessionBlock:
         return gathered
 
     def describe(self) -> SessionDescription:
-        """Return what the session holds on the server: its traces, and how many bytes of how many."""
+        """Return the session's traces, its bytes on the server, and the limit of bytes."""
         return self._session.describe()
 
     def saved(self) -> dict[str, object]:
-        """Return what the session's finished traces saved, by name, large tensors as `RemoteValue`s; the latest of a name wins.
+        """Return the saved values of the session's finished traces, by name.
+
+        Large tensors are `RemoteValue`s. Where several traces saved a name, the value is that of the latest trace.
 
         Raises:
-            NotFound: there is no such session (any more).
+            NotFound: the server has no such session, or has closed it.
         """
         values: dict[str, object] = {}
         for status in self._session.describe().traces:
@@ -128,14 +130,17 @@ class SessionBlock:
         return values
 
     def traces(self) -> list[Job]:
-        """Return the session's traces, in the order they were submitted, running ones too."""
+        """Return the session's traces, also the running traces, in the order of submission."""
         return [self._job(status) for status in self._session.describe().traces]
 
     def _job(self, status: JobStatus) -> Job:
         return Job(self._session, status.session_id, status.trace_id, self._tree_of)
 
     def close(self) -> None:
-        """End the session on the server. Its values go; its background jobs stay until their retention time ends."""
+        """End the session on the server, which drops the session's values.
+
+        The server keeps the session's jobs until their retention time ends.
+        """
         self._session.close()
 
     def __repr__(self) -> str:
@@ -143,5 +148,5 @@ class SessionBlock:
 
 
 def entered(client: object) -> SessionBlock | None:
-    """Return the innermost session of a client whose block is running here."""
+    """Return the client's innermost running session block, None outside of a block."""
     return next((block for block in reversed(_entered.get()) if block._client is client), None)

@@ -1,7 +1,7 @@
-"""The `with` blocks of the notebook: a trace of one prompt, or an outer block whose inner blocks are its invokes.
+"""The `with` blocks of a trace: a block with one prompt, or an outer block with invokes.
 
-The bodies are captured instead of run. When the block ends, the trace is sent, followed, and what it saved appears in the
-caller's scope.
+A tracer captures the block instead of running it. At the end of the block, the tracer sends the trace and reads its events.
+Then it assigns the saved values to the names of the notebook.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _INVOKE = "write `with tracer.invoke(prompt):` and a block"
 class Tracer(CapturedBlock):
     """One trace; made by `model.trace`.
 
-    What is listed here is used in the notebook: in the outer block of `with model.trace() as tracer:`, or after the block. In a
-    block with a prompt, which runs in the engine, the tracer has `tracer.iter[a:b]` and `tracer.all()` (steps of the
+    The methods listed here are for the notebook: in the outer block of `with model.trace() as tracer:`, or after the block.
+    A block with a prompt runs in the engine. There the tracer has `tracer.iter[a:b]` and `tracer.all()` (steps of the
     generation), `tracer.cache(…)` (record many modules), `tracer.stop()` (end the request), `tracer.log(…)`, and
-    `tracer.result`, which waits for the end.
+    `tracer.result`, which waits for the end of the request.
 
     Args:
         model: the served model.
-        prompt: of a trace with one prompt; None for an outer block.
+        prompt: the prompt of a trace with one prompt; None for an outer block.
         sampling: the engine's sampling parameters by their own names.
-        options: how it runs.
+        options: the options of `model.trace`.
 
     Attributes:
-        id: the trace's id, once its block has been captured.
+        id: the trace's id; "" until the block has been captured.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Tracer(CapturedBlock):
 
     @property
     def job(self) -> Any:
-        """The trace as a background job, after the block of a trace with `blocking=False`: a `Job`.
+        """The trace as a `Job`, after the block of a trace with `blocking=False`.
 
-        Of a client for asyncio, an `AsyncJob`, whose methods are awaited.
+        A client for asyncio gives an `AsyncJob`, whose methods are awaited.
         """
         if self._job is None:
             when = (
@@ -94,12 +94,12 @@ class Tracer(CapturedBlock):
 
     @property
     def usage(self) -> Usage:
-        """After the block, what the trace cost."""
+        """The usage of the trace (tokens, bytes and seconds), after the block."""
         return self._finished().usage
 
     @property
     def result(self) -> Result | list[Result]:
-        """After the block, what the engine generated for a trace with one prompt; with `n`, one result for each sequence."""
+        """The engine's output for the prompt, after the block; a list of the sequences with `n`."""
         if self._prompt is None:
             raise InvalidArgument(
                 "a trace with several prompts has a result for each: `with tracer.invoke(…) as one`, one.result"
@@ -108,7 +108,7 @@ class Tracer(CapturedBlock):
 
     @property
     def accounting(self) -> Accounting:
-        """After the block, where it was served and where it wrote, and in what precision, for a trace with one prompt."""
+        """The locations the block read and changed, and the precision, after the block."""
         if self._prompt is None:
             raise InvalidArgument(
                 "a trace with several prompts has an account for each: `with tracer.invoke(…) as one`, one.accounting"
@@ -118,16 +118,16 @@ class Tracer(CapturedBlock):
     def invoke(self, prompt: Any = None, **sampling: Any) -> Invoker:
         """Add a prompt with a block of its own: `with tracer.invoke(prompt):`.
 
-        Without a prompt the block sees the rows of all prompts of the trace: at every place of the model, one after the other
-        in the order of the invokes ([tokens of all, …], logits [prompts, vocab]), to read and to change. All invokes of the
-        trace start in the same step then, and take their turns at a place in the order in which they are written. In each step
-        the rows are those of the prompts that still generate. It runs as long as any of them, is no request and has no
-        sampling parameters; `tracer.result` in it is the list of all results.
+        Without a prompt, the block reads and changes the rows of all prompts of the trace. At each location the rows lie one
+        prompt after the other, in the order of the invokes: [tokens of all prompts, …], and [prompts, vocab] for the logits.
+        All invokes of the trace then start in the same step, and take their turns at a location in the order of the source.
+        In each step, the rows are the rows of the prompts that still generate. The block runs until the last prompt ends.
+        It is no request and has no sampling parameters. `tracer.result` in it is the list of all results.
 
         Args:
             prompt: as for `model.trace`.
-            sampling: sampling parameters of this prompt alone, and its `lora`; the trace's own are the defaults. `lora=None` is
-                the model without an adapter.
+            sampling: sampling parameters of this prompt alone, and its `lora`. The parameters of the trace are the defaults.
+                `lora=None` is the model without an adapter.
         """
         if self._prompt is not None:
             raise InvalidArgument(
@@ -152,16 +152,15 @@ class Tracer(CapturedBlock):
         return Invoker(self, self._model.encode_prompt(prompt), own).watched(_INVOKE)
 
     def barrier(self, n: int) -> Barrier:
-        """Make a meeting point for n of this trace's invokes: `barrier = tracer.barrier(2)`, and `barrier()` in two blocks.
+        """Make a barrier for n invokes: `barrier = tracer.barrier(2)`, then `barrier()` in blocks.
 
-        Each waits there until n have come, then all go on from the place of the model where the last one came, in the same
-        step: what is above the barrier in any of them has happened before what is below it in the others. Names that one
-        assigns the others read, and so does what is served at that place: a value can be taken from one prompt and put into
-        another at the same module. The invokes that use a barrier start in the same step of the engine. A barrier may be
-        used again and again.
+        A block waits at `barrier()` until n blocks have come. Then all n go on in the same step, from the location of the last
+        block. So the code above the barrier has run in every block before the code below it runs in any block. The blocks read
+        the names that the other blocks assigned. So a block can put a value of another prompt into its own prompt at the same
+        module. The invokes that use a barrier start in the same step. A barrier may be used several times.
 
         Args:
-            n: how many blocks go on together.
+            n: the number of blocks that wait for each other.
 
         Raises:
             InvalidArgument: n is not a number of invokes, or this is not the outer block of a trace.
@@ -176,10 +175,11 @@ class Tracer(CapturedBlock):
         return Barrier(self, self._barriers - 1, n)
 
     def stream(self) -> OutputStream:
-        """After the block of a trace with `stream=True`, its outputs as they come; one reader at a time.
+        """Return the outputs as they come, after the block of a trace with `stream=True`.
 
-        `for out in tracer.stream():` or `async for out in tracer.stream():`, with `out.text`, `out.token_ids`, `out.finished`
-        and `out.saves`. Leaving the loop early cancels the trace; after its end the saved names are assigned.
+        Write `for out in tracer.stream():` or `async for out in tracer.stream():`. An output has `out.text`, `out.token_ids`,
+        `out.finished` and `out.saves`. A loop that ends early cancels the trace. At the end of the trace, the saved names are
+        assigned. A stream has one reader at a time.
 
         Raises:
             InvalidArgument: the trace does not stream, or has not been sent.
@@ -190,7 +190,7 @@ class Tracer(CapturedBlock):
         return OutputStream(self._streamed)
 
     def log(self, *values: object) -> None:
-        """Print; inside an invoke's block the text arrives here while the trace runs."""
+        """Print the values; text of an invoke's block arrives in the notebook while it runs."""
         print(*values)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -199,20 +199,20 @@ class Tracer(CapturedBlock):
         raise AttributeError(f"a tracer has no attribute {name!r}")
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
-        """Send the captured block, or run it here to gather the invokes in it and send those."""
+        """Send the captured block; an outer block runs here first and gives its invokes."""
         if self._model.awaited:
             warn_if_on_a_loop("`with model.trace(…)`", "`async with model.trace(…)`")
         with self._prepared(block, scope) as builder:
             self._run(builder, block, scope)
 
     async def run_block_async(self, block: capture.Block, scope: capture.Scope) -> None:
-        """The same, for an `async with`."""
+        """Do the same as `run_block`, for an `async with`."""
         with self._prepared(block, scope) as builder:
             await self._run_async(builder, block, scope)
 
     @contextmanager
     def _prepared(self, block: capture.Block, scope: capture.Scope) -> Iterator[TraceBuilder]:
-        """Gather the trace's invokes while it runs."""
+        """Gather the trace's invokes, and hold their builder while the trace runs."""
         model = self._model
         defaults = {name: value for name, value in self._sampling.items() if name != "n"}
         names = model.session_names
@@ -235,11 +235,15 @@ class Tracer(CapturedBlock):
                 )
             yield builder
         finally:
-            # The frames in the scopes refer to this tracer, and the builder to everything that was sent.
+            # The scopes hold frames that refer to this tracer. The builder holds all values that were sent.
             self._builder, self._places = None, []
 
     def _run(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
-        """Send the trace, follow it, and give the caller what it saved; raise the first failure after that."""
+        """Send the trace, wait for its end, and assign the saved values.
+
+        Raises:
+            InterposeError: the first failure of the trace, after the values are assigned.
+        """
         trace, delivery = self._built(builder, block, scope)
         session = self._model.session
         if not self._options.blocking:
@@ -253,7 +257,7 @@ class Tracer(CapturedBlock):
         self._deliver(outcome, self._values(outcome, session), delivery)
 
     async def _run_async(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
-        """The same, on an event loop."""
+        """Do the same as `_run`, on an event loop."""
         trace, delivery = self._built(builder, block, scope)
         session = self._model.session
         if not self._options.blocking:
@@ -268,13 +272,13 @@ class Tracer(CapturedBlock):
         self._deliver(outcome, await in_thread(lambda: list(self._values(outcome, session))), delivery)
 
     def _built(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> tuple[Trace, Delivery]:
-        """Return the trace as it travels, and where its values go."""
+        """Return the trace as a message, and the delivery of its values."""
         trace = builder.build()
         trace.stream = self._streams
         trace.scan = self._options.scan
         trace.remote = self._options.fetch is False
         trace.edits.extend(self._options.edits)
-        trace.lora = self._options.lora if self._prompt is not None else ""  # each of several prompts says its own
+        trace.lora = self._options.lora if self._prompt is not None else ""  # else each prompt names its own
         captured, names = builder.captured(), self._model.session_names
         return trace, Delivery(block, scope, self._places, captured, names, self._groups, _first_names(trace))
 
@@ -282,7 +286,7 @@ class Tracer(CapturedBlock):
         return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
 
     def _fetches(self, session: Session) -> bool:
-        """Whether saved tensors come along."""
+        """Whether saved tensors are fetched with the result."""
         return not session.kept if self._options.fetch is None else self._options.fetch
 
     def _as_job(self, session_id: str, session: Session, delivery: Delivery) -> Job:
@@ -300,7 +304,7 @@ class Tracer(CapturedBlock):
             raise from_failure(failure)
 
     def _reader(self, running: Running, session: Session, trace: Trace, delivery: Delivery) -> StreamedTrace:
-        """Return the reader of an accepted trace's outputs; when all are read, the caller gets what it saved."""
+        """Return the reader of a trace's outputs; after the last output it delivers the values."""
         outcome = new_outcome(trace)
         return StreamedTrace(
             running,
@@ -344,7 +348,7 @@ class Tracer(CapturedBlock):
         return number
 
     def _result(self, number: int) -> Result | list[Result]:
-        """Return what the engine generated for a prompt, one result for each of its sequences if it has several."""
+        """Return the engine's output for a prompt; with several sequences, a list of them."""
         outcome = self._finished()
         results = [outcome.results[invoke] for invoke in self._groups[number]]
         return results if len(results) > 1 else results[0]
@@ -363,7 +367,7 @@ class Tracer(CapturedBlock):
 
 @dataclass(frozen=True)
 class _LateDelivery:
-    """Delivers what a job saved when it is waited for."""
+    """Delivers the saved values of a job when the user waits for the job."""
 
     values: Callable[[Outcome], list[Delivered]]
     delivery: Delivery
@@ -373,13 +377,13 @@ class _LateDelivery:
 
 
 def _first_names(trace: Trace) -> dict[int, str]:
-    """Return the first shared name of each entry of the trace's scope that has one."""
+    """Return the first shared name for each entry of the trace's scope that has a name."""
     shared = [binding for binding in trace.shared if binding.value.WhichOneof("kind") == "ref"]
     return {binding.value.ref: binding.name for binding in reversed(shared)}
 
 
 def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:
-    """Return how many tokens a trace generates at most, or None if it does not say."""
+    """Return the most tokens that a trace generates, None if a `max_tokens` is not a number."""
     total = 0
     for own in invokes:
         count = {**trace, **own}.get("max_tokens", 1)

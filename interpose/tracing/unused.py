@@ -1,4 +1,7 @@
-"""What was made for a `with` and never used: a statement that would do nothing is refused, anything else is warned about."""
+"""Warnings about objects that were made for a `with` and never used.
+
+A call that is a statement of its own is refused, because it would do nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from interpose.v1.trace_pb2 import Frame
 
 @dataclass(frozen=True)
 class Written:
-    """Where something was written in the user's code.
+    """A place in the user's code.
 
     Attributes:
         filename, line: the place.
-        statement: whether it is a statement of its own, whose value nobody has.
+        statement: whether the call is a statement of its own, whose value is thrown away.
     """
 
     filename: str
@@ -27,24 +30,24 @@ class Written:
     statement: bool
 
     def frame(self) -> Frame:
-        """Return the line as a traceback shows it."""
+        """Return the line as a frame of a traceback."""
         text = linecache.getline(self.filename, self.line).rstrip("\n")
         return Frame(filename=self.filename, line=self.line, text=text)
 
 
 def here(depth: int) -> Written:
-    """Return where a function was called: of the one that calls this for 1, of its caller for 2, and so on."""
+    """Return the line that called a function: for 1 the caller of `here`, for 2 its caller."""
     frame = sys._getframe(depth + 1)
     return Written(frame.f_code.co_filename, frame.f_lineno, is_dropped(frame))
 
 
 class Unused:
-    """Watches an object until it is used; warns, at the line that made it, when it goes without.
+    """Warns when an object is collected that was never used.
 
     Args:
         watched: the object.
-        message: the warning.
-        written: where it was made.
+        message: the text of the warning.
+        written: the line that made the object; the warning names this line.
     """
 
     def __init__(self, watched: object, message: str, written: Written) -> None:
@@ -52,7 +55,7 @@ class Unused:
         self._finalizer = weakref.finalize(watched, _warn, message, written)
 
     def used(self) -> None:
-        """The object was used. Idempotent."""
+        """Note that the object was used. Idempotent."""
         self._finalizer.detach()
 
 
