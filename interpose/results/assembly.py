@@ -1,7 +1,7 @@
-"""The saved values of a streamed trace's invoke, put together from its increments.
+"""The saved values of a streamed invoke, put together from its increments.
 
-One table of objects grows with the increments. A list, a dict or a set in it is one object for the whole stream: an
-increment changes it in place, as the block did.
+A table of objects grows with the increments. A list, a dict or a set stays the same object for the whole stream: an increment
+changes it in place, as the block did.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from interpose.wire.encoder import WireError
 
 
 class Assembly:
-    """What one invoke has saved so far.
+    """The values that one invoke has saved so far.
 
     Args:
-        captured: the caller's own objects, by index in the trace's scope; those that the block changes are changed.
+        captured: the caller's own objects, by index in the trace's scope. An object that the block changes is changed here.
         resolver: rebuilds modules of the served model.
 
     Attributes:
         names: values by name.
-        buffers: the bytes of large values, by blob id, which whoever adds an increment puts there before.
+        buffers: the bytes of large values, by blob id. The caller of `add` puts them here before the call.
     """
 
     def __init__(self, captured: Mapping[int, object], resolver: Resolver) -> None:
@@ -42,7 +42,7 @@ class Assembly:
         """Apply the next increment.
 
         Raises:
-            EngineError: it makes no sense after those before it.
+            EngineError: the increment does not follow the increments before it, or a value cannot be rebuilt.
         """
         if increment.sequence != self._next or increment.first != len(self._objects.values):
             raise EngineError(
@@ -52,13 +52,13 @@ class Assembly:
         self._objects.values.extend(increment.objects.values)
         try:
             self._apply(increment)
-        except (WireError, ArrayError, TypeError) as error:  # TypeError: a key that cannot be hashed
+        except (WireError, ArrayError, TypeError) as error:  # TypeError: a key has no hash
             raise EngineError(f"the server sent a value that cannot be rebuilt: {error}") from error
         for index in range(increment.first, len(self._objects.values)):
-            self._objects.values[index].Clear()  # it has been rebuilt; its bytes are not needed twice
+            self._objects.values[index].Clear()  # the value is rebuilt, so its bytes can go
 
     def _buffer(self, blob: Blob) -> Any:
-        # Each buffer becomes the memory of one array.
+        # Each buffer becomes the memory of a single array.
         buffer = self.buffers.pop(blob.id, None)
         if buffer is None:
             raise WireError(f"the large value {blob.id} is named twice")
@@ -96,7 +96,7 @@ class Assembly:
 
 
 def blobs_of(increment: Increment) -> Iterator[Blob]:
-    """Return the large values that an increment names, to be fetched before it is applied."""
+    """Return the large values of an increment, which are fetched before `Assembly.add`."""
     tensors: list[Tensor] = [value.tensor for value in increment.objects.values if value.HasField("tensor")]
     tensors.extend(patch.tensor for patch in increment.patches if patch.HasField("tensor"))
     return (tensor.blob for tensor in tensors if tensor.HasField("blob"))

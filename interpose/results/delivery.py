@@ -1,4 +1,4 @@
-"""Where what a trace saved goes: the names of its blocks, in the scopes these stand in, and the caller's own containers."""
+"""Assigns the saved values of a trace to the names and containers of the notebook."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from interpose.v1.trace_pb2 import SessionVariable
 
 
 class Delivery:
-    """Puts a trace's values where its blocks would have left them.
+    """Assigns a trace's values as its blocks would have done here.
 
     Args:
         block: the trace's own block.
-        scope: where it stands.
+        scope: the scope of that block.
         places: block and scope of each invoke.
         captured: the caller's objects by their index in the trace's scope.
-        session: is told what is assigned and changed, to fetch at its end what is on the server.
-        groups: the invokes of each prompt, one for each of its sequences.
+        session: notes the assigned names and changed containers, and fetches their remote values at its end.
+        groups: the invokes of each prompt, one for each sequence of the prompt.
         shared: the first shared name of entries of the trace's scope, by index.
     """
 
@@ -47,12 +47,12 @@ class Delivery:
     def deliver(
         self, values: Iterable[Delivered], late: bool = False, variables: Iterable[SessionVariable] = ()
     ) -> None:
-        """Give contents to the caller's objects and values to its names.
+        """Update the caller's containers and assign the saved names.
 
         Args:
-            late: this is long after the block: names in functions that have returned meanwhile are left out.
-            variables: what the session's traces share, with the version that the values are; those of which a later version
-                has arrived stay as they are.
+            late: whether the delivery comes long after the block. Names in functions that have returned are then left out.
+            variables: the session variables, with the versions of their values. Where a later version of a variable has
+                arrived already, the variable stays unchanged.
         """
         variables = list(variables)
         savers: dict[str, list[int]] = {}
@@ -77,7 +77,10 @@ class Delivery:
                 self._warn_of_last(name, invokes)
 
     def _warn_of_last(self, name: str, invokes: Sequence[int]) -> None:
-        """Warn, at the notebook's line, of a name that several prompts saved, unless each but the first has read it before."""
+        """Warn at the notebook's line that several prompts saved the same name.
+
+        There is no warning if every prompt after the first reads the name.
+        """
         if all(name in self._places[invoke][0].reads for invoke in invokes[1:]):
             return
         block, scope = self._places[invokes[-1]]
@@ -100,7 +103,10 @@ class Delivery:
         names: dict[str, object],
         updates: dict[int, object],
     ) -> tuple[dict[str, object], dict[int, object]]:
-        """Leave out what is older than what is here; the session learns of the rest when it has been delivered."""
+        """Return names and updates without session variables that are older than the session's.
+
+        The session learns the new versions of the variables that stay.
+        """
         names, updates = dict(names), dict(updates)
         for variable in variables:
             first = self._shared.get(variable.entry, "")
@@ -116,7 +122,10 @@ class Delivery:
         return names, updates
 
     def _together(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
-        """Put what the sequences of one prompt saved in the place of what the first of them that saved anything did."""
+        """Replace the values of a prompt's sequences by lists with an entry for each sequence.
+
+        The lists take the place of the first sequence that saved a value.
+        """
         if not self._groups:
             return values
         arrived = list(values)
@@ -133,7 +142,10 @@ class Delivery:
         return merged
 
     def scope_of(self, invoke: int) -> capture.Scope:
-        """Return the scope that an invoke's names are assigned in: the caller's, unless a function of its own added it."""
+        """Return the scope for an invoke's names.
+
+        It is the scope of the trace's block. If another function added the invoke, it is the scope of that function.
+        """
         if invoke < 0 or invoke >= len(self._places):
             return self._scope
         inner, inner_scope = self._places[invoke]
@@ -144,9 +156,9 @@ class Delivery:
 
 
 def in_sequences(saved: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return what the sequences of one prompt saved under each name: a list with one entry for each sequence.
+    """Return a list for each saved name, with an entry for each sequence of the prompt.
 
-    Where a sequence saved nothing under a name, its entry is None.
+    The entry is None where a sequence did not save the name.
     """
     names = dict.fromkeys(name for one in saved for name in one)
     return {name: [one.get(name) for one in saved] for name in names}

@@ -1,7 +1,7 @@
-"""A trace that goes on without its notebook: asked for its state, cancelled, waited for, or found again by its id.
+"""Jobs: traces that go on without their client, found by id from any process of the tenant.
 
-The server keeps what happened in a job from its first event on; whoever comes reads all of it, as often as they like,
-until the retention time ends.
+The server keeps the events of a job from the first event on. A client can read all of them, several times, until the
+retention time ends.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _SEPARATOR = "/"
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How a job is.
+    """The state of a job.
 
     Attributes:
         state: "queued", "running", "done", "failed" or "cancelled".
         model: the served model's name.
-        invokes, finished_invokes: how many prompts it has, and how many of them have ended.
-        prompt_tokens, generated_tokens: so far.
-        stored_bytes: what the server keeps of it.
-        seconds_since_submitted, seconds_since_started, seconds_since_ended: ages; None: not yet.
-        seconds_left: until the server forgets it; None while it runs.
-        error: why it failed, or None.
+        invokes, finished_invokes: the number of prompts, and the number of prompts that have ended.
+        prompt_tokens, generated_tokens: the numbers of tokens so far.
+        stored_bytes: the bytes that the server keeps for the job.
+        seconds_since_submitted, seconds_since_started, seconds_since_ended: ages; None before the job started or ended.
+        seconds_left: seconds until the server forgets the job; None while the job runs.
+        error: the error of a failed job, or None.
     """
 
     state: str
@@ -62,12 +62,12 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
 
     @classmethod
     def from_message(cls, message: service_pb2.JobStatus) -> JobStatus:
-        """Return what the server said."""
+        """Return the status of a message."""
         return cls(
             state=service_pb2.JobState.Name(message.state).removeprefix("JOB_STATE_").lower(),
             model=message.model,
@@ -85,14 +85,14 @@ class JobStatus:
 
 
 class JobResult(Mapping[str, object]):
-    """What a job gave: its saved values by their names, and what the engine generated.
+    """The saved values of a job by name, and the engine's output.
 
-    Of a name that several prompts assign it has the last one's value. Lists, dicts and sets that the block changed are there
-    under the names they had when the trace was sent.
+    If several prompts save a name, the value is that of the last prompt. Lists, dicts and sets that the block changed have
+    the names under which the trace was sent.
 
     Attributes:
-        results: of each prompt, in order.
-        usage: what the trace cost.
+        results: the result of each prompt, in the order of the prompts.
+        usage: the tokens, bytes and seconds of the trace.
     """
 
     def __init__(self, values: Mapping[str, object], results: list[Result], usage: Usage) -> None:
@@ -102,7 +102,7 @@ class JobResult(Mapping[str, object]):
 
     @property
     def result(self) -> Result:
-        """What the engine generated for a trace with one prompt."""
+        """The engine's output, for a trace with one prompt."""
         if len(self.results) != 1:
             raise InvalidArgument(f"the trace has {len(self.results)} prompts, and a result for each in .results")
         return self.results[0]
@@ -123,18 +123,18 @@ class JobResult(Mapping[str, object]):
 
 
 class Late(Protocol):
-    """Puts what a trace saved where its block stands, long after it."""
+    """Assigns the saved values of a trace long after its block."""
 
     def values(self, outcome: Outcome) -> list[Delivered]:
-        """Fetch what was saved."""
+        """Fetch and return the saved values."""
 
     def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
-        """Assign it, where that is still possible; called where the caller's frames are."""
+        """Assign the values where that is still possible; called in the thread of the block."""
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What a job gave, fetched and not yet assigned."""
+    """The outcome of a job, and its values: fetched and not yet assigned."""
 
     outcome: Outcome
     late: Late | None
@@ -142,15 +142,15 @@ class Arrived:
 
 
 class Job:
-    """A job; `tracer.job` of a trace with `blocking=False`, or `client.job(id)`.
+    """A job: `tracer.job` of a trace with `blocking=False`, or `client.job(id)`.
 
     Args:
-        session: the connection to the server.
-        session_id: the session on the server that holds it.
+        session: the client's side of a session, for calls to the server.
+        session_id: the session on the server that holds the job.
         trace_id: the trace's id.
         tree_of: gives the module tree of a served model.
-        late: puts what the trace saved where its block stands; None for a job that was found by its id.
-        fetch: whether saved tensors come along; else they are `RemoteValue`s.
+        late: assigns the saved values; None for a job that was found by its id.
+        fetch: whether saved tensors are fetched; else they are `RemoteValue`s.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class Job:
         self._tree_of = tree_of
         self._late = late
         self._fetch = fetch
-        self._printed = 0  # characters of prints that have been shown
+        self._printed = 0  # characters of the block's prints that are shown already
         self.outcome: Outcome | None = None
 
     @classmethod
     def found(cls, session: Session, job_id: str, tree_of: Callable[[str], Node]) -> Job:
-        """Return the job of an id; whether there is one shows when it is asked for something.
+        """Return the job with an id; its methods raise NotFound if the server has no such job.
 
         Raises:
-            InvalidArgument: it is no job's id.
+            InvalidArgument: the text is not the id of a job.
         """
         session_id, separator, trace_id = job_id.partition(_SEPARATOR) if isinstance(job_id, str) else ("", "", "")
         if not (session_id and separator and trace_id):
@@ -185,11 +185,11 @@ class Job:
 
     @property
     def id(self) -> str:
-        """What `client.job(id)` finds it by, in any process of the same tenant."""
+        """The job's id, for `client.job(id)` in any process of the same tenant."""
         return f"{self._session_id}{_SEPARATOR}{self._trace_id}"
 
     def status(self) -> JobStatus:
-        """Return how the job is.
+        """Return the state of the job.
 
         Raises:
             NotFound: there is no such job, or the retention time has ended.
@@ -197,44 +197,48 @@ class Job:
         return JobStatus.from_message(self._session.describe_job(self._session_id, self._trace_id))
 
     def cancel(self) -> bool:
-        """Cancel the job; return whether it was running."""
+        """Cancel the job; return whether the job was running."""
         return self._session.cancel(self._session_id, self._trace_id)
 
     def forget(self) -> None:
-        """Cancel the job if it runs, and have the server drop what it saved: results count towards what a tenant may keep."""
+        """Cancel the job if it runs, and drop its results from the server.
+
+        Results count towards the tenant's limit until they are dropped.
+        """
         self._session.cancel(self._session_id, self._trace_id, forget=True)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the job has ended, then assign what it saved, as the end of a blocking trace does.
+        """Wait for the end of the job, then assign its saved values as a blocking trace does.
 
-        What the block prints is shown here. The names are assigned where the block stands: in a module or a notebook, or in
-        a function that still runs and is a caller of this; lists and dicts that the block changed are changed in any case. A
-        job that was found by its id assigns nothing: `result()` has the values. An interrupt ends the waiting, not the job.
+        The block's prints appear here. The names are assigned in the scope of the block, if that is a module, a notebook, or a
+        running function that called this method. Lists and dicts that the block changed are changed in any case. A job that
+        was found by its id assigns nothing: `result()` has the values. An interrupt ends the waiting, not the job.
 
         Args:
-            timeout: seconds to wait.
+            timeout: seconds to wait; None: no limit.
 
         Raises:
-            DeadlineExceeded: it still runs after `timeout`.
+            DeadlineExceeded: the job still runs after `timeout`.
             NotFound: there is no such job, or the retention time has ended.
-            InterposeError: the trace failed; what it had saved is assigned all the same.
+            InterposeError: the trace failed. The values that it saved before are assigned.
         """
         self.deliver(self.arrive(timeout))
 
     def arrive(
         self, timeout: float | None = None, following: Callable[[Stream], None] = lambda stream: None
     ) -> Arrived:
-        """Wait until the job has ended and fetch what it saved, without assigning anything.
+        """Wait for the end of the job and fetch its saved values, without assigning them.
 
         Args:
-            following: gets each call that is waited for; cancelling it ends the waiting.
+            timeout: as for `wait`.
+            following: is called with each stream of events that is read. Cancelling the stream ends the waiting.
         """
         outcome = self._ended(timeout, following)
         late, self._late = self._late, None
         return Arrived(outcome, late, late.values(outcome) if late is not None else [])
 
     def deliver(self, arrived: Arrived) -> None:
-        """Assign what has arrived; raise the trace's failure."""
+        """Assign the fetched values, then raise the trace's first failure."""
         if arrived.late is not None:
             arrived.late.deliver(arrived.outcome, arrived.values)
         if arrived.outcome.failures:
@@ -247,15 +251,15 @@ class Job:
         fetch: bool | None = None,
         following: Callable[[Stream], None] = lambda stream: None,
     ) -> JobResult:
-        """Wait until the job has ended and return what it saved and generated.
+        """Wait for the end of the job and return its saved values and the engine's output.
 
         Args:
-            timeout: seconds to wait.
-            fetch: whether saved tensors come along; False gives `RemoteValue`s. Default: as the trace was written.
-            following: as of `arrive`.
+            timeout: seconds to wait; None: no limit.
+            fetch: whether saved tensors are fetched; False gives `RemoteValue`s. Default: the trace's own `fetch`.
+            following: as for `arrive`.
 
         Raises:
-            DeadlineExceeded: it still runs after `timeout`.
+            DeadlineExceeded: the job still runs after `timeout`.
             NotFound: there is no such job, or the retention time has ended.
             InterposeError: the trace failed.
         """
@@ -270,7 +274,10 @@ class Job:
         return self.outcome
 
     def _follow(self, deadline: float | None, following: Callable[[Stream], None]) -> Outcome:
-        """Read the job's events from the first on, again from there when the connection breaks, to the last."""
+        """Read the job's events from the first to the last.
+
+        When the connection breaks, the reading starts again at the first event.
+        """
         attempt = 0
         while True:
             outcome = Outcome(session_id=self._session_id)
@@ -292,7 +299,7 @@ class Job:
                         return outcome
                 raise Unavailable("the server ended the job's events without the last one")
             except Unavailable as error:
-                # The trace itself may have ended this way, which trying again does not change.
+                # An error with a trace id is the end of the trace itself, which another try does not change.
                 if error.trace_id or attempt >= len(BACKOFF_SECONDS):
                     raise
                 time.sleep(BACKOFF_SECONDS[attempt])
@@ -308,7 +315,11 @@ class Job:
                 stream.cancel()
 
     def _print(self, text: str, skipped: int) -> int:
-        """Print what has not been printed yet; return how much of what comes next has been."""
+        """Print the text without its first `skipped` characters, which are shown already.
+
+        Returns:
+            How many characters of the next text are shown already.
+        """
         fresh = text[skipped:]
         self._printed += len(fresh)
         print(fresh, end="", flush=True)
@@ -319,7 +330,7 @@ class Job:
 
 
 def result_of(outcome: Outcome, session: Session, tree_of: Callable[[str], Node], fetch: bool) -> JobResult:
-    """Return what a trace gave, by names."""
+    """Return the saved values and results of a trace, by name."""
     captured: dict[int, list[str]] = {}
     for entry in outcome.captured:
         captured.setdefault(entry.index, []).append(entry.name)

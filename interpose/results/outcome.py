@@ -1,4 +1,4 @@
-"""What comes back from a running trace: events are followed as they arrive, values are delivered when it is done."""
+"""The outcome of a trace: its events are read as they arrive, its values at the end."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ from interpose.wire.encoder import WireError
 
 @dataclass
 class Outcome:
-    """What a trace gave.
+    """The outcome of a trace.
 
     Attributes:
-        results: what the engine generated, by invoke.
+        session_id: the session on the server that holds the trace.
         model: the served model's name.
-        captured: names of the caller's objects in the trace's scope, for whoever does not have these objects.
-        saves: values to be decoded, in the order they arrived.
-        failures: of invokes that ended by an error, in the order they arrived.
-        usage: what the trace cost.
-        accounting: what each invoke did, by invoke; of one that never ran there is none.
-        variables: what the session keeps of what its traces share, with its new version.
+        captured: names of the caller's objects in the trace's scope, for a client that does not have these objects.
+        results: the engine's output, by invoke.
+        saves: messages with saved values, not yet decoded, in the order of arrival.
+        failures: the failures of invokes, in the order of arrival.
+        usage: the tokens, bytes and seconds of the trace.
+        accounting: the locations and steps of each invoke's block, by invoke. An invoke that never ran has no entry.
+        variables: the session variables of the trace, with their new versions.
     """
 
     session_id: str = ""
@@ -62,10 +63,12 @@ class Outcome:
 def follow(
     session: Session, trace: Trace, blobs: Mapping[str, memoryview], progress: Progress, tokens: int | None
 ) -> Outcome:
-    """Run a trace to its end, printing what its blocks print; an interrupt cancels it on the server.
+    """Run a trace to its end and print the text of its blocks.
+
+    An interrupt cancels the trace on the server.
 
     Args:
-        tokens: how many it is expected to generate, None if that is not known.
+        tokens: the expected number of generated tokens, for the progress bar; None: unknown.
     """
     outcome = new_outcome(trace)
     with closing(session.submit(trace, blobs)) as events, progress.tokens("generating", tokens) as bar:
@@ -77,7 +80,10 @@ def follow(
 
 
 async def follow_async(running: Running, trace: Trace, progress: Progress, tokens: int | None) -> Outcome:
-    """The same for an accepted trace, on an event loop; cancelling the task cancels the trace on the server."""
+    """Do the same as `follow` for an accepted trace, on an event loop.
+
+    Cancelling the task cancels the trace on the server.
+    """
     outcome = new_outcome(trace)
     outcome.session_id = running.session_id
     try:
@@ -91,12 +97,12 @@ async def follow_async(running: Running, trace: Trace, progress: Progress, token
 
 
 def new_outcome(trace: Trace) -> Outcome:
-    """Return the outcome of a trace that has given nothing yet."""
+    """Return the outcome of a trace that has just begun."""
     return Outcome(results={index: Result() for index in range(len(trace.invokes))})
 
 
 def take_event(outcome: Outcome, event: Event) -> None:
-    """Add what an event says to the outcome; what a block prints, print."""
+    """Add an event to the outcome; the text of a log event is printed."""
     kind = event.WhichOneof("kind")
     if kind == "accepted":
         outcome.session_id = event.accepted.session_id or outcome.session_id
@@ -138,11 +144,11 @@ def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
 
 
 class NotebookResolver(Resolver):
-    """In the notebook a module is its envoy again, and a tensor that stayed on the server is there or comes.
+    """Rebuilds modules as envoys, and tensors that stayed on the server.
 
     Args:
-        tree: gives the model's modules.
-        stayed: gives a tensor of an earlier trace that was saved again as it was.
+        tree: gives the model's module tree.
+        stayed: gives a tensor of an earlier trace that a later trace saved again unchanged.
     """
 
     def __init__(self, tree: Callable[[], Node], stayed: Callable[[RemoteTensor], object] | None = None) -> None:
@@ -166,18 +172,18 @@ Delivered = tuple[int, dict[str, object], dict[int, object]]
 def values_of(
     outcome: Outcome, session: Session, tree: Callable[[], Node], *, fetch: bool = True
 ) -> Iterator[Delivered]:
-    """Fetch and decode what a trace saved.
+    """Fetch and decode the saved values of a trace.
 
     Args:
-        tree: gives the model's modules, should one be among the values.
-        fetch: whether to fetch tensors that are not in the messages themselves; else they are `RemoteValue`s.
+        tree: gives the model's module tree, for modules among the values.
+        fetch: whether to fetch tensors that are not in the messages; else they are `RemoteValue`s.
 
     Yields:
-        For each message, invokes in their order and the shared scope last: the invoke (-1: shared), its names and their
-        values, and the new contents of the caller's objects by their index in the trace's scope.
+        For each message a `Delivered`: the invoke (-1: shared), its names and their values, and the new contents of the
+        caller's objects by their index in the trace's scope. Invokes come in their order, the shared scope comes last.
 
     Raises:
-        EngineError: the server sent a value that makes no sense.
+        EngineError: the server sent a value that cannot be rebuilt.
         NotFound, Unavailable: a value could not be fetched.
     """
     buffers: dict[str, np.ndarray] = {}
@@ -185,7 +191,7 @@ def values_of(
         buffers.update(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
 
     def get_blob(blob: Blob) -> np.ndarray:
-        # Each buffer becomes the memory of one array; a second array of the same bytes has to fetch its own.
+        # Each buffer becomes the memory of a single array. A second array of the same bytes fetches its own buffer.
         buffer = buffers.pop(blob.id, None)
         return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]
 
@@ -209,7 +215,11 @@ def values_of(
 
 
 def update_in_place(target: object, contents: object) -> None:
-    """Give a list, dict or set of the caller's the contents that the trace left in it."""
+    """Set the contents of the caller's list, dict or set to the contents of the trace's.
+
+    Raises:
+        EngineError: the contents are of another type.
+    """
     if isinstance(target, list) and isinstance(contents, list | tuple):
         target[:] = contents
     elif (isinstance(target, dict) and isinstance(contents, dict)) or (

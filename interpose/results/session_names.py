@@ -1,4 +1,4 @@
-"""What the traces of a session left in the notebook: names and containers whose tensors come when its block ends."""
+"""Names and containers whose tensors are fetched at the end of a session's block."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from interpose.rpc.remote import Fetching
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a session's block left on the server, at its end: containers, and names that still hold what was assigned."""
+    """Containers and names of the notebook that may hold remote values.
+
+    The names still hold the values that a trace assigned.
+    """
 
     containers: list[object]
     names: list[tuple[capture.Scope, str, object]]
 
     def fetch(self) -> list[object]:
-        """Fetch what is in the containers; return what the names are to hold."""
+        """Fetch the tensors in the containers; return the fetched values of the names."""
         fetching = Fetching()
         for container in self.containers:
             fetching.value(container)
         return [fetching.value(value) for _, _, value in self.names]
 
     def assign(self, tensors: list[object]) -> None:
-        """Give the names what was fetched for them; called where the block stands."""
+        """Assign the fetched values to the names; called in the thread of the block."""
         for (scope, name, value), tensor in zip(self.names, tensors, strict=True):
             if tensor is not value:
                 scope.assign({name: tensor})
@@ -37,7 +40,7 @@ class SessionNames:
     """The names and containers that a session's traces assigned and changed.
 
     Attributes:
-        variables: what its traces share.
+        variables: the session variables.
     """
 
     def __init__(self) -> None:
@@ -46,15 +49,18 @@ class SessionNames:
         self._containers: list[object] = []
 
     def assigned(self, scope: capture.Scope, names: Mapping[str, object]) -> None:
-        """Note that a trace assigned names, to be given their tensors at the end."""
+        """Note that a trace assigned names."""
         self._names.extend((scope, name, value) for name, value in names.items())
 
     def changed(self, container: object) -> None:
-        """Note that a trace changed a list or dict of the caller's."""
+        """Note that a trace changed a list or a dict of the caller."""
         self._containers.append(container)
 
     def take(self) -> Gathered:
-        """Return what was noted, without names that hold something else now, and begin anew."""
+        """Return the noted containers and names, and forget them.
+
+        A name that the notebook assigned again since is left out.
+        """
         self.variables = SessionVariables()
         names, self._names = self._names, []
         containers, self._containers = self._containers, []
@@ -62,9 +68,9 @@ class SessionNames:
 
 
 def still_there(scope: capture.Scope) -> bool:
-    """Whether names can be assigned in a scope so that somebody sees them.
+    """Whether an assignment in a scope has an effect.
 
-    They can in a module or a notebook, and in a function that calls this one, however far up.
+    It has an effect in a module, in a notebook, and in a running function that called this function directly or not.
     """
     if scope.frame.f_locals is scope.globals:
         return True
@@ -75,7 +81,7 @@ def still_there(scope: capture.Scope) -> bool:
 
 
 def _still_holds(scope: capture.Scope, name: str, value: object) -> bool:
-    """Whether a name is there and holds what a trace assigned to it."""
+    """Whether a name still holds the value that a trace assigned to it."""
     try:
         return still_there(scope) and scope.lookup(name) is value
     except KeyError:

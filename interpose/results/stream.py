@@ -1,4 +1,4 @@
-"""A streamed trace: what it generated and saved so far, output by output, while it runs."""
+"""A streamed trace: its generated tokens and saved values, output by output, while it runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class StreamOutput:
     """One output of a streamed trace.
 
     Attributes:
-        invoke: which of the trace's prompts it belongs to.
-        sequence: which of the prompt's `n` sequences.
-        text: generated so far.
-        token_ids: generated so far.
-        new_text, new_token_ids: of these, what this output brings.
-        finished: whether it is the prompt's last.
-        finish_reason: "stop", "length", "tracer_stop", "error" or "abort" when it is finished, "" before.
-        logprobs: of the tokens so far, as `Result.logprobs`.
-        saves: what the prompt's block has saved so far, by name. The dict is this output's own; a list or a dict in it is one
-            object that grows from output to output, as it does in the block.
+        invoke: index of the prompt in the trace.
+        sequence: index of the sequence among the prompt's `n` sequences.
+        text: the text generated so far.
+        token_ids: the ids generated so far.
+        new_text, new_token_ids: the part of them that is new in this output.
+        finished: whether this is the last output of the sequence.
+        finish_reason: "stop", "length", "tracer_stop", "error" or "abort" in the last output, "" before.
+        logprobs: log probabilities of the tokens so far, as in `Result.logprobs`.
+        saves: the values that the block has saved so far, by name. Each output has a dict of its own. A list or a dict in it
+            is the same object in all outputs, and grows as it does in the block.
     """
 
     invoke: int
@@ -51,12 +51,12 @@ class StreamedTrace:
 
     Args:
         running: the accepted trace.
-        session: where its large values are fetched.
-        outcome: what the trace gives, filled in while it is read.
+        session: fetches the large values.
+        outcome: the trace's outcome, filled in while the outputs are read.
         captured: the caller's own objects by their index in the trace's scope.
         tree: the served module tree.
-        groups: the invokes of each prompt, one for each of its sequences.
-        deliver: is called with everything that was saved when it has arrived; raises the first failure.
+        groups: the invokes of each prompt, one for each sequence of the prompt.
+        deliver: is called at the end of the trace with all saved values; raises the first failure.
     """
 
     def __init__(
@@ -81,10 +81,13 @@ class StreamedTrace:
         self._left = False
 
     def next(self) -> StreamOutput | None:
-        """Wait for the next output; None after the last, when the caller's names have been assigned.
+        """Wait for the next output; return None after the last output.
+
+        The caller's names are assigned before None is returned.
 
         Raises:
-            InterposeError: the trace, or a block of it, failed; after its last output.
+            InterposeError: the trace or one of its blocks failed. The error comes after the last output.
+            Cancelled: the stream was closed before its end.
         """
         while self._more():
             try:
@@ -101,7 +104,7 @@ class StreamedTrace:
         return None
 
     async def next_async(self) -> StreamOutput | None:
-        """The same, on an event loop."""
+        """Do the same as `next`, on an event loop."""
         while self._more():
             try:
                 event = await self._running.next_async()
@@ -118,7 +121,7 @@ class StreamedTrace:
         return None
 
     def close(self, wait: bool = True) -> None:
-        """Leave it; a trace that has not ended is cancelled. Idempotent."""
+        """Stop reading; a trace that has not ended is cancelled. Idempotent."""
         if not self._over:
             self._over = self._left = True
             self._deliver = _nothing
@@ -170,25 +173,26 @@ class StreamedTrace:
     def _finish(self, values: list[Delivered]) -> None:
         self._over = True
         self._running.close()
-        deliver, self._deliver = self._deliver, _nothing  # it refers to the caller's frame
+        deliver, self._deliver = self._deliver, _nothing  # drops the reference to the caller's frame
         failed = {failure.invoke for failure in self._outcome.failures}
         streamed = [(invoke, self._assemblies[invoke].names) for invoke in sorted(self._assemblies.keys() - failed)]
         deliver([*((invoke, names, {}) for invoke, names in streamed), *values])
 
     def __del__(self) -> None:
-        # Collected in any thread, also on an event loop: nothing may be waited for.
+        # The garbage collector runs in any thread, also on an event loop, so this must not wait.
         self._running.close(wait=False)
 
 
 def _nothing(values: list[Delivered]) -> None:
-    """What a trace that has been delivered delivers."""
+    """Deliver nothing: the values have been delivered already."""
 
 
 class OutputStream:
-    """The outputs of a streamed trace, for a `for` loop or an `async for` loop: `for out in tracer.stream():`.
+    """The outputs of a streamed trace, for a loop: `for out in tracer.stream():`.
 
-    Leaving the loop early (break, an exception) cancels the trace, as soon as nothing refers to the stream any more; `close`
-    does so at once. After the last output the names that the block saved are assigned, as after a plain trace.
+    `async for` works too. A loop that ends early (break, an exception) cancels the trace when the last reference to the
+    stream is gone. `close` cancels the trace at once. After the last output, the names that the block saved are assigned, as
+    after a trace without streaming.
     """
 
     def __init__(self, trace: StreamedTrace) -> None:
@@ -217,7 +221,7 @@ class OutputStream:
         self._trace.close()
 
     async def aclose(self) -> None:
-        """The same, awaited."""
+        """Do the same as `close`, awaited."""
         await in_thread(self._trace.close)
 
     def __enter__(self) -> OutputStream:
