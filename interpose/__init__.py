@@ -2,17 +2,18 @@
 
     client = interpose.connect("localhost:9000")
     model = client.model()
-    print(model)  # its modules
+    print(model)  # the module tree
     with model.trace("The Eiffel Tower is in", max_tokens=3) as tracer:
         hidden = model.model.layers[2].output[0].save()  # [tokens, hidden]
     print(hidden.shape, tracer.result.text)
 
-The body of the block does not run here: its source is sent to the engine, runs there inside the forward pass, and what it
-saved is in its names afterwards. A name that the block assigned without `.save()` stays as it was before.
+The body of the block does not run in the notebook. The client sends its source to the engine, and the engine runs it inside
+the forward pass. After the block, the names of saved values hold these values. A name that the block assigned without
+`.save()` keeps the value it had before the block.
 
-Where to read on: `help(interpose.connect)`; `help(interpose.Model)` for trace, generate, scan and edit;
-`help(interpose.Tracer)` for what a block and its tracer can do; `help(interpose.Client)` for sessions and jobs;
-`help(interpose.InterposeError)` for what can go wrong. `interpose.connect_async` is the same for asyncio.
+More help: `help(interpose.connect)`; `help(interpose.Model)` for trace, generate, scan and edit; `help(interpose.Tracer)` for
+the methods of a tracer; `help(interpose.Client)` for sessions and jobs; `help(interpose.InterposeError)` for errors.
+`interpose.connect_async` connects a client for asyncio.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from interpose.tracing.tracer import Tracer
     from interpose.wire.arrays import ShapeOnly
 
-# Where each name lives; it is imported when it is first used, so that `import interpose` costs nothing.
+# The module of each public name. A module is imported when its name is first used, so that `import interpose` is fast.
 _HOMES = {
     "Accounting": "contract.accounting",
     "AsyncClient": "aio.client",

@@ -1,4 +1,4 @@
-"""What a trace is told about its run: where its block was, where it wrote, and in what precision the model ran."""
+"""The account of a run: the locations that a block read and changed, and the precision."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from interpose.v1.value_pb2 import DType
 
 @dataclass(frozen=True)
 class Accounting:
-    """What one invoke did, however it ended.
+    """The account of one invoke, also of an invoke that failed.
 
     Attributes:
-        served: how often the block was at each location, e.g. `served["model.layers.2.output"]`, in the order it first was.
-        written: how often what it changed there went into the model.
-        steps: how many steps of the generation it took part in; the prompt is the first.
-        prompt_tokens, generated_tokens: of its request.
-        dtype: of the activations, e.g. "bfloat16".
-        kv_cache_dtype: of the keys and values that the engine keeps.
+        served: the number of times that the block was at each location, in the order of the first times. Example:
+            `served["model.layers.2.output"]`.
+        written: the number of times that a change of the block at a location went into the model.
+        steps: the number of steps in which the block ran; the prompt is the first step.
+        prompt_tokens, generated_tokens: the numbers of tokens of the request.
+        dtype: dtype of the activations, e.g. "bfloat16".
+        kv_cache_dtype: dtype of the keys and values in the engine's cache.
         attention: the engine's attention backends, e.g. "FLASH_ATTN".
-        matmul: how float32 matrices are multiplied: "highest", "high" (TF32) or "medium" (bfloat16).
+        matmul: precision of products of float32 matrices: "highest", "high" (TF32) or "medium" (bfloat16).
     """
 
     served: dict[str, int] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class Accounting:
 
     @classmethod
     def of(cls, message: AccountingMessage) -> Accounting:
-        """Return it from the form it travels in."""
+        """Return the account of a message."""
         return cls(
             served={count.location: count.served for count in message.locations},
             written={count.location: count.written for count in message.locations if count.written},

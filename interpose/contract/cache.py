@@ -1,4 +1,7 @@
-"""What `tracer.cache()` recorded: the values of many modules, by path or along the module tree, as nnsight 0.8 gives them."""
+"""The values that `tracer.cache()` recorded, in the form of nnsight 0.8.
+
+A value is found by the module's path, or along the module tree.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 
 @dataclass(eq=False)
 class Visit:
-    """A module in one step.
+    """The values of a module in one step.
 
     Attributes:
-        output: what it returned, as the model went on with it.
-        inputs: `(args, kwargs)`; None unless they were asked for.
+        output: the module's output as the model used it, with the changes of the blocks.
+        inputs: `(args, kwargs)`; None unless the call to `tracer.cache` asked for inputs.
     """
 
     output: Any = None
@@ -21,7 +24,7 @@ class Visit:
 
     @property
     def input(self) -> Any:
-        """The first positional argument, else the first keyword's; None if there is none."""
+        """The first positional argument, else the first keyword argument, else None."""
         if self.inputs is None:
             return None
         args, kwargs = self.inputs
@@ -33,8 +36,8 @@ class Cache:
     """Recorded values: `cache["model.layers.2"].output`, or `cache.model.layers[2].output`.
 
     Attributes:
-        entries: by module path, one `Visit` for each step.
-        refused: modules that could not be recorded, with the reason, where all were to be.
+        entries: a `Visit` for each step, by module path.
+        refused: the reasons, by module path, for modules that could not be recorded when the block asked for all modules.
     """
 
     entries: dict[str, list[Visit]] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Cache:
         return len(self.entries)
 
     def keys(self) -> list[str]:
-        """Return the paths of the recorded modules, in the order in which they were reached."""
+        """Return the paths of the recorded modules, in the order of the forward pass."""
         return list(self.entries)
 
     def __repr__(self) -> str:
@@ -75,10 +78,11 @@ class Cache:
 
 
 class CacheView:
-    """A module of a cache, or a place of the module tree above some.
+    """A module in a cache, or a path with recorded modules below it.
 
     Attributes:
-        output, inputs, input: the module's value if it was recorded in one step, the list of one for each step otherwise.
+        output, inputs, input: the module's value. If the module was recorded in several steps, a list with a value for each
+            step.
     """
 
     def __init__(self, cache: Cache, path: str) -> None:
@@ -99,13 +103,13 @@ class CacheView:
 
     @property
     def visits(self) -> list[Visit]:
-        """One for each step in which the module was recorded."""
+        """A `Visit` for each step in which the module was recorded."""
         if self._path not in self._cache.entries:
             raise KeyError(f"{self._path} itself was not recorded; modules below it were: {', '.join(self.keys())}")
         return self._cache.entries[self._path]
 
     def keys(self) -> list[str]:
-        """Return the paths of the recorded modules here and below."""
+        """Return the paths of the recorded modules at this path and below it."""
         path = self._path
         return [key for key in self._cache.entries if key == path or key.startswith(f"{path}.")]
 

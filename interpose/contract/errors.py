@@ -1,8 +1,8 @@
-"""Errors as facts with fields: the classes a notebook catches, and how they travel as `Failure` messages.
+"""The error classes that a notebook catches, and their form as `Failure` messages.
 
-One table maps the protocol's codes to names of gRPC statuses, one to classes. A server raises `ServiceFailure`; a client
-turns a `Failure` into one of the classes with `from_failure`. Importing this module does not import grpc, because engine
-workers import it: `interpose.rpc.grpc_errors` and `serve_app.statuses` map names to gRPC's own statuses.
+`STATUS_NAMES` maps the protocol's codes to names of gRPC statuses, `CLASS_OF` maps them to classes. A server raises
+`ServiceFailure`. A client turns a `Failure` into an error with `from_failure`. This module does not import grpc, because
+engine workers import this module. `interpose.rpc.grpc_errors` and `serve_app.statuses` map the names to gRPC's own statuses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from interpose.v1.trace_pb2 import Failure, Frame
 if TYPE_CHECKING:
     import grpc
 
-# The trailing metadata of a failed call that holds its `Failure`.
+# The key of the `Failure` in the trailing metadata of a failed call.
 FAILURE_METADATA = "interpose-failure-bin"
 
-# The gRPC status of a call that fails with a code, by its name in `grpc.StatusCode`.
+# For each code, the gRPC status of the failed call: its name in `grpc.StatusCode`.
 STATUS_NAMES: dict[int, str] = {
     trace_pb2.ERROR_CODE_UNSPECIFIED: "UNKNOWN",
     trace_pb2.ERROR_CODE_INTERVENTION: "INVALID_ARGUMENT",
@@ -39,25 +39,25 @@ STATUS_NAMES: dict[int, str] = {
 }
 
 
-# Where nothing better is known: an engine or a connection is back after some seconds, room after less.
+# Seconds to wait where the server names no time. An engine or a connection needs some seconds to come back.
 RETRY_SECONDS = {trace_pb2.ERROR_CODE_UNAVAILABLE: 5.0, trace_pb2.ERROR_CODE_QUOTA_EXCEEDED: 1.0}
 
 
 class InterposeError(Exception):
-    """Base of every error of a trace.
+    """Base class of the errors of a trace.
 
     Attributes:
-        message: what happened, why, and what to write instead.
+        message: the event, its reason, and the code to write instead.
         status: the gRPC status, a `grpc.StatusCode`.
-        status_name: its name, e.g. "UNAVAILABLE".
-        trace_id: the trace, or "".
+        status_name: the name of the status, e.g. "UNAVAILABLE".
+        trace_id: the id of the trace, or "".
         invoke: index of the invoke, or -1 for the whole trace.
-        location: the location it is about, e.g. "model.layers.2.output", or "".
-        suggestions: near misses.
-        retry_after: seconds after which another try makes sense; more than 0 for every `Unavailable` and `QuotaExceeded`. Of a
-            limit on one trace alone the message says what to change before that.
-        remote_traceback: the user's own lines, as Python prints a traceback; "" if none are known.
-        frames: the same as facts.
+        location: the location of the error, e.g. "model.layers.2.output", or "".
+        suggestions: names that are similar to an unknown name.
+        retry_after: seconds to wait before another try; more than 0 for every `Unavailable` and `QuotaExceeded`. If a single
+            trace is over a limit, the message says what to change before the next try.
+        remote_traceback: the user's own lines in the form of a Python traceback, or "" if they are unknown.
+        frames: the frames of that traceback, as messages.
     """
 
     code = trace_pb2.ERROR_CODE_UNSPECIFIED
@@ -87,7 +87,7 @@ class InterposeError(Exception):
 
     @property
     def status(self) -> grpc.StatusCode:
-        # Imported here and nowhere else in this module, so that engine workers, which raise these errors, load no grpc.
+        # The import is here because engine workers raise these errors and must not load grpc.
         import grpc
 
         return grpc.StatusCode[self.status_name]
@@ -114,41 +114,41 @@ def _rebuild(kind: type[InterposeError], message: str, fields: dict[str, Any], f
 
 
 class InterposeWarning(UserWarning):
-    """Something that works, and hardly as it was meant."""
+    """Warning about code that runs, but probably does not do what the user meant."""
 
 
 class InterventionError(InterposeError):
-    """The user's own code raised; the message is the exception as Python prints it, e.g. `ValueError: boom`."""
+    """The user's code raised; the message is the exception's last line, e.g. `ValueError: boom`."""
 
     code = trace_pb2.ERROR_CODE_INTERVENTION
 
 
 class UnknownLocation(InterposeError, AttributeError):
-    """There is no such module, or the forward pass never came to the location."""
+    """There is no such module, or the forward pass did not reach the location."""
 
     code = trace_pb2.ERROR_CODE_UNKNOWN_LOCATION
 
 
 class OutOfOrder(InterposeError):
-    """A location was asked for after the forward pass had left it."""
+    """The block asked for a location after the forward pass had left it."""
 
     code = trace_pb2.ERROR_CODE_OUT_OF_ORDER
 
 
 class InvalidArgument(InterposeError):
-    """A prompt, a sampling parameter, a block or a value that is not taken."""
+    """A prompt, a sampling parameter, a block or a value is not accepted."""
 
     code = trace_pb2.ERROR_CODE_INVALID_ARGUMENT
 
 
 class NotFound(InvalidArgument):
-    """A model, session, trace or saved value that the server does not know, or not any more."""
+    """The server does not know a model, session, trace or saved value, or has dropped it."""
 
     code = trace_pb2.ERROR_CODE_NOT_FOUND
 
 
 class Unauthenticated(InterposeError):
-    """The API key is missing or not known."""
+    """The API key is missing or unknown."""
 
     code = trace_pb2.ERROR_CODE_UNAUTHENTICATED
 
@@ -160,7 +160,7 @@ class PermissionDenied(InterposeError):
 
 
 class QuotaExceeded(InterposeError):
-    """More than the tenant may use now; `retry_after` says when to come back."""
+    """The tenant is over a limit; `retry_after` says when to try again."""
 
     code = trace_pb2.ERROR_CODE_QUOTA_EXCEEDED
 
@@ -172,29 +172,32 @@ class Cancelled(InterposeError):
 
 
 class DeadlineExceeded(InterposeError):
-    """The block, or the whole call, took longer than it may."""
+    """The block, or the whole call, took longer than its time limit."""
 
     code = trace_pb2.ERROR_CODE_DEADLINE_EXCEEDED
 
 
 class Unavailable(InterposeError):
-    """The server or a part of it is gone; the same trace can be tried again."""
+    """The server or a part of the server is gone; the client may try the same trace again."""
 
     code = trace_pb2.ERROR_CODE_UNAVAILABLE
 
 
 class ConnectionLost(Unavailable):
-    """The way to the server broke, or a part of the server on it died; what was asked for may go on behind it."""
+    """The connection broke, or a process between client and engine died.
+
+    The trace may go on in the engine.
+    """
 
 
 class EngineError(InterposeError):
-    """The engine failed for a reason that is not the block's."""
+    """The engine failed, and the block is not the reason."""
 
     code = trace_pb2.ERROR_CODE_ENGINE
 
 
 class VersionMismatch(InterposeError):
-    """Client and server speak no common protocol; the message says which to upgrade."""
+    """Client and server speak no common protocol; the message says which side to upgrade."""
 
     code = trace_pb2.ERROR_CODE_VERSION
 
@@ -207,7 +210,10 @@ CLASS_OF: dict[int, type[InterposeError]] = {kind.code: kind for kind in _CLASSE
 
 
 class ServiceFailure(Exception):
-    """What a part of the service raises: a `Failure` for the client, never with a traceback of ours."""
+    """The exception of a part of the service: a `Failure` for the client.
+
+    It never holds a traceback of the service's own code.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -222,19 +228,19 @@ def _rebuild_service_failure(data: bytes) -> ServiceFailure:
 
 
 def failure(code: int, message: str, **fields: Any) -> Failure:
-    """Return a Failure; without `invoke` among the fields it is about the whole trace."""
+    """Return a Failure; without the field `invoke`, the whole trace failed."""
     return with_retry(Failure(code=code, message=message, **{"invoke": -1, **fields}))  # type: ignore[arg-type]
 
 
 def with_retry(fact: Failure) -> Failure:
-    """Return the same failure; one that another try may mend says when to try, if only roughly."""
+    """Return the failure with a `retry_after`, where another try may succeed."""
     if fact.retry_after <= 0 and fact.code in RETRY_SECONDS:
         fact.retry_after = RETRY_SECONDS[fact.code]
     return fact
 
 
 def from_failure(fact: Failure) -> InterposeError:
-    """Return the error that a notebook gets for a failure."""
+    """Return the error that a client raises for a failure."""
     kind = CLASS_OF.get(fact.code, EngineError)
     message = fact.message or "the server gave no reason"
     if fact.suggestions and not any(name in message for name in fact.suggestions):
@@ -259,7 +265,7 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def format_frames(frames: Iterable[Frame]) -> str:
-    """Return the user's lines as Python prints them in a traceback, with a caret under what was running."""
+    """Return frames as the lines of a Python traceback, with carets under the running code."""
     lines = []
     for frame in frames:
         lines.append(
@@ -276,9 +282,10 @@ def format_frames(frames: Iterable[Frame]) -> str:
 
 
 def _caret(frame: Frame, text: str) -> str:
-    """Return the marks under the part of the line that was running, or "" if that would mark all of it or is unknown.
+    """Return the carets under the running part of a line.
 
-    Columns count in the original file. A block's text travels without its indentation, so that is looked up there.
+    The text is "" if the part is unknown, or is the whole line. Columns count in the original file. A block's text travels
+    without its indentation, so the indentation is read from the file.
     """
     original = linecache.getline(frame.filename, frame.line).rstrip()
     if original.strip() != text.strip():

@@ -1,4 +1,4 @@
-"""Words of other tools that this one does not have, and what to write instead."""
+"""Names of other tools that interpose does not have, and the code to write instead."""
 
 from __future__ import annotations
 

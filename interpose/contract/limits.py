@@ -1,4 +1,7 @@
-"""How long the texts of a trace may be, and how many nodes their syntax trees may have; the server refuses the same."""
+"""The client's check of the limits on a trace's source: its bytes and its syntax nodes.
+
+The server checks the same limits.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from interpose.v1.service_pb2 import Limits
 
 
 class Sources:
-    """The texts of one trace.
+    """The sources of one trace: its blocks, functions and classes.
 
     Args:
-        limits: what the server takes; limits that are 0 are unknown.
+        limits: the limits of the server; a limit of 0 is unknown.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -21,11 +24,12 @@ class Sources:
         self._bytes = 0
 
     def refusal(self, what: str, source: str, body: Iterable[ast.AST]) -> str:
-        """Add a text; say why the server would not take it, "" if it would.
+        """Add a source; return the reason why the server would refuse it, or "".
 
         Args:
-            what: whose source it is, for the message.
-            body: its syntax trees.
+            what: the owner of the source, for the message.
+            source: the source.
+            body: the syntax trees of the source.
         """
         size, most = len(source.encode()), self._limits.max_program_bytes
         if most and size > most:

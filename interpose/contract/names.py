@@ -1,7 +1,7 @@
-"""A name of the model is no value: what is done with a name and only a value can be raises, and says what to write.
+"""Errors for the use of an envoy as a value, with the code to write instead.
 
-`model.logits` names a place, `model.logits.output` is the tensor there. Both sides have envoys that stand for names, the
-notebook and the worker; each refuses in its own way, with the same words.
+`model.logits` is an envoy: the name of a place in the model. `model.logits.output` is the tensor there. The notebook and the
+worker have envoys of different classes, which raise different errors with the same text.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ _BINARY = (*_ARITHMETIC, "lshift", "rshift")
 _UNARY = ("neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil")
 _ORDER = ("lt", "le", "gt", "ge")
 _NUMBERS = ("float", "int", "complex", "index")
-# What a tensor has and an array of numpy has not.
+# Attributes of a torch tensor that an array of numpy does not have.
 _OF_TENSORS = (
     "abs add argsort backward bfloat16 bool cat chunk clone contiguous cpu cuda detach device div double eq expand flatten float "
     "gather grad half index_select int is_cuda item log log_softmax long masked_fill matmul mm mul norm numel numpy permute "
     "relu requires_grad requires_grad_ retain_grad sigmoid softmax sqrt squeeze sub tanh tolist topk type unsqueeze view where "
     "zero_"
 ).split()
-_HAVE_NAMES_OF_MODULES = ("T", "data", "real", "imag", "base", "flags")  # attributes that say too little
+_HAVE_NAMES_OF_MODULES = ("T", "data", "real", "imag", "base", "flags")  # may be names of modules too
 
 
 def written(path: str) -> str:
-    """Return what a block writes to name a place, e.g. "model.model.layers[2].mlp" for "model.layers.2.mlp"."""
+    """Return the code that names a module path in a block.
+
+    Example: "model.model.layers[2].mlp" for "model.layers.2.mlp".
+    """
     parts = path.split(".") if path else []
     return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
 
 
 def of_tensors(name: str) -> bool:
-    """Whether an attribute is a tensor's, so that code that asks a name for it takes the name for its value."""
+    """Whether an attribute belongs to tensors, so that its use shows a name taken for a value."""
     return name in _OF_TENSORS or (
         hasattr(np.ndarray, name) and not name.startswith("_") and name not in _HAVE_NAMES_OF_MODULES
     )
 
 
 def not_a_value(path: str, used: str, values: Sequence[str] = (), numbered: bool = False, then: str = "") -> str:
-    """Say that a name is used as a value, and what to write instead.
+    """Return the message for a name that is used as a value.
 
     Args:
-        path: of the place.
-        used: what was done with it: "saved", "compared" …
-        values: of a place of canonical values, their names.
-        numbered: whether it is a list of modules.
-        then: what follows the value in what to write instead: ".mean()", "[0]".
+        path: the path of the place.
+        used: the use of the name: "saved", "compared" …
+        values: the names of the canonical values, if the place has canonical values.
+        numbered: whether the place is a list of modules.
+        then: the code after the value in the suggested code: ".mean()", "[0]".
     """
     name = written(path)
     if values:
@@ -62,13 +65,13 @@ def not_a_value(path: str, used: str, values: Sequence[str] = (), numbered: bool
 
 
 def not_assigned(path: str) -> str:
-    """Say that something was assigned to a name itself, and what to write instead."""
+    """Return the message for an assignment to a name instead of its value."""
     name = written(path)
     return f"{name} is a name for a place in the model and cannot be replaced; assign its value: {name}.output = …"
 
 
 def read_only(path: str, name: str) -> str:
-    """Say that a weight was written to, and what to write instead."""
+    """Return the message for a write to a weight."""
     module = written(path)
     return (
         f"{module}.{name} is read-only: requests of others compute with it. Change what the module gives, for example "
@@ -77,16 +80,16 @@ def read_only(path: str, name: str) -> str:
 
 
 class Name(ABC):
-    """Base of envoys: operations that only values have raise what `_misused` raises."""
+    """Base class of envoys: an operation that only values have calls `_misused`, which raises."""
 
     __slots__ = ()
 
     @abstractmethod
     def _misused(self, used: str, then: str = "") -> NoReturn:
-        """Raise the error for a use of the name as a value."""
+        """Raise the error for the use of the name as a value."""
 
     def save(self) -> NoReturn:
-        """Refuse: there is no value to save."""
+        """Raise the error for a save: a name has no value to save."""
         self._misused("saved", ".save()")
 
     @classmethod
@@ -107,7 +110,7 @@ class Name(ABC):
 
     @abstractmethod
     def _same(self, other: object) -> bool:
-        """Whether another object is a name of the same place."""
+        """Whether another object is a name for the same place."""
 
     def __eq__(self, other: object) -> bool:
         if _is_number(other):
@@ -119,7 +122,7 @@ class Name(ABC):
 
     @abstractmethod
     def __hash__(self) -> int:
-        """Names of one place have one hash."""
+        """Return the hash, which is equal for all names of the same place."""
 
     def __bool__(self) -> bool:
         return True
@@ -137,7 +140,7 @@ def _first(values: Iterable[Any]) -> Name:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a number, or holds numbers as a tensor or an array does."""
+    """Whether a value is a number, or holds numbers like a tensor or an array."""
     if isinstance(value, Name):
         return False
     return (isinstance(value, numbers.Number) and not isinstance(value, bool)) or hasattr(value, "__array__")

@@ -11,12 +11,12 @@ from interpose.contract.idioms import OF_RESULTS
 
 @dataclass
 class Logprob:
-    """How likely one token was at one place.
+    """The probability of a token at a position.
 
     Attributes:
-        logprob: natural logarithm of its probability.
-        rank: its place among all tokens, from 1; None: unknown.
-        decoded_token: its text; None: unknown.
+        logprob: natural logarithm of the probability.
+        rank: rank of the token among all tokens, from 1; None: unknown.
+        decoded_token: the token's text; None: unknown.
     """
 
     logprob: float
@@ -26,15 +26,17 @@ class Logprob:
 
 @dataclass
 class Result:
-    """What the engine generated for one invoke.
+    """The engine's output for one invoke.
 
     Attributes:
         text: the generated text, without the prompt.
         token_ids: the generated ids.
         finish_reason: "stop", "length", "tracer_stop" or "abort"; "" while the request runs.
         prompt_token_ids: the prompt's ids.
-        logprobs: for each generated token, the likeliest tokens and itself by id; None unless `logprobs=k` was asked for.
-        prompt_logprobs: the same for the prompt's tokens, of which the first has None; None unless `prompt_logprobs=k`.
+        logprobs: for each generated token, a dict by id with this token and the k most likely tokens. None without the
+            sampling parameter `logprobs=k`.
+        prompt_logprobs: the same for each token of the prompt; the entry of the first token is None. None without the sampling
+            parameter `prompt_logprobs=k`.
     """
 
     text: str = ""
@@ -50,7 +52,7 @@ class Result:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Result:
-        """Return the result of which `dataclasses.asdict` gave `fields`."""
+        """Return a result from the fields that `dataclasses.asdict` gave."""
         known = dict(fields)
         for name in ("logprobs", "prompt_logprobs"):
             if known.get(name) is not None:

@@ -1,4 +1,4 @@
-"""Sampling parameters, checked in the notebook as far as they can be: names, counts, and structured outputs."""
+"""The client's check of sampling parameters: names, counts, and structured outputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from interpose.contract.errors import InvalidArgument, did_you_mean
 from interpose.contract.idioms import OF_TRACES
 
-_NO_CHANCE = 1e-5  # a lower temperature is greedy to the engine
+_NO_CHANCE = 1e-5  # at a lower temperature the engine samples greedily
 
 _COMMON = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "min_tokens", "ignore_eos", "logprobs")
 
-# The constraints of structured outputs, and what each of them is.
+# The constraints of structured outputs: for each the accepted types, and their description for the message.
 _CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "json": ((str, dict), "a JSON schema as a dict or a string"),
     "regex": ((str,), "a regular expression"),
@@ -30,14 +30,15 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def check_sampling(sampling: Mapping[str, object], known: Sequence[str]) -> dict[str, object]:
-    """Return sampling parameters that the engine has.
+    """Return the sampling parameters after a check.
 
     Args:
-        sampling: by name.
-        known: the names that the engine takes; none: not known.
+        sampling: the parameters by name.
+        known: the names of the engine's parameters; empty: unknown.
 
     Raises:
-        InvalidArgument: another one, with near misses; or structured outputs that are none.
+        InvalidArgument: the engine has no such parameter (the error suggests similar names), or `structured_outputs` is not
+            valid.
     """
     for name in sampling:
         if not known or name in known or name == "n":
@@ -65,14 +66,14 @@ def check_sampling(sampling: Mapping[str, object], known: Sequence[str]) -> dict
 
 
 def check_adapter(name: object, adapters: Sequence[str]) -> str:
-    """Return the name of a LoRA adapter as it travels, "" for none.
+    """Return the name of a LoRA adapter for a message, "" for None.
 
     Args:
-        name: what the notebook says, None for none.
-        adapters: those that there are.
+        name: the user's argument; None: no adapter.
+        adapters: the names of the engine's adapters.
 
     Raises:
-        InvalidArgument: there is no such adapter, with near misses.
+        InvalidArgument: there is no such adapter; the error suggests similar names.
     """
     if name is None or (isinstance(name, str) and name in adapters):
         return str(name or "")
@@ -84,14 +85,16 @@ def check_adapter(name: object, adapters: Sequence[str]) -> str:
 
 
 def sequences(trace: Mapping[str, object], own: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the own sampling parameters of each of a prompt's `n` sequences; a seed goes up by one from each to the next.
+    """Return the prompt's own sampling parameters for each of its `n` sequences.
+
+    A seed is increased by 1 from each sequence to the next.
 
     Args:
         trace: the trace's sampling parameters.
-        own: the prompt's, which go before them.
+        own: the prompt's own sampling parameters, which override the trace's.
 
     Raises:
-        InvalidArgument: several sequences without chance would all be the same.
+        InvalidArgument: several sequences are sampled greedily, so they would be equal.
     """
     both = {**trace, **own}
     count, temperature, seed = both.get("n", 1), both.get("temperature"), both.get("seed")
@@ -107,7 +110,11 @@ def sequences(trace: Mapping[str, object], own: Mapping[str, object]) -> list[di
 
 
 def check_structured_outputs(structured: Any) -> None:
-    """Raise ValueError unless this is a dict with one constraint, and options that there are."""
+    """Check that structured outputs are a dict with one constraint and known options.
+
+    Raises:
+        ValueError: they are not.
+    """
     if not isinstance(structured, Mapping):
         example = '{"choice": ["yes", "no"]}'
         raise ValueError(f"structured_outputs is a dict with one constraint, e.g. {example}, not {structured!r:.80}")

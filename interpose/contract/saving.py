@@ -1,7 +1,7 @@
-"""`interpose.save`: keeps a value past its block.
+"""The function `interpose.save`, which keeps a value past its block.
 
-Whoever runs a block says what saving means while it does: the notebook for the outer block of a trace, the worker for
-the blocks inside the model.
+The code that runs a block sets the meaning of a save with `saving_with`. The client does so for the outer block of a trace,
+and the worker does so for the blocks in the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _keeper: ContextVar[Callable[[Any], Any] | None] = ContextVar("interpose_keeper"
 
 
 def save(value: T) -> T:
-    """Keep a value past the block and return it; the same as `value.save()`, for values of any type.
+    """Keep a value of any type past the block, and return the value.
+
+    `value.save()` does the same.
 
     Raises:
         InvalidArgument: no block is running.
@@ -32,14 +34,17 @@ def save(value: T) -> T:
 
 
 def call_save(value: Any, keeper: Callable[[Any], Any]) -> Any:
-    """Do what `value.save()` says: keep the value, unless its class, written in Python, has a `save` of its own."""
+    """Run `value.save()`: keep the value, or call the `save` of its own class.
+
+    Only a method `save` written in Python counts as the class's own.
+    """
     own = isinstance(getattr(type(value), "save", None), FunctionType)
     return value.save() if own else keeper(value)
 
 
 @contextmanager
 def saving_with(keeper: Callable[[Any], Any]) -> Iterator[None]:
-    """Make `save` call `keeper` in this context."""
+    """Make `interpose.save` call `keeper` in this context."""
     token = _keeper.set(keeper)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which protocol this client speaks and which package it is."""
+"""The versions of the protocol, of this package, and of Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROTOCOL = 1
 def _package_version() -> str:
     try:
         return metadata.version("interpose")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+    except metadata.PackageNotFoundError:  # the code runs from a checkout that is not installed
         return "0+unknown"
 
 
