@@ -1,8 +1,8 @@
-"""A process that parses and compiles the texts of traces, so that neither a worker nor the engine's replica waits for it.
+"""A process that parses and compiles the texts of traces.
 
-Parsing and compiling run in C under the interpreter's lock, and Python's compiler can be made to work for minutes by a few
-lines. In a process of its own it stops nobody, it can be ended, and its memory is bounded. The process runs no code of the
-texts. It ends with the process that started it.
+Neither a worker nor the engine's replica waits for it. Parsing and compiling run in C under the interpreter's lock, and a few
+lines can keep Python's compiler busy for minutes. In a process of its own the compiler stops nothing else, it can be ended, and
+its memory is bounded. The process runs no code of the texts. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from executor.core.programs import Code, Unit, made
 
-SECONDS = 10.0  # for all texts of a trace together
+SECONDS = 10.0  # seconds, for all texts of a trace together
 _MEMORY_BYTES = 2 << 30
 _KEPT_BYTES = 32 << 20  # of finished code, for traces that come again
 
@@ -31,8 +31,8 @@ class Compiler:
     """Compiles the texts of traces, one trace at a time.
 
     Args:
-        max_nodes: the most nodes that the syntax tree of one text may have.
-        seconds: the most time that the texts of one trace may take together.
+        max_nodes: the largest number of nodes that the syntax tree of one text may have.
+        seconds: the time that the texts of one trace may take together, in seconds.
     """
 
     def __init__(self, max_nodes: int, seconds: float = SECONDS) -> None:
@@ -45,7 +45,10 @@ class Compiler:
         self._connection: Any = None
 
     def compile(self, units: list[Unit]) -> dict[str, Code]:
-        """Return each unit's code, or why it has none, by the units' keys. Waits; to be called from a thread."""
+        """Return each unit's code, or the reason why it has none, by the units' keys.
+
+        The call waits, so it belongs in a thread.
+        """
         keys = {unit.key: unit for unit in units}
         with self._lock:
             found = {key: self._kept[key] for key in keys if key in self._kept}
@@ -58,7 +61,7 @@ class Compiler:
         return found
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process. A second call does nothing."""
         with self._lock:
             self._end()
 
@@ -76,7 +79,7 @@ class Compiler:
                     return late
                 code: Code = marshal.loads(self._connection.recv_bytes())
             except (OSError, EOFError):
-                # It may have died between two traces, of no fault of this text's.
+                # The process may have died between two traces, through no fault of this text.
                 self._end()
                 if not again:
                     return f"the server's Python cannot compile {unit.what}: its compiler ended"
@@ -95,7 +98,7 @@ class Compiler:
         mine, other = multiprocessing.connection.Pipe()
         with other:
             descriptor = other.fileno()
-            # It needs this package and the standard library, and nothing of this process's environment.
+            # The process needs this package and the standard library, and nothing of this process's environment.
             path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "executor.engine.compiler", str(descriptor)],
@@ -114,7 +117,7 @@ class Compiler:
 
 
 def serve(descriptor: int) -> None:
-    """Compile what comes, until nobody is at the other end."""
+    """Compile the texts that arrive, until the other end is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (

@@ -1,4 +1,7 @@
-"""An engine that runs traces: vLLM's AsyncLLM with interposing workers, one request for each invoke."""
+"""An engine that runs traces: vLLM's AsyncLLM with interposing workers.
+
+Each invoke is one request.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ MOST_STEPS = 16  # of a scan
 
 
 class ModelSettings(Protocol):
-    """What the engine needs of a model's settings; `serve_app.settings.ModelSettings` is one."""
+    """What the engine needs of a model's settings; `serve_app.settings.ModelSettings` has it."""
 
     name: str
     model: str
@@ -52,7 +55,7 @@ class ModelSettings(Protocol):
 
 
 class TraceFailed(Exception):
-    """One invoke of a trace, or all of it, failed; carries the failure for the client."""
+    """A trace or one of its invokes failed; the exception carries the failure for the client."""
 
     def __init__(self, failure: pb.Failure) -> None:
         super().__init__(failure.message)
@@ -106,7 +109,7 @@ class TraceEngine:
         check_config(config)
         progress("starting workers and loading the model")
         verdicts = Verdicts()
-        # Its constructor blocks until the workers are up, for minutes with a large model.
+        # The constructor of AsyncLLM blocks until the workers are up, which takes minutes for a large model.
         loop = asyncio.get_running_loop()
         with noted():
             llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
@@ -132,7 +135,7 @@ class TraceEngine:
                 raise ValueError(
                     f"the engine did not take the LoRA adapter {adapter.lora_name} from {adapter.lora_path}"
                 )
-        # An engine's first request takes seconds more than the next; nobody's trace should.
+        # An engine's first request takes seconds longer than the next. So the engine runs one before the first trace comes.
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
             pass
@@ -148,11 +151,11 @@ class TraceEngine:
         return self._running, self._waiting
 
     async def check_health(self) -> None:
-        """Raise when the engine is dead."""
+        """Raise an error if the engine is dead."""
         await self.llm.check_health()
 
     async def idle(self) -> bool:
-        """Whether no worker holds anything of any trace."""
+        """Return whether no worker holds anything of any trace."""
         return all(state["idle"] for state in await call_workers(self.llm, "interpose_idle"))
 
     async def shutdown(self) -> None:
@@ -161,24 +164,26 @@ class TraceEngine:
         await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
 
     async def run(self, trace: pb.Trace, session: str = "", flow: Flow = NOBODY) -> AsyncIterator[pb.Event]:
-        """Run a trace: every invoke as one request, those that read another's names after it.
+        """Run a trace, with one request for every invoke.
+
+        An invoke that reads names of another invoke starts after that invoke has ended.
 
         Args:
-            trace: the trace; checked here against the model.
-            session: the Ray name of the session actor that takes saved bytes and prints.
-            flow: whose it is; the scheduler has them start in turn.
+            trace: the trace, which is checked here against the model.
+            session: the Ray name of the session actor that takes saved bytes and printed text.
+            flow: the tenant and session of the trace; the scheduler lets them start requests in turn.
 
         Yields:
-            Output, Saves and Failed events; one Failed for each invoke that fails. Closing the generator aborts the trace.
+            Output, Saves and Failed events, with one Failed for each invoke that fails. Closing the generator aborts the trace.
 
         Raises:
-            TraceFailed: nothing ran, because the trace asks for something this engine does not take.
+            TraceFailed: nothing ran, because the trace asks for something that this engine does not take.
         """
         if trace.scan:
             for scanned in await self._scan(trace, session):
                 yield scanned
             return
-        # Grammars and chat templates may take a while to look at.
+        # Checking grammars and chat templates may take a while.
         without = wholes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in without]
         requests = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
@@ -190,7 +195,7 @@ class TraceEngine:
         together = companions(trace)
         self._check_room(trace, together, requests)
         waits_for = start_after(trace)
-        for index in without:  # nothing more comes for its block when the others have ended
+        for index in without:  # Its block gets nothing more once the other invokes have ended.
             waits_for[index] = set(prompted)
 
         async def one(index: int) -> None:
@@ -221,7 +226,7 @@ class TraceEngine:
                         failed.add(index)
                 finally:
                     self._running -= 1
-            except VLLMValidationError as error:  # what vLLM looks at only when a request comes
+            except VLLMValidationError as error:  # vLLM checks some parameters only when a request comes.
                 failed.add(index)
                 events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)))
             except (EngineDeadError, EngineGenerateError) as error:
@@ -248,7 +253,7 @@ class TraceEngine:
                 await asyncio.shield(self._give_up(task, trace.id))
 
     async def _scan(self, trace: pb.Trace, session: str) -> list[pb.Event]:
-        """Run a trace's block on shapes: no request, nothing generated."""
+        """Run a trace's block on shapes, with no request and no generated token."""
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
         if self._description.pipeline_parallel_size > 1:
@@ -280,11 +285,11 @@ class TraceEngine:
         return [finished, *map(pb.Event.FromString, ended)]
 
     async def _compiled(self, trace: pb.Trace) -> TraceCodes:
-        """Return what a trace's texts compile to, made in a process of its own."""
+        """Return what a trace's texts compile to, compiled in a process of its own."""
         return await asyncio.to_thread(TraceCodes.of, trace, self._compiler.compile)
 
     async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
-        """Abort what still runs of a trace, and let the workers forget it."""
+        """Abort what still runs of a trace, and let the workers forget the trace."""
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
@@ -306,8 +311,8 @@ class TraceEngine:
         """Run one invoke; return whether it ended without a failure.
 
         Args:
-            together: how many of the trace's invokes must start in the same step as this one.
-            results: takes what it generated.
+            together: how many of the trace's invokes must start in the same step as this invoke.
+            results: takes the result of the invoke.
             codes: what the trace's texts compile to.
         """
         prompt, sampling = request
@@ -334,7 +339,7 @@ class TraceEngine:
             codes.for_invokes((index, *without)),
         )
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
-        # The salt keeps this request's activations, which its block may change, out of everyone else's prefix cache.
+        # The salt keeps other requests from using this request's prefix cache, because its block may change activations.
         prompt = {**prompt, "cache_salt": request_id}
         params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
         sent_text, sent_ids = 0, 0
@@ -354,13 +359,16 @@ class TraceEngine:
         last = output_event(index, output, completion, sent_text, sent_ids, reason)
         last.output.logs = logs
         left = [pb.Event.FromString(data) for data in ended]
-        # An increment belongs to the last output and comes before it, everything else after.
+        # An increment belongs to the last output and comes before it. All other events come after it.
         for event in sorted((last, *left), key=lambda event: event.WhichOneof("kind") != "increment"):
             events.put_nowait(event)
         return not any(event.WhichOneof("kind") == "failed" for event in left)
 
     async def _whole(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
-        """End an invoke without a prompt, whose block ran beside those of all others; return whether it did not fail."""
+        """End an invoke without a prompt; return whether it ended without a failure.
+
+        The block of such an invoke ran beside the blocks of all other invokes.
+        """
         state, ended, logs = await self._finish(trace.id, index, results)
         left = [pb.Event.FromString(data) for data in ended]
         if state == "unknown":
@@ -377,7 +385,7 @@ class TraceEngine:
         else:
             name, plain = "interpose_finish_whole", [asdict(one) for one in result]
         replies = await call_workers(self.llm, name, trace_id, index, plain)
-        # One rank reports: it alone has saves and prints to tell of. A failure is known to all.
+        # Only the rank that reports has saves and printed text. Every rank knows a failure.
         return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
 
     async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
@@ -408,7 +416,7 @@ class TraceEngine:
                 raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
 
     def _stopped(self, trace: pb.Trace, index: int, error: Exception) -> pb.Event:
-        """The failure of an invoke whose engine has ended: this trace's fault, or another's."""
+        """Return the failure of an invoke whose engine has ended, whether or not through its trace."""
         if not self._verdicts.guilty(trace.id):
             return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)
         message = (

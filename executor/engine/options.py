@@ -1,4 +1,7 @@
-"""The engine options of a served model: the user's own, what traces need, and the executor that runs it on the cluster."""
+"""The engine options of a served model.
+
+They come from the user's own options, from what traces need, and from the executor that places the workers on the cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from executor.cluster.executor import LazyRayExecutor
 from executor.model.lora import Adapters
 from executor.plugin.config import FIXED, STEP_TOKENS, check_version, trace_options
 
-# With any of these a user has said whether the engine compiles.
+# With any of these options the user has decided whether the engine compiles.
 _COMPILING = (
     *("enforce_eager", "compilation_config", "optimization_level"),
     *("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
@@ -39,7 +42,7 @@ def engine_options(model: Any) -> dict[str, Any]:
     ):
         options.setdefault("kv_cache_memory_bytes", 1 << 30)
     if current_platform.is_cpu() and all(options.get(name) is None for name in _COMPILING):
-        options["enforce_eager"] = True  # compiling takes minutes, and a step with a block runs uncompiled
+        options["enforce_eager"] = True  # Compiling takes minutes, and a step with a block runs uncompiled.
     options.setdefault("max_num_batched_tokens", STEP_TOKENS)
     return {
         **options,

@@ -1,4 +1,4 @@
-"""What vLLM says about a request becomes the protocol's outputs and results."""
+"""Turns vLLM's outputs of a request into the protocol's outputs and results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def output_event(index: int, output: Any, completion: Any, sent_text: int, sent_
     """Return what is new in a request's cumulative output.
 
     Args:
-        index: the invoke.
-        output, completion: vLLM's RequestOutput and its one CompletionOutput.
-        sent_text, sent_ids: how much of it has been told before.
-        reason: why the request has ended, "" if it has not.
+        index: the invoke's index.
+        output, completion: vLLM's RequestOutput and its only CompletionOutput.
+        sent_text, sent_ids: how many characters and token ids were sent before.
+        reason: why the request has ended, or "" if it has not ended.
     """
     event = pb.Output(
         invoke=index,
@@ -47,7 +47,7 @@ def result_of(output: Any, completion: Any, reason: str) -> Result:
 def _places(places: Iterable[Any] | None) -> list[Any] | None:
     if places is None:
         return None
-    return [  # in vLLM's flat form the first place of a prompt is empty, else it is None
+    return [  # In vLLM's flat form the first place of a prompt is empty; in the other form it is None.
         {i: Logprob(one.logprob, one.rank, one.decoded_token) for i, one in place.items()} if place else None
         for place in places
     ]

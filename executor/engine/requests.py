@@ -1,4 +1,4 @@
-"""From an invoke as it was sent to a prompt and sampling parameters as vLLM takes them, or the reason why it does not."""
+"""Turns an invoke into a prompt and sampling parameters for vLLM, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from interpose.wire.prompts import too_long
 
 
 class _Plain(Resolver):
-    """Makes nothing by calling what the sender names."""
+    """A resolver that calls nothing that the sender names."""
 
     def run_own(self, do: Callable[[], Any]) -> None:
         raise WireError("a sampling parameter is made of numbers, texts, lists and dicts")
@@ -24,17 +24,17 @@ class _Plain(Resolver):
 def sampling_of(
     trace: pb.Trace, invoke: pb.Invoke, description: model_pb2.ModelDescription, config: Any, tokenizer: Any
 ) -> dict[str, Any]:
-    """Return an invoke's sampling parameters, one token being generated where it does not say.
+    """Return an invoke's sampling parameters; without a number of tokens, it generates one.
 
     Args:
         trace: has the defaults for its invokes, and the table that values refer to.
-        invoke: one of them.
-        description: of the served model.
+        invoke: an invoke of the trace.
+        description: the description of the served model.
         config: the engine's VllmConfig.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        ValueError: there is no such parameter, with the near misses; or vLLM would refuse them, with its reason.
+        ValueError: a parameter does not exist, with similar names; or vLLM would refuse the parameters, with its reason.
     """
     known = description.sampling_parameters
     sampling: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def prompt_of(prompt: pb.Prompt, description: model_pb2.ModelDescription, tokeni
     """Return a prompt's token ids.
 
     Raises:
-        ValueError: it is none, too long, or no tokens of this model's.
+        ValueError: the prompt is empty, is too long, or has token ids that the model does not have.
     """
     kind = prompt.WhichOneof("kind")
     if kind == "text":
@@ -83,7 +83,10 @@ def prompt_of(prompt: pb.Prompt, description: model_pb2.ModelDescription, tokeni
 
 
 def _check_length(characters: int, description: model_pb2.ModelDescription, tokenizer: Any) -> None:
-    """Refuse a text before it is cut into tokens, which takes long, if it has more than the model takes in any case."""
+    """Refuse a text that is longer than any prompt the model takes.
+
+    The check comes before the tokenizer, which takes long on such a text.
+    """
     tokens = -(-characters // tokenizer.max_chars_per_token)
     refusal = too_long(tokens, description.max_model_len, description.max_prompt_tokens)
     if refusal:

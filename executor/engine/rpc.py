@@ -1,6 +1,6 @@
-"""Calls to all workers of an engine, beside its steps; they end when the engine does.
+"""Calls to all workers of an engine, beside its steps; a call ends when the engine does.
 
-vLLM waits for the answer of an engine that has died meanwhile as long as it would for a living one's, ten minutes here.
+vLLM waits for the answer of an engine that has died as long as for the answer of a living engine, which is ten minutes here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LOOK_SECONDS = 1.0
 
 
 class Engine(Protocol):
-    """What is needed of vLLM's AsyncLLM."""
+    """What the calls need of vLLM's AsyncLLM."""
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
@@ -23,11 +23,11 @@ class Engine(Protocol):
 
 
 async def call_workers(engine: Engine, method: str, *args: Any) -> list[Any]:
-    """Call a method of every worker; return their answers, by rank.
+    """Call a method of every worker; return the answers by rank.
 
     Raises:
-        EngineDeadError: the engine is dead, or died before all had answered.
-        TimeoutError: they took longer than `RPC_SECONDS`.
+        EngineDeadError: the engine is dead, or died before all workers had answered.
+        TimeoutError: the workers took longer than `RPC_SECONDS`.
     """
     call = asyncio.ensure_future(engine.collective_rpc(method, timeout=RPC_SECONDS, args=args))
     try:

@@ -1,4 +1,4 @@
-"""Sampling parameters of an invoke as vLLM takes them, judged by vLLM before anything runs."""
+"""Sampling parameters of an invoke for vLLM; vLLM judges them before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from interpose.contract.sampling import check_structured_outputs
 
-_MAX_PARTS = 1_000_000  # of all parameters together: biases for every token of a large vocabulary are fewer
+_MAX_PARTS = 1_000_000  # of all parameters together: biases for every token of a large vocabulary have fewer parts
 _MAX_CHARACTERS = 1 << 20
 
 
@@ -21,13 +21,13 @@ def checked(sampling: Mapping[str, Any], config: Any, tokenizer: Any) -> dict[st
     """Return the arguments of vLLM's SamplingParams.
 
     Args:
-        sampling: parameters by vLLM's names; `structured_outputs` is a dict of one constraint (json, regex, choice, grammar,
+        sampling: parameters by vLLM's names. `structured_outputs` is a dict of one constraint (json, regex, choice, grammar,
             json_object or structural_tag) and its options.
         config: the engine's VllmConfig.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        ValueError: vLLM would refuse them, with its reason.
+        ValueError: vLLM would refuse the parameters, with its reason.
     """
     _check_size(sampling)
     made = {name: value.item() if isinstance(value, np.generic) else value for name, value in sampling.items()}
@@ -38,7 +38,7 @@ def checked(sampling: Mapping[str, Any], config: Any, tokenizer: Any) -> dict[st
         if structured is not None:
             check_structured_outputs(structured)
             made["structured_outputs"] = StructuredOutputsParams(**structured)
-        # vLLM notes in the parameters which backend it chose; each request gets parameters of its own.
+        # vLLM notes in the parameters which backend it chose, so each request gets parameters of its own.
         params = SamplingParams(**copy.deepcopy(made))
         _check_types(params)
         params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
@@ -50,7 +50,10 @@ def checked(sampling: Mapping[str, Any], config: Any, tokenizer: Any) -> dict[st
 
 
 def _check_types(params: SamplingParams) -> None:
-    """Refuse what the engine's own process could not read, as a number of tokens of 3.0: it would never read again."""
+    """Refuse a value of a wrong type, for example 3.0 as a number of tokens.
+
+    The engine's own process could not read it, and would never read anything again.
+    """
     try:
         MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(params))
     except Exception as error:
@@ -58,7 +61,10 @@ def _check_types(params: SamplingParams) -> None:
 
 
 def _check_size(sampling: Mapping[str, Any]) -> None:
-    """Refuse what would keep the engine busy, or fill it, for everybody: a list that a list holds twice counts twice."""
+    """Refuse parameters that would keep the engine busy, or fill its memory.
+
+    A list that another list holds twice counts twice.
+    """
     parts = characters = 0
     todo: list[Any] = [sampling]
     while todo:

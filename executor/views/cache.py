@@ -1,8 +1,8 @@
 """Reads one request's keys and values out of the engine's paged cache.
 
-Backends store blocks in layouts of their own, down to the order of single numbers. The layout is measured, not known: a
-block of a scratch cache is written once through the backend's own function with keys and values that number themselves,
-and where each number is found says where each element of a key or value is kept.
+Each backend stores blocks in a layout of its own, down to the order of single numbers. The layout is measured: the backend's
+own function writes one block of a scratch cache, with keys and values that number themselves. The place of each number in the
+block then says where each element of a key or value is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vllm.model_executor.layers.attention import Attention
 
 from executor.model.kv_guard import layout
 
-_BASE = 128  # numbers below it are exact in every floating-point format
+_BASE = 128  # Every floating-point format holds smaller whole numbers exactly.
 
 
 class CachedKeys:
@@ -43,7 +43,11 @@ class CachedKeys:
         self._keys, self._values = self._measure(block)
 
     def _measure(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where each element of a block's keys and values is, [slots * heads * width], in the flattened block."""
+        """Return the index of each element of a block's keys and values in the flattened block.
+
+        Returns:
+            Two tensors [slots * heads * width]: one for keys, one for values.
+        """
         counts = [self._slots * self._heads * width for width in self._widths]
         numbers = [torch.arange(count, device=block.device) for count in counts]
         found = torch.zeros(block.numel(), dtype=torch.int64, device=block.device)
@@ -77,8 +81,8 @@ class CachedKeys:
         """Return a request's first `length` keys and values, each [length, heads, width].
 
         Args:
-            blocks: the request's blocks in order.
-            length: tokens in the cache, those of this step included.
+            blocks: the request's cache blocks in order, [blocks].
+            length: the number of tokens in the cache, the tokens of this step included.
         """
         cache = self._kernel.kv_cache
         count = -(-length // self._slots)

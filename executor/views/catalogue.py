@@ -1,7 +1,9 @@
-"""The canonical tree of a served model: `model.blocks[i]`, `model.embed`, `model.final_norm`, `model.unembed`.
+"""The canonical tree of a served model.
 
-Everything is found by the engine's layer classes, by the model's configuration and by recorded dummy forwards, never by an
-architecture's or a module's name. What cannot be established becomes a value that refuses, with the reason.
+It has `model.blocks[i]`, `model.embed`, `model.final_norm` and `model.unembed`.
+
+Everything is found by the engine's layer classes, by the model's configuration and by recorded dummy forwards. The name of an
+architecture or a module never counts. A value that cannot be established refuses its use, with the reason.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ ROOTS = ("blocks", "embed", "final_norm", "unembed")
 def add_views(
     tree: ModuleTree, config: Any, run: Callable[[], object], gather: Callable[[Any], list[Any]] = lambda mine: [mine]
 ) -> None:
-    """Find a model's canonical values and hang them into its tree, beside the raw modules.
+    """Find a model's canonical values and add them to its tree, beside the raw modules.
 
-    A model whose own root has a module of one of these names keeps it, and gets no canonical tree.
+    If the root of a model has a module with one of these names, the model keeps that module and gets no canonical tree.
 
     Args:
         tree: the modules, with their order recorded.
         config: the model's configuration, of its text part.
         run: runs a dummy forward.
-        gather: tells all pipeline stages something, and returns what each of them tells; called alike on all of them.
+        gather: sends a value to all pipeline stages and returns the value of each. Every stage calls it equally often.
     """
     if any(name in tree.root.children for name in ROOTS):
         return
@@ -82,9 +84,9 @@ def _node(path: str, title: str) -> Node:
 
 
 def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]]]:
-    """Return the decoder layers in order, each with the attention kernels in it.
+    """Return the decoder layers in order, each with its attention kernels.
 
-    They are the items of the outermost module list whose items hold attention layers that the forward runs.
+    The layers are the items of the outermost module list whose items hold attention layers that the forward runs.
     """
     lists: dict[str, dict[str, list[str]]] = {}
     for path, node in tree.nodes.items():
@@ -147,9 +149,10 @@ class _Builder:
         node.views[attribute] = Stream(name, node.path, raw, place.kind, f"[tokens, {self._width}]", at=place.at)
 
     def check_middles(self, run: Callable[[], object]) -> None:
-        """Change the stream in the middle of every layer in a second dummy forward; refuse those where it has no effect.
+        """Check each layer's middle with a second dummy forward; refuse it if it has no effect.
 
-        The residual connection must go on with the changed value, not with one that it holds elsewhere.
+        The dummy forward changes the stream in the middle of every layer. The residual connection must go on with the changed
+        value, and not with a copy that it holds elsewhere.
         """
         places = {place.path: place for _, place, _, _ in self._middles}
 
@@ -286,7 +289,7 @@ class _Builder:
         node.views[attribute] = Unreachable(f"{name}.{attribute}", node.path, node, "output", "", why=why)
 
     def embed(self, first: str) -> Node:
-        """Return the token embeddings, as they enter the stream: with the architecture's own scale."""
+        """Return the token embeddings as they enter the stream, with the architecture's own scale."""
         node = _node("embed", "Embedding")
         begins = self._finder.boundary(first, "input")
         stream = begins.value(self._recording)
@@ -330,7 +333,7 @@ class _Builder:
         return node
 
     def unembed(self) -> Node:
-        """Return the unembedding, whose output is the logits that the next token is chosen from."""
+        """Return the unembedding, whose output is the logits from which the next token is chosen."""
         node = _node("unembed", "Unembedding")
         node.applies = logits = self._tree.pseudo[LOGITS]
         node.views["output"] = Part("unembed.output", "unembed", logits, "output", "[1, vocabulary]")

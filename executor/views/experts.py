@@ -1,4 +1,7 @@
-"""Which experts a mixture-of-experts layer chooses, computed from the router's logits by the layer's own router."""
+"""Which experts a mixture-of-experts layer chooses.
+
+The layer's own router computes the choice from the router's logits.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from executor.views.view import tensor_at
 
 @dataclass(frozen=True, eq=False)
 class Chosen(View):
-    """The experts of each token, or their weights; from the router's logits as they are when it is read.
+    """The experts of each token, or their weights.
+
+    They are computed from the router's logits at the time of the read.
 
     Attributes:
-        runner: the module that runs the experts; it knows how they are chosen.
+        runner: the module that runs the experts and knows how they are chosen.
         item: 0 for the weights, 1 for the experts' numbers.
     """
 
@@ -28,7 +33,7 @@ class Chosen(View):
         logits: torch.Tensor = tensor_at(served.value, (0,))
 
         def choose() -> torch.Tensor:
-            # Routers use the hidden states for their number of rows alone.
+            # Routers need the hidden states for their number of rows only.
             rows = torch.empty(
                 logits.shape[0], self.runner.moe_config.hidden_dim, dtype=logits.dtype, device=logits.device
             )

@@ -1,6 +1,6 @@
-"""Finds the parts of a layer's attention: the merged projection, the kernel, and the projection of its output.
+"""Finds the parts of a layer's attention: merged projection, kernel, output projection.
 
-They are recognised by the engine's classes and sizes, and by what a recorded forward passed between them.
+The parts are recognised by the engine's classes and sizes, and by what a recorded forward passed between them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Heads:
     """A layer's attention.
 
     Attributes:
-        path: of the module that holds all of it.
+        path: the path of the module that holds all of the attention.
         kernel: the engine's attention kernel.
         projection: the merged q/k/v projection; None if the architecture has none that feeds the kernel.
         out: the projection of the heads' outputs; None if there is none.
-        why: what is said of values that need a missing part.
+        why: what a refusal says about values that need a missing part.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Heads:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The widths of a query or key head and of a value head."""
+        """The widths of a query or key head, and of a value head."""
         kernel = self.kernel.layer
         assert isinstance(kernel, Attention)
         return kernel.head_size, kernel.head_size_v

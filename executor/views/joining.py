@@ -1,6 +1,6 @@
-"""Canonical values over pipeline stages: each stage finds those of its own layers, and tells the others where they are.
+"""Canonical values over pipeline stages: each stage describes the values of its own layers.
 
-A view is data but for the module it looks at, so what travels are its fields and the module's path.
+A view is data except for its module, so the fields of the view and the path of the module travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path
 
 
 def events_of(recording: Recording) -> list[Event]:
-    """Return what other stages need of a recording; tensors as every stage can take them, whose device is another."""
+    """Return what other stages need of a recording.
+
+    The tensors are on the CPU, because the stages have different devices.
+    """
     return [_on(event, torch.device("cpu"), value=None) for event in recording.events]
 
 
@@ -39,7 +42,7 @@ def _on(event: Event, device: torch.device, **fields: Any) -> Event:
 
 
 def tell(node: Node) -> Told:
-    """Return a canonical node and those below it as data."""
+    """Return a canonical node and its descendants as data."""
     views = {name: (type(view).__name__, _fields(view)) for name, view in node.views.items()}
     return node.path, node.title, views, [tell(child) for child in node.children.values()]
 
@@ -49,7 +52,7 @@ def _fields(view: View) -> dict[str, Any]:
 
 
 def told(tree: ModuleTree, data: Told) -> Node:
-    """Return the canonical node of another stage."""
+    """Return the canonical node of another stage from its data."""
     path, title, views, children = data
     node = Node(path, None, Layouts(path, nn.Identity(), 1), title=title)
     for name, (kind, values) in views.items():

@@ -1,4 +1,4 @@
-"""Finds the parts of a layer's MLP: gate and up projections, the activation's result, or a router and its experts."""
+"""Finds the parts of a layer's MLP: gate, up and down projections, or router and experts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class MLP:
     Attributes:
         gate, up: a projection and the columns of its whole output; None if there is none.
         down: the projection back to the stream.
-        router: of a mixture of experts, the layer that gives the experts' logits.
-        experts: of a mixture of experts, the module that runs them.
-        why_gate, why_up, why_down: what is said of those that are missing.
+        router: of a mixture of experts, the layer that computes the experts' logits.
+        experts: of a mixture of experts, the module that runs the experts.
+        why_gate, why_up, why_down: what a refusal says about a missing part.
     """
 
     gate: tuple[Node, tuple[int, int] | None] | None = None
@@ -44,7 +44,7 @@ _FUSED = "the experts run fused in one kernel, so no expert's own activations ex
 
 
 def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str) -> MLP:
-    """Return the MLP of a layer, whose attention lies at another path."""
+    """Return the MLP of a layer whose attention lies at another path."""
     nodes = [
         node
         for name, node in tree.nodes.items()
@@ -87,7 +87,10 @@ def _dense(tree: ModuleTree, recording: Recording, into: Node, back: Node) -> ML
 
 
 def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | None:
-    """Whether the gate is the left half: the activation is proportional to the other half, and not to the gate."""
+    """Return whether the gate is the left half, or None if that is not clear.
+
+    The activation is proportional to the other half, and not to the gate.
+    """
     made = recording.at(into.path, "output")
     merged = made.tensors.get((0,)) if made is not None else None
     if made is None or merged is None:
@@ -108,7 +111,7 @@ def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | No
 
 
 def _router(recording: Recording, nodes: list[Node], experts: Node) -> Node | None:
-    """Return the layer whose result is what the experts are chosen by."""
+    """Return the layer whose result decides which experts are chosen."""
     assert isinstance(experts.layer, MoERunner)
     count = experts.layer.moe_config.num_logical_experts
     for node in nodes:

@@ -1,9 +1,10 @@
-"""Attention probabilities, recomputed for one request from its queries and the keys in the engine's cache.
+"""Attention probabilities, recomputed for one request from its queries and the cached keys.
 
-The engine's attention kernels never hold the probabilities, so they are computed when a block asks for them and only then:
-scale, grouped heads, causal mask, sliding window, soft cap, ALiBi and sinks as the layer has them. That this is what the
-kernel computed is not assumed: the probabilities times the cached values must give what the kernel returned for these
-rows, or the pattern is refused.
+The engine's attention kernels never hold the probabilities. So they are computed only when a block asks for them, with the
+scale, grouped heads, causal mask, sliding window, soft cap, ALiBi and sinks of the layer.
+
+The result is checked against the kernel: the probabilities times the cached values must give what the kernel returned for these
+rows. Otherwise the pattern is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class AttentionPattern:
     """Computes the pattern of one attention kernel.
 
     Args:
-        node: the kernel's.
+        node: the kernel's node.
     """
 
     def __init__(self, node: Node) -> None:
@@ -56,10 +57,12 @@ class AttentionPattern:
         self._cache: CachedKeys | None = None
 
     def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:
-        """Return the probabilities of a request's rows, [heads, tokens, keys], in the dtype of the queries.
+        """Return the probabilities of a request's rows, [heads, tokens, keys].
+
+        The dtype is the dtype of the queries.
 
         Raises:
-            Refusal: the kernel's arithmetic or its cache is of a kind that cannot be followed; the same on every rank.
+            Refusal: this code cannot follow the kernel's arithmetic or its cache. Every rank raises the same error.
         """
         query: torch.Tensor = given[0][0]
         metadata = get_forward_context().attn_metadata
@@ -79,7 +82,12 @@ class AttentionPattern:
         return self._whole(pattern.to(query.dtype), why)
 
     def _whole(self, pattern: torch.Tensor, why: str) -> torch.Tensor:
-        """Return all ranks' heads; refuse on every rank if one of them could not compute its own."""
+        """Return the heads of all ranks; refuse on every rank if one rank has no pattern.
+
+        Args:
+            pattern: the heads of this rank, [heads of the rank, tokens, keys].
+            why: why this rank has no pattern; "" if it has a pattern.
+        """
         if self._node.layouts.sharded:
             group = get_tp_group()
             failed = [torch.zeros(1) for _ in range(group.world_size)]
@@ -119,7 +127,7 @@ class AttentionPattern:
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(scores)[:, None, None].expand(-1, tokens, 1)], dim=-1)
         pattern = scores.softmax(dim=-1)[..., :keys]
-        values = values.masked_fill(~seen.any(0)[:, None, None], 0)  # freed blocks hold anything
+        values = values.masked_fill(~seen.any(0)[:, None, None], 0)  # Freed blocks may hold any number.
         gave = output.reshape(tokens, kernel.num_heads, kernel.head_size_v).float()
         self._prove(torch.einsum("hqk,khd->qhd", pattern, values), gave, output.dtype)
         return pattern

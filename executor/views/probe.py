@@ -1,8 +1,8 @@
-"""A recorded dummy forward: what went into every module and what came out, for discovery to reason about.
+"""A recorded dummy forward: every module's input and output, from which views are found.
 
-The dummy step computes no attention (there is nothing to attend to), so the outputs of attention kernels are filled with
-noise. Everything else is the model's own arithmetic on its own weights: relations that hold between the recorded
-tensors (this is the sum of those two, that is this one's left half) hold because the model computes them so.
+The dummy step computes no attention, because there is nothing to attend to. So the outputs of attention kernels are filled with
+noise. Everything else is the model's own arithmetic on its own weights. A relation between recorded tensors (one is the sum of
+two others, or the left half of another) holds because the model computes them so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from executor.model.items import Path
 
 @dataclass(frozen=True)
 class Event:
-    """A module begins (`value` is its `(args, kwargs)`) or ends (`value` is what it returned).
+    """The begin or the end of a module in a forward.
+
+    `value` is the module's `(args, kwargs)` at its begin, and what the module returned at its end.
 
     Attributes:
         tensors: copies of the tensors in the value, as they were then, by their path of keys.
@@ -33,7 +35,7 @@ class Event:
     tensors: dict[Path, torch.Tensor]
 
     def rows(self, width: int) -> dict[Path, torch.Tensor]:
-        """Return those tensors that are floating-point rows [tokens, width]."""
+        """Return the recorded tensors that are floating-point rows, [tokens, width]."""
         return {
             path: tensor
             for path, tensor in self.tensors.items()
@@ -49,7 +51,7 @@ class Recording:
         self._first = {(event.path, event.kind): event for event in reversed(events)}
 
     def at(self, path: str, kind: str) -> Event | None:
-        """Return when a module first began ("input") or ended ("output")."""
+        """Return the first event of a module: its begin ("input") or its end ("output")."""
         return self._first.get((path, kind))
 
     def after(self, index: int, kind: str) -> Iterator[Event]:
@@ -65,10 +67,10 @@ def record(
     """Run a dummy forward and record it.
 
     Args:
-        paths: the model's modules.
+        paths: the model's modules and their paths.
         run: runs the forward.
-        change: called with every module's path, "input" and `(args, kwargs)` before it runs, and with "output" and what it
-            returned; may change the tensors in place. What is recorded is what they are afterwards.
+        change: called for every module with the path, "input" and `(args, kwargs)` before the module runs, and with "output"
+            and the returned value afterwards. It may change the tensors in place; the recording has the changed tensors.
     """
     events: list[Event] = []
     noise = torch.Generator().manual_seed(0)
@@ -117,11 +119,11 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:
-    """Whether two recorded tensors agree in every element, up to the rounding of their precision.
+    """Return whether two recorded tensors agree in every element, up to rounding.
 
     Args:
-        a, b: the tensors.
-        terms: what one of them was summed from, if it was: rounding goes with the size of these.
+        a, b: tensors of one shape.
+        terms: the terms of the sum, if one of the tensors is a sum. The rounding error grows with their size.
     """
     if a.shape != b.shape or a.numel() == 0:
         return False
@@ -133,7 +135,10 @@ def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:
 
 
 def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None) -> float | None:
-    """Return the number times which `b`, added to `base` if there is one, makes `a`; None if there is none but zero."""
+    """Return the nonzero factor f with a = base + f * b, or None if there is none.
+
+    Without a base, a = f * b.
+    """
     if a.shape != b.shape:
         return None
     x, y = (a.double() if base is None else a.double() - base.double()), b.double()
@@ -141,7 +146,7 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
     factor = float((x * y).sum()) / norm if norm > 0 else 0.0
     if not math.isfinite(factor) or not factor:
         return None
-    if abs(factor - 1) < 0.01:  # what it is estimated from is rounded
+    if abs(factor - 1) < 0.01:  # The factor is estimated from rounded numbers.
         factor = 1.0
     made = y * factor if base is None else y * factor + base.double()
     terms = [] if base is None else [y * factor, base]
@@ -149,7 +154,7 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
 
 
 def combined(whole: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
-    """Whether a tensor is a multiple of a base, not zero times, plus multiples of terms."""
+    """Return whether a tensor is a nonzero multiple of a base, plus multiples of terms."""
     parts = [base, *terms]
     if any(part.shape != whole.shape for part in parts):
         return False

@@ -1,8 +1,9 @@
-"""Finds tensors that a layer is given or returns and that the model does not use: halves of a pair that is no sum.
+"""Finds tensors of a layer's input or output that the model does not use.
 
-Some layers return the stream and, beside it, what the stream was before their last addition, which the next layer drops. Added
-up, the two are no value of the model. A tensor counts as unused only if a dummy forward in which it is overwritten computes
-everything else as before.
+Some layers return the stream and, beside it, the stream before the layer's last addition. The next layer drops the second
+tensor, so the sum of the two is no value of the model.
+
+A tensor counts as unused only if a dummy forward in which it is overwritten computes everything else as before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from executor.model.items import Path
 from executor.views.joining import events_of, recording_of
 from executor.views.probe import Event, Recording, record
 
-# A tensor of a module's input or output: the module's path, which of the two, and the keys into the value.
+# A tensor of a module's input or output: the module's path, "input" or "output", and the keys into the value.
 Spot = tuple[str, str, Path]
 
 
@@ -28,15 +29,17 @@ def find_unused(
     pairs: list[Event],
     width: int,
 ) -> frozenset[Spot]:
-    """Return the tensors of pairs that the model does not use; of each pair the same half, or none at all.
+    """Return the tensors of pairs that the model does not use.
+
+    Of all pairs it is the same half, or no tensor at all.
 
     Args:
-        paths: this pipeline stage's modules.
+        paths: the modules of this pipeline stage and their paths.
         run: runs a dummy forward, on all stages together.
-        gather: tells all stages something, and returns what each of them tells.
-        recording: of all stages, with nothing changed.
-        pairs: what layers are given or return, with two tensors of the model's width, whose sum no module computes.
-        width: the model's.
+        gather: sends a value to all stages and returns the value of each.
+        recording: a recording of all stages, with nothing changed.
+        pairs: inputs and outputs of layers that have two tensors of the model's width, whose sum no module computes.
+        width: the model's width.
     """
     for half in (1, 0) if pairs else ():
         spots = frozenset((event.path, event.kind, list(event.rows(width))[half]) for event in pairs)
@@ -61,13 +64,13 @@ class _Overwrite:
                 tensor = value
                 for key in at:
                     tensor = tensor[key]
-                # Nothing that the model could take for what was there, however large the numbers are.
+                # The ramp looks like no value of the model, however large the model's numbers are.
                 ramp = torch.linspace(1, 2, tensor.shape[-1], device=tensor.device, dtype=tensor.dtype)
                 tensor.mul_(-3).add_(ramp)
 
 
 def _alike(before: Recording, after: Recording, spots: frozenset[Spot]) -> bool:
-    """Whether two forwards computed the same, but for what was overwritten and what passes that on as it is."""
+    """Return whether two forwards computed the same, apart from the overwritten tensors."""
     if len(before.events) != len(after.events):
         return False
     overwritten = [
@@ -84,7 +87,7 @@ def _alike(before: Recording, after: Recording, spots: frozenset[Spot]) -> bool:
 
 
 def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same but for sums over ranks that were rounded in another order."""
+    """Return whether two tensors are the same up to the rounding of sums over ranks."""
     if one.shape != other.shape:
         return False
     if not one.is_floating_point() or not one.numel():

@@ -1,11 +1,12 @@
-"""Finds the residual stream: where it enters a layer, where it lies between attention and MLP, and where it leaves.
+"""Finds the residual stream at a layer's input, middle and output.
 
-Engines fuse each addition to the stream with the norm that follows, so layers pass two tensors whose sum is the stream;
-others pass one. Which it is, and where the stream lies between a layer's halves, is read off a recorded forward: a pair is
-taken for a sum only if a later module is given both and computes their sum, for the stream and something unused only if nothing
-changes when the other is overwritten (`executor.views.stale`), and a place for the middle of a layer only if
-that value is the layer's own input plus what the attention gives, and the layer's result is that value plus what later parts of
-the layer give, also after the value was changed there.
+Engines fuse each addition to the stream with the norm that follows. So some layers pass two tensors whose sum is the stream;
+other layers pass one tensor. A recorded forward shows which it is, and where the stream lies between a layer's halves:
+
+- A pair counts as a sum only if a later module gets both tensors and computes their sum.
+- One tensor of a pair counts as the stream only if nothing changes when the other is overwritten (`executor.views.stale`).
+- A place counts as the middle of a layer only if its value is the layer's own input plus the output of the attention, and the
+    layer's result is that value plus the outputs of later parts of the layer. This must also hold after the value was changed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from executor.views.stale import Spot
 
 @dataclass(frozen=True)
 class Place:
-    """Where the stream can be had: the tensors whose sum it is, at a module's input or output; or why it cannot.
+    """Where the stream is: the tensors at a module's input or output whose sum is the stream.
+
+    If the stream cannot be found, the place says why.
 
     Attributes:
-        path, kind: of the module.
+        path, kind: the module and which of its locations.
         at: where the tensors are in the location's value.
         why: the reason, if there is no place.
     """
@@ -37,7 +40,7 @@ class Place:
     why: str = ""
 
     def value(self, recording: Recording) -> torch.Tensor | None:
-        """Return the stream at this place in a recording."""
+        """Return the stream at this place in a recording, [tokens, width]."""
         event = recording.at(self.path, self.kind)
         return None if event is None else _sum([event.tensors[path] for path in self.at if path in event.tensors])
 
@@ -50,12 +53,12 @@ def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
 
 
 class StreamFinder:
-    """Reads the stream's places off a recording.
+    """Finds the places of the stream in a recording.
 
     Args:
         recording: a recorded forward.
-        width: of the stream.
-        unused: tensors that layers are given or return and that the model does not use.
+        width: the width of the stream.
+        unused: tensors of layers' inputs and outputs that the model does not use.
     """
 
     def __init__(self, recording: Recording, width: int, unused: frozenset[Spot] = frozenset()) -> None:
@@ -68,7 +71,7 @@ class StreamFinder:
         return StreamFinder(recording, self._width, self._unused)
 
     def unsummed(self, layers: Iterable[str]) -> list[Event]:
-        """Return what layers are given or return where that is two tensors whose sum no module computes."""
+        """Return the layers' inputs and outputs with two tensors whose sum no module computes."""
         found = [
             event for layer in layers for kind in ("input", "output") if (event := self._recording.at(layer, kind))
         ]
@@ -76,7 +79,7 @@ class StreamFinder:
         return [event for event, pair in pairs if len(pair) == 2 and not self._added_later(event, pair)]
 
     def used(self, layer: str, event: Event) -> dict[Path, torch.Tensor]:
-        """Return an event's rows without what a layer before it returned and the model does not use."""
+        """Return an event's rows, [tokens, width], without the tensors that the model does not use."""
         ended = self._recording.at(layer, "output")
         unused = [ended.tensors[at] for path, kind, at in self._unused if ended and (path, kind) == (layer, "output")]
         return {
@@ -102,7 +105,7 @@ class StreamFinder:
         )
 
     def _added_later(self, event: Event, pair: list[torch.Tensor]) -> bool:
-        """Whether a later module is given both tensors and returns their sum."""
+        """Return whether a later module gets both tensors and returns their sum."""
         for begun in self._recording.after(event.index, "input"):
             given = list(begun.rows(self._width).values())
             taken = len(given) == 2 and all(any(torch.equal(one, other) for other in given) for one in pair)
@@ -111,12 +114,12 @@ class StreamFinder:
         return False
 
     def middle(self, layer: str, children: list[str], attention: str, post: Place) -> Place:
-        """Return the stream between a layer's attention and what follows it.
+        """Return the stream between a layer's attention and the parts that follow it.
 
         Args:
             layer: the layer's path.
-            children: the paths of its parts.
-            attention: the part that holds the attention.
+            children: the paths of the layer's parts.
+            attention: the path of the part that holds the attention.
             post: the stream at the layer's output.
         """
         recording = self._recording
@@ -149,7 +152,10 @@ class StreamFinder:
         )
 
     def _follows(self, place: Place, layer: str, children: list[str], attention: Event) -> bool:
-        """Whether a place's stream is the layer's own plus (a multiple of) what the attention, or a norm after it, gives."""
+        """Return whether a place's stream is the layer's input plus the attention's output.
+
+        The attention's output may be scaled, or be the output of a norm after the attention.
+        """
         recording = self._recording
         begun, stream, pre = recording.at(place.path, "input"), place.value(recording), self.boundary(layer, "input")
         before = pre.value(recording)
@@ -164,7 +170,10 @@ class StreamFinder:
         )
 
     def completes(self, place: Place, children: list[str], post: Place, recording: Recording) -> bool:
-        """Whether a layer's result is the stream at a place plus what one or two later parts of it give, each scaled or not."""
+        """Return whether a layer's result is the stream at a place plus the outputs of later parts.
+
+        There are one or two such parts, each scaled or not.
+        """
         begun, stream, result = recording.at(place.path, "input"), place.value(recording), post.value(recording)
         if begun is None or stream is None or result is None:
             return False
@@ -175,7 +184,10 @@ class StreamFinder:
         )
 
     def _no_middle(self, layer: str, children: list[str], attention: Event, result: torch.Tensor) -> str:
-        """Say why a layer has no middle: in a parallel layer nothing is given the stream with the attention's result."""
+        """Return why a layer has no middle.
+
+        In a parallel layer no module gets the stream with the attention's result.
+        """
         pre = self.boundary(layer, "input").value(self._recording)
         gives, takes, given = [], [], []
         for child in children:

@@ -1,9 +1,11 @@
-"""A view is a canonical value as a function of one raw location, with a way back where it can be written.
+"""A view is a canonical value as a function of one raw location, with a way back.
 
-Reading a view waits for its raw location and computes it from what the block is served there; writing it changes what was
-served there. So views keep to the same order, steps and accounting as raw locations, and both can be used side by side:
-a part of a tensor (one head, the gate) is a window on the served tensor itself, and the sum of a fused residual pair is
-put back into the pair as soon as the block looks at the location again or moves on.
+The way back exists where the value can be written. A read of a view waits for the raw location and computes the value from the
+served value. A write changes the served value. So views follow the same order, steps and accounting as raw locations, and a
+block can use both side by side.
+
+A part of a tensor (one head, the gate) is a slice of the served tensor itself. The sum of a fused residual pair is put back
+into the pair as soon as the block looks at the location again or goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ def tensor_at(value: Any, path: Path) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Part(View):
-    """A tensor of the location, or columns of it, by heads where it has heads.
+    """A tensor of the location, or columns of it, split into heads where it has heads.
 
     Attributes:
         at: where the tensor is in the location's value.
-        columns: the first column and the one after the last; None for all.
-        heads: their number and width, if the columns are heads side by side.
+        columns: the first column and the column after the last; None for all columns.
+        heads: the number and the width of the heads, if the columns are heads side by side.
     """
 
     at: Path = ()
@@ -48,13 +50,13 @@ class Part(View):
 
 @dataclass(frozen=True, eq=False)
 class Stream(View):
-    """The residual stream, which the engine holds as one tensor or as two whose sum it is.
+    """The residual stream; the engine holds it as one tensor, or as two tensors with this sum.
 
-    A changed row of a pair is written as (0, value): the norm that follows adds the two, which gives the value exactly.
-    Rows that did not change stay as they are, both halves.
+    A changed row of a pair is written as (0, value). The norm that follows adds the two numbers, which gives the value exactly.
+    A row that did not change keeps both halves.
 
     Attributes:
-        at: where the tensor, or the two, are in the location's value. The second may be None at run time: the first layer
+        at: where the tensors are in the location's value. The second tensor may be None at run time, because the first layer
             gets the embeddings alone.
     """
 
