@@ -1,4 +1,4 @@
-"""One submitted trace, as its client follows it: events until it is done, and the end of it if the client leaves."""
+"""A submitted trace on the client's side: its events, and its cancellation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from interpose.v1.trace_pb2 import Event
 
 
 class Running:
-    """A trace on the server; safe to leave at any time.
+    """A trace on the server; its client may close it at any time.
 
     Args:
-        session_id: the session it runs in.
-        trace_id: its id.
-        stream: the call that brings its events; `accepted` begins it, so that whoever is interrupted has something to close.
-        cancel: ends the trace on the server; is told whether to wait for that.
+        session_id: the session of the trace.
+        trace_id: the id of the trace.
+        stream: the call that brings the events. `accepted` starts the call, so that an interrupted caller already has an
+            object to close.
+        cancel: cancels the trace on the server. Its argument says whether to wait for the server's reply.
     """
 
     def __init__(
@@ -35,12 +36,16 @@ class Running:
         self._arrivals: Arrivals | None = None
 
     def accepted(self) -> None:
-        """Send the trace and wait until the server has taken it; InterposeError if it does not."""
+        """Send the trace and wait until the server accepts it.
+
+        Raises:
+            InterposeError: the server refused the trace.
+        """
         self._arrivals = self._stream.events()
         self._first = self.next()
 
     def next(self) -> Event | None:
-        """Wait for the next event; None when the trace is done.
+        """Wait for the next event; return None when the trace is done.
 
         Raises:
             InterposeError: the trace as a whole failed.
@@ -54,7 +59,7 @@ class Running:
             raise self._failed(error) from error.__cause__
 
     async def next_async(self) -> Event | None:
-        """The same, on an event loop."""
+        """Do the same as `next`, on an event loop."""
         if (event := self._held()) is not None:
             return event
         assert self._arrivals is not None
@@ -64,16 +69,16 @@ class Running:
             raise self._failed(error) from error.__cause__
 
     def close(self, wait: bool = True) -> None:
-        """Leave it; a trace that has not ended is cancelled on the server. Idempotent."""
+        """Stop reading; a trace that has not ended is cancelled on the server. Idempotent."""
         if not self._ended:
             self._ended = True
-            with contextlib.suppress(Unavailable):  # a client that has been closed has left all its traces
+            with contextlib.suppress(Unavailable):  # a closed client has closed all its traces
                 self._stream.cancel()
                 self._cancel(wait)
         self._drop_arrivals()
 
     def leave(self) -> None:
-        """Stop following a trace that goes on by itself."""
+        """Stop reading the events of a job, which goes on without its client."""
         self._ended = True
         self._drop_arrivals()
         with contextlib.suppress(Unavailable):

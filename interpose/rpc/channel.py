@@ -1,6 +1,6 @@
-"""The gRPC channel to one server: addresses, credentials, and calls whose errors are the library's own.
+"""The gRPC channel to one server: addresses, credentials, and calls.
 
-Nothing else in the client touches grpc channels, so that an asyncio transport can take this one's place.
+Errors of grpc become errors of `interpose`. The rest of the client uses no grpc channel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from interpose.v1 import service_pb2_grpc
 DEFAULT_PORT = 9000
 _MIB = 1 << 20
 _THREADS = 32
-# Servers take a ping without data every five minutes by default and hang up on clients that send more.
+# By default, a server accepts a ping without data every five minutes, and closes the connection of a client that sends more.
 _KEEPALIVE_MS = 330_000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * _MIB),
@@ -40,7 +40,7 @@ def parse_address(address: str) -> tuple[str, bool]:
     """Return "host:port" and whether the connection is encrypted.
 
     Raises:
-        InvalidArgument: it is neither "host[:port]" nor "grpc://…" nor "grpcs://…".
+        InvalidArgument: the address has none of the forms "host[:port]", "grpc://…" and "grpcs://…".
     """
     scheme, separator, rest = address.strip().partition("://")
     if not separator:
@@ -60,7 +60,10 @@ def parse_address(address: str) -> tuple[str, bool]:
 
 
 class Stream:
-    """A server-streaming call; iterating over its messages starts it, and its errors are the library's own."""
+    """A call with a stream of replies, which starts when its messages are read.
+
+    Errors of grpc become errors of `interpose`.
+    """
 
     def __init__(self, start: Callable[[], Any], pool: ThreadPoolExecutor, address: str) -> None:
         self._start = start
@@ -71,7 +74,10 @@ class Stream:
         self._cancelled = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate in this thread, which must not be one that an interrupt can hit."""
+        """Iterate over the messages in this thread, which must not be the main thread.
+
+        An interrupt in the main thread could leave grpc's locks held.
+        """
         with _mapped(self._address):
             call = self._start()
             with self._lock:
@@ -79,16 +85,19 @@ class Stream:
                 if self._cancelled:
                     call.cancel()
             for message in call:
-                # Serve sends a status only behind a message: a call that failed at once has an empty one before its error.
+                # Ray Serve sends a status only after a message. So a call that fails at once has an empty message first.
                 if message.ByteSize():
                     yield message
 
     def events(self) -> Arrivals:
-        """Begin, and read small messages ahead in a thread of their own, for any thread or an event loop to take."""
+        """Start the call and read its messages ahead, in a new thread.
+
+        Any thread or an event loop takes the messages.
+        """
         return Arrivals(lambda: iter(self))
 
     def cancel(self) -> None:
-        """End the call from this side; does nothing when it has ended."""
+        """Cancel the call; a call that has ended is left alone."""
         with self._lock:
             self._cancelled = True
             call = self._call
@@ -97,15 +106,15 @@ class Stream:
 
 
 class Transport:
-    """A channel with credentials.
+    """A gRPC channel with credentials.
 
-    grpc is used from threads of its own: an interrupt that hits a thread inside grpc can leave the channel's lock held for
-    good, and an interrupt hits the main thread only.
+    Calls run in the threads of a pool. An interrupt inside grpc can leave the lock of the channel held forever, and only the
+    main thread gets interrupts.
 
     Args:
-        address: "host:port", "grpc://…" or, encrypted, "grpcs://…".
-        api_key: sent with every call, "" for none.
-        timeout: seconds that a call which should be quick may take.
+        address: "host:port" or "grpc://…"; "grpcs://…" for TLS.
+        api_key: the key that is sent with every call; "": no key.
+        timeout: seconds, for calls with a quick reply.
     """
 
     def __init__(self, address: str, api_key: str, timeout: float) -> None:
@@ -121,7 +130,7 @@ class Transport:
         self._closed = False
 
     def unary(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Call a method with one reply."""
+        """Call a method with one reply, and return the reply."""
         return self.begin(method, request, timeout).result()
 
     def begin(self, method: str, request: Any, timeout: float | None = None) -> Future[Any]:
@@ -129,11 +138,11 @@ class Transport:
         return _submit(self._pool, self._unary, method, request, timeout or self.timeout)
 
     def stream(self, method: str, request: Any) -> Stream:
-        """Return a call with a stream of replies; it may take as long as it needs."""
+        """Return a call with a stream of replies and no time limit."""
         return Stream(lambda: getattr(self._stub, method)(request, metadata=self._metadata), self._pool, self.address)
 
     def close(self) -> None:
-        """Close the channel; calls in flight end as cancelled."""
+        """Close the channel, which cancels its running calls."""
         if not self._closed:
             self._closed = True
             self._pool.submit(self._channel.close).result()
@@ -147,7 +156,7 @@ class Transport:
 def _submit(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any) -> Future[Any]:
     try:
         return pool.submit(call, *args)
-    except RuntimeError:  # the pool has been shut down with its transport
+    except RuntimeError:  # `close` has shut down the pool
         raise Unavailable("this client has been closed; connect again") from None
 
 
@@ -158,6 +167,6 @@ def _mapped(address: str) -> Iterator[None]:
     except grpc.RpcError as error:
         raise from_rpc_error(error, address=address) from None
     except ValueError as error:
-        if "closed channel" in str(error).lower():  # closed by another thread just now
+        if "closed channel" in str(error).lower():  # another thread has closed the channel meanwhile
             raise Unavailable("this client has been closed; connect again") from None
         raise

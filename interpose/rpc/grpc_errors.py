@@ -1,4 +1,4 @@
-"""What a failed gRPC call means: the error that a notebook gets for it."""
+"""Failed gRPC calls as errors of `interpose`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from interpose.v1.trace_pb2 import Failure
 
 _DETAIL_LIMIT = 500
 
-# What a status means when no Failure came with it: the call never reached the service, or the transport refused it.
+# The errors for a status without a Failure: the call did not reach the service, or the transport refused the call.
 _CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    # The service says what it has not found in a Failure. Without one it is the proxy before it that has no application.
+    # The service sends NOT_FOUND with a Failure. Without a Failure, the status is of a proxy that has no application.
     grpc.StatusCode.NOT_FOUND: Unavailable,
-    # So does what goes wrong in the ingress. Without one the ingress died, and the proxy before it says so.
+    # The ingress sends INTERNAL with a Failure. Without a Failure, the status is of the proxy, and the ingress has died.
     grpc.StatusCode.INTERNAL: ConnectionLost,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
@@ -42,12 +42,12 @@ _CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
 
 
 def from_rpc_error(error: grpc.RpcError, *, address: str = "", trace_id: str = "") -> InterposeError:
-    """Return the error that a notebook gets for a failed call.
+    """Return the error that a client raises for a failed call.
 
     Args:
-        error: what grpc raised.
-        address: the server's, for the message when it cannot be reached.
-        trace_id: used when the server named none.
+        error: the error of grpc.
+        address: the server's address, for the message.
+        trace_id: the id of the trace, if the server's failure has none.
     """
     fact = _failure_in(error)
     if fact is not None:

@@ -1,4 +1,4 @@
-"""Progress bars that appear only when something takes long, drawn by tqdm where it is installed."""
+"""Progress bars of tqdm, where it is installed, for long transfers and generations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _DELAY_SECONDS = 2.0
 
 
 class Bar(Protocol):
-    """What is drawn on."""
+    """A progress bar."""
 
     def update(self, n: int) -> Any: ...
 
 
 class _Nothing:
-    """The bar that is not drawn."""
+    """A bar that draws nothing."""
 
     def update(self, n: int) -> None:
         pass
 
 
 class Progress:
-    """Makes progress bars; with `enabled=False`, or where tqdm is missing, none is drawn."""
+    """Makes progress bars; draws nothing with `enabled=False` or without tqdm."""
 
     def __init__(self, enabled: bool) -> None:
         self._tqdm: Any = None
@@ -42,7 +42,7 @@ class Progress:
 
     @contextmanager
     def tokens(self, what: str, total: int | None) -> Iterator[Bar]:
-        """Show a generation of `total` tokens, None if that is not known."""
+        """Show a generation of `total` tokens; None: unknown."""
         with self._bar(desc=what, total=total, unit="tok") as bar:
             yield bar
 

@@ -1,6 +1,6 @@
-"""Messages on their way from the thread that reads a call to whoever takes them, in a thread or on an event loop.
+"""A queue of messages from the thread that reads a call to a thread or an event loop.
 
-The reading thread waits while too many lie here, so that a slow reader slows the call down instead of filling its memory.
+The reading thread waits while the queue is full. So a slow reader slows down the call, and the memory stays bounded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-AHEAD = 64  # messages read before they are asked for
+AHEAD = 64  # messages that are read ahead
 
 
 class Arrivals:
-    """What has arrived and has not been taken; one thread puts, one reader takes.
+    """The queue of a call's messages, with one reading thread and one reader.
 
     Args:
-        read: iterates over the messages; it runs in a thread of its own, which this starts.
+        read: iterates over the messages, in a thread that the constructor starts.
     """
 
     def __init__(self, read: Callable[[], Iterator[Any]]) -> None:
@@ -36,11 +36,14 @@ class Arrivals:
             yield message
 
     def take(self) -> Any:
-        """Wait for the next message and return it, None after the last; raises what reading raised."""
+        """Wait for the next message and return it, None after the last message.
+
+        An exception of the reading thread is raised here.
+        """
         return self._taken(*self._arrived.get())
 
     async def take_async(self) -> Any:
-        """The same, on an event loop."""
+        """Do the same as `take`, on an event loop."""
         loop = asyncio.get_running_loop()
         while True:
             arrived: asyncio.Future[None] = loop.create_future()
@@ -53,14 +56,14 @@ class Arrivals:
                 self._wake = _nobody
 
     def close(self) -> None:
-        """Nobody takes any more; what is still read is dropped."""
+        """Stop taking messages; the reading thread drops later messages."""
         self._wanted = False
 
     def _taken(self, kind: str, item: Any) -> Any:
         self._free.release()
         if kind == "message":
             return item
-        self._arrived.put((kind, item))  # it ends the same way however often it is asked
+        self._arrived.put((kind, item))  # every later call ends the same way
         if kind == "error":
             raise item
         return None
@@ -83,7 +86,7 @@ class Arrivals:
 
 
 def _nobody() -> None:
-    """Is woken when nobody waits."""
+    """Do nothing: no event loop waits for a message."""
 
 
 def _set(arrived: asyncio.Future[None]) -> None:

@@ -1,7 +1,7 @@
-"""The events of one trace over as many connections as it takes: when one breaks, the next goes on where it was.
+"""The events of one trace over several connections, where a connection may break.
 
-The server keeps a trace's events from the first on and lets it run for some seconds without a reader, so that a client that
-comes back misses nothing and nothing runs twice.
+The server keeps the events of a trace, and lets the trace run for some seconds without a reader. So a client that connects
+again misses no event, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from interpose.rpc.transfer import BACKOFF_SECONDS
 
 
 class Resuming:
-    """A call that streams events, as `Stream` is, which survives breaks of the connection after its first event.
+    """A `Stream` of events that survives breaks of the connection after its first event.
 
     Args:
         first: the call that submits the trace.
-        again: returns a call for all events of the trace but so many.
+        again: returns a call for the events of the trace after the first n; its argument is n.
     """
 
     def __init__(self, first: Stream, again: Callable[[int], Stream]) -> None:
@@ -31,10 +31,10 @@ class Resuming:
         self._left = threading.Event()
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate in this thread, which must not be one that an interrupt can hit.
+        """Iterate over the events in this thread, which must not be the main thread.
 
         Raises:
-            ConnectionLost: it broke and did not come back, or came back when the server had given the trace up.
+            ConnectionLost: the connection broke and did not come back, or came back after the server had dropped the trace.
             InterposeError: the trace as a whole failed.
         """
         seen = 0
@@ -65,11 +65,14 @@ class Resuming:
                     self._stream.cancel()
 
     def events(self) -> Arrivals:
-        """Begin, and read small messages ahead in a thread of their own, for any thread or an event loop to take."""
+        """Start the call and read its events ahead, in a new thread.
+
+        Any thread or an event loop takes the events.
+        """
         return Arrivals(lambda: iter(self))
 
     def cancel(self) -> None:
-        """End the call from this side; does nothing when it has ended."""
+        """Cancel the call; a call that has ended is left alone."""
         with self._lock:
             self._left.set()
             self._stream.cancel()

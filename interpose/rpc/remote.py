@@ -1,7 +1,8 @@
-"""A saved tensor that stays on the server: its shape and type are here, its elements come when they are fetched.
+"""Remote values: saved tensors that stay on the server, with their shape and dtype here.
 
-Indexing one costs nothing and gives another; `fetch()` moves what the indices leave and nothing else. In a block of a later
-trace it is the tensor itself, which goes from the session to the workers without passing by the notebook.
+An index of a remote value gives another remote value and sends nothing. `fetch()` sends only the elements that the indices
+select. In a block of a later trace, a remote value is the tensor itself: the session sends it to the workers, and the notebook
+is not involved.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from interpose.wire.decoder import Decoder
 
 
 class RemoteValue:
-    """A tensor on the server; what a trace with `fetch=False` saved.
+    """A tensor on the server, saved by a trace with `fetch=False`.
 
     Attributes:
-        shape: as a tensor's (`torch.Size` where torch is installed).
-        dtype: as a tensor's.
-        nbytes: what `fetch()` would move.
+        shape: the shape of the tensor (`torch.Size` where torch is installed).
+        dtype: the dtype of the tensor.
+        nbytes: the bytes that `fetch()` would transfer.
     """
 
     def __init__(self, session: Session, session_id: str, blob_id: str, view: TensorView, library: int) -> None:
@@ -46,22 +47,22 @@ class RemoteValue:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def session_id(self) -> str:
-        """The session that holds it."""
+        """The id of the session that holds the tensor."""
         return self._session_id
 
     def __getitem__(self, subscript: object) -> RemoteValue:
-        """Return what an index leaves of it, still on the server.
+        """Return the part of the tensor at an index, still on the server.
 
         Args:
             subscript: integers, slices with a positive step, `...`, None, and at most one list of positions or booleans.
 
         Raises:
-            IndexError: it does not fit the shape, or it is another kind of index.
+            IndexError: the index does not fit the shape, or is of another kind.
         """
         view = TensorView()
         view.CopyFrom(self._view)
@@ -74,16 +75,18 @@ class RemoteValue:
         return int(self.shape[0])
 
     def fetch(self) -> Any:
-        """Return the tensor; only its own bytes are sent. With a client for asyncio, `await value.fetch()`.
+        """Return the tensor; the server sends only the bytes of this tensor.
+
+        With a client for asyncio, write `await value.fetch()`.
 
         Raises:
-            NotFound: the server does not keep it any more.
+            NotFound: the server has dropped the tensor.
             Unavailable: the server cannot be reached.
         """
         return in_thread(self.fetch_here) if self._session.awaited else self.fetch_here()
 
     def fetch_here(self) -> Any:
-        """The same, without an event loop."""
+        """Do the same as `fetch`, and block also with a client for asyncio."""
         blob = Blob(id=self._blob_id, size=self.nbytes)
         try:
             data = self._session.fetch_view(self._session_id, blob, self._view)
@@ -96,10 +99,10 @@ class RemoteValue:
         return arrays.from_bytes(self._view.dtype, tuple(self.shape), data, torch_wanted=self._is_torch)
 
     def to_value(self, session_id: str) -> Value:
-        """Return it as it travels in a trace of a session of the same tenant.
+        """Return the wire value for a trace of the same tenant.
 
         Args:
-            session_id: of the trace's session, "" if it is not open yet.
+            session_id: the id of the trace's session; "": the session is not open yet.
         """
         elsewhere = "" if session_id == self._session_id else self._session_id
         remote = RemoteTensor(blob_id=self._blob_id, view=self._view, library=self._library, session_id=elsewhere)  # type: ignore[arg-type]
@@ -121,7 +124,7 @@ class RemoteValue:
 
 
 class RemoteDecoder(Decoder):
-    """Leaves tensors that travel apart from their message on the server."""
+    """A decoder that leaves tensors on the server unless the message holds their bytes."""
 
     session: Session
     session_id: str
@@ -135,16 +138,17 @@ class RemoteDecoder(Decoder):
 
 
 class Fetching:
-    """Fetches what is on the server inside of values: lists and dicts are changed in place, tuples made anew.
+    """Replaces remote values in lists, dicts and tuples by their tensors.
 
-    A value that is reached twice is fetched once and stays one object.
+    Lists and dicts are changed in place, tuples are replaced by new tuples. A remote value that occurs twice is fetched once
+    and becomes a single tensor.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
 
     def value(self, value: Any) -> Any:
-        """Return a value without anything in it that is on the server."""
+        """Return a value in which all remote values are replaced by their tensors."""
         if isinstance(value, RemoteValue):
             if id(value) not in self._seen:
                 self._seen[id(value)] = (value, value.fetch_here())

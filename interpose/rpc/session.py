@@ -1,6 +1,6 @@
-"""One session on the server: it keeps uploads and saved values for the traces of one client.
+"""The client's side of a session, which keeps uploads and saved values on the server.
 
-It is opened by the first trace and opened again when the server does not know it any more.
+The first trace opens the session. The client opens a new session when the server has dropped the session.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from interpose.v1.trace_pb2 import Event, Trace
 from interpose.v1.value_pb2 import Blob, TensorView
 
 _GOODBYE_SECONDS = 5.0
-# How often in a row a session that has given way to others is opened anew for one trace.
+# The server may drop a session to make room. The client opens a new session so many times for one trace.
 _REOPENED = 8
 
 
 class Session:
-    """A session, used by one client; safe to use from several threads.
+    """A session of one client; safe to use from several threads.
 
     Args:
-        kept: whether its values stay when the client goes, for whoever knows its id.
-        session_id: of one that is there already; "" for one that is opened when it is needed.
+        kept: whether the values stay when the client goes, for another client with the session's id.
+        session_id: the id of an open session; "": the session is opened when it is needed.
 
     Attributes:
-        awaited: whether its client is one for asyncio: what a notebook calls is awaited then.
+        awaited: whether the client is a client for asyncio, whose methods are awaited.
     """
 
     def __init__(
@@ -69,70 +69,82 @@ class Session:
 
     @property
     def id(self) -> str:
-        """Its id on the server, "" while it is not open."""
+        """The session's id on the server, "" while the session is not open."""
         return self._id
 
     @property
     def kept(self) -> bool:
-        """Whether its values stay when the client goes."""
+        """Whether the session's values stay when the client goes."""
         return self._kept
 
     def open(self) -> str:
-        """Return the session's id, opening the session if there is none."""
+        """Return the session's id; the first call opens the session."""
         with self._lock:
             if not self._id:
                 self._id = self._transport.unary("OpenSession", OpenSessionRequest(kept=self._kept)).session_id
             return self._id
 
     def close(self) -> None:
-        """Close the session on the server if it can be reached; its values go with it, except those of jobs."""
+        """Close the session on the server, if the server can be reached.
+
+        The server drops the session's values, and keeps its jobs.
+        """
         with self._lock:
             session_id, self._id = self._id, ""
         if session_id:
-            # Somebody may come back for jobs.
+            # A client may fetch the results of jobs later.
             request = CloseSessionRequest(session_id=session_id, keep_jobs=True)
             try:
                 self._transport.unary("CloseSession", request, _GOODBYE_SECONDS)
             except InterposeError:
-                pass  # it ends by itself when it has been idle long enough
+                pass  # the server closes an idle session after some time
 
     def start(self, trace: Trace, blobs: Mapping[str, memoryview]) -> str:
-        """Upload what a trace needs and have it run as a job, which goes on by itself; return the session's id."""
+        """Upload the trace's large values and start the trace as a job; return the session's id."""
         running = self.begin(trace, blobs, job=True)
         running.leave()
         return running.session_id
 
     def attach(self, session_id: str, trace_id: str, seen: int = 0) -> Stream:
-        """Return the stream of a trace's events but the first `seen`; whoever leaves it does not end a job."""
+        """Return the stream of a trace's events after the first `seen` events.
+
+        A job goes on when the stream is cancelled.
+        """
         request = AttachRequest(session_id=session_id, trace_id=trace_id, seen=seen)
         return self._transport.stream("Attach", request)
 
     def describe_job(self, session_id: str, trace_id: str) -> JobStatus:
-        """Return how a trace is."""
+        """Return the state of a job."""
         return self._transport.unary("DescribeJob", DescribeJobRequest(session_id=session_id, trace_id=trace_id))
 
     def describe(self) -> SessionDescription:
-        """Return what the session holds on the server."""
+        """Return the server's description of the session: its traces and its bytes."""
         return self._transport.unary("DescribeSession", DescribeSessionRequest(session_id=self.open()))
 
     def submit(self, trace: Trace, blobs: Mapping[str, memoryview]) -> Generator[tuple[str, Event], None, None]:
-        """Upload what the trace needs, run it, and yield its events, each with the id of the session they belong to.
+        """Upload the trace's large values, run the trace, and yield its events.
 
         Closing the iterator, or an exception thrown into it, cancels the trace on the server.
+
+        Yields:
+            The session's id and an event.
         """
         with closing(self.begin(trace, blobs)) as running:
             while (event := running.next()) is not None:
                 yield running.session_id, event
 
     def begin(self, trace: Trace, blobs: Mapping[str, memoryview], *, job: bool = False) -> Running:
-        """Upload what the trace needs and have it accepted; who gets it must close it.
+        """Upload the trace's large values and wait until the server accepts the trace.
 
-        A server that is away for a moment is tried again, and a session that is gone is opened anew, as long as the trace
-        has not been accepted. The server knows the trace by its id: one that it has is followed, not run a second time. When the
-        connection breaks later, the events go on where they were (`interpose.rpc.reconnect`).
+        The caller must close the returned object. Until the trace is accepted, the client tries again when the server cannot
+        be reached, and opens a new session when the server has dropped the session. The server knows the trace by its id, and
+        does not run the same trace twice. When the connection breaks later, a new connection goes on after the last event
+        (`interpose.rpc.reconnect`).
 
         Args:
-            job: the trace goes on without its client; the one event is that it was accepted.
+            trace: the trace.
+            blobs: the bytes of large values, by digest ("sha256:…").
+            job: whether the trace goes on without its client. The only event is then that the server accepted the trace.
         """
         reopened = 0
         attempt = 0
@@ -145,7 +157,7 @@ class Session:
                 self._empty = False
                 return running
             except NotFound:
-                # What is in a kept session is part of what the trace means; another one would not have it.
+                # The trace may use values of a kept session. A new session would not have these values.
                 lasting = self._kept and not self._empty
                 if reopened >= _REOPENED or not session_id or lasting or self._is_there(session_id):
                     raise
@@ -162,17 +174,23 @@ class Session:
         return fetch(self._transport, session_id, blobs, self._progress)
 
     def fetch_view(self, session_id: str, blob: Blob, view: TensorView) -> np.ndarray:
-        """Return the bytes of what a view leaves of a saved value, uint8 [blob.size]; nothing else is sent."""
+        """Return the bytes of a view of a saved value, uint8 [blob.size]; only they are sent."""
         with self._progress.bytes("fetching", blob.size) as bar:
             return fetch_one(self._transport, session_id, blob, bar, view=view)
 
     def cancel(self, session_id: str, trace_id: str, *, forget: bool = False) -> bool:
-        """Cancel a trace, and have the server drop what it saved if `forget`; return whether it was running."""
+        """Cancel a trace; return whether the trace was running.
+
+        Args:
+            session_id: the session of the trace.
+            trace_id: the trace.
+            forget: whether the server drops the trace's results.
+        """
         request = CancelRequest(session_id=session_id, trace_id=trace_id, forget=forget)
         return self._transport.unary("Cancel", request, _GOODBYE_SECONDS).found
 
     def _is_there(self, session_id: str) -> bool:
-        """Whether the server knows a session: what it did not find may be something else."""
+        """Whether the server knows a session; a NotFound may be about another object."""
         try:
             self._transport.unary("DescribeSession", DescribeSessionRequest(session_id=session_id))
         except NotFound:
@@ -180,10 +198,10 @@ class Session:
         return True
 
     def _leave(self, session_id: str, trace_id: str, wait: bool) -> None:
-        """Cancel a trace whose events nobody reads any more, if the server can be reached."""
+        """Cancel a trace whose events are no longer read, if the server can be reached."""
         try:
             request = CancelRequest(session_id=session_id, trace_id=trace_id)
-            # Nobody waits for the other one, so it may take its time.
+            # A call without a waiting caller has the default time limit, which is longer.
             sent = self._transport.begin("Cancel", request, _GOODBYE_SECONDS if wait else None)
             if wait:
                 sent.result()
@@ -193,7 +211,7 @@ class Session:
     def _accepted(self, session_id: str, trace: Trace, job: bool) -> Running:
         request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job)
         submit = self._transport.stream("Submit", request)
-        # That of a job ends when it is accepted.
+        # The stream of a job ends when the job is accepted.
         stream = submit if job else Resuming(submit, lambda seen: self.attach(session_id, trace.id, seen))
         running = Running(session_id, trace.id, stream, lambda wait: self._leave(session_id, trace.id, wait))
         try:

@@ -1,4 +1,4 @@
-"""The bridge to asyncio: what blocks runs in a thread of its own and is awaited."""
+"""The bridge to asyncio: a blocking call runs in its own thread and is awaited."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def warn_if_on_a_loop(written: str, better: str) -> None:
-    """Warn that a call of an asyncio client's blocks the event loop of this thread, if there is one that runs.
+    """Warn that a call blocks the event loop of this thread, if a loop is running.
 
-    Models of an ordinary client are not warned about: a notebook's cells always run on a loop, and may block it.
+    Only models of a client for asyncio call this. The cells of a notebook always run on a loop, and may block the loop.
     """
     try:
         asyncio.get_running_loop()
@@ -30,7 +30,7 @@ def warn_if_on_a_loop(written: str, better: str) -> None:
 
 
 def _depth_of_caller() -> int:
-    """How many frames above `warn_if_on_a_loop` the first one is that is not the library's."""
+    """Return the `stacklevel` of the first frame that is not code of `interpose`."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "interpose":
         depth, frame = depth + 1, frame.f_back
@@ -38,12 +38,14 @@ def _depth_of_caller() -> int:
 
 
 async def in_thread(call: Callable[..., T], *args: object, dropped: Callable[[T], object] | None = None) -> T:
-    """Run a blocking call in a thread of its own and return what it returns.
+    """Run a blocking call in a new thread and return its result.
 
-    A pool would not do: as many calls may wait at once as there are traces.
+    There is no pool of threads, because every running trace may have a waiting call.
 
     Args:
-        dropped: gets the result if nobody waits for it any more, because the task was cancelled meanwhile.
+        call: the blocking function.
+        args: its arguments.
+        dropped: is called with the result if the task was cancelled before the call returned.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -63,7 +65,7 @@ async def in_thread(call: Callable[..., T], *args: object, dropped: Callable[[T]
             result = call(*args)
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has been closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name="interpose-call", daemon=True).start()

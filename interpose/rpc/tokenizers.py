@@ -1,4 +1,4 @@
-"""The served model's own tokenizer, from the files that the server sends."""
+"""The served model's tokenizer, loaded from the files that the server sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def download(transport: Transport, model: str, folder: Path) -> list[Path]:
     """Write the tokenizer's files into a folder and return them.
 
     Raises:
-        EngineError: the server sent something else than plain, complete files.
+        EngineError: a file's name is not plain, or a file is not complete, or the files are too large.
     """
     files: dict[str, tuple[Path, int]] = {}
     total = 0
@@ -40,10 +40,10 @@ def download(transport: Transport, model: str, folder: Path) -> list[Path]:
 
 
 def load(transport: Transport, model: str) -> Any:
-    """Return the tokenizer: transformers' where it is installed, else that of `tokenizers`.
+    """Return the tokenizer: of `transformers` where it is installed, else of `tokenizers`.
 
     Raises:
-        InterposeError: neither is installed, or the model has no tokenizer that they can load.
+        InterposeError: neither package is installed, or the package cannot load the model's tokenizer.
     """
     with tempfile.TemporaryDirectory(prefix="interpose-tokenizer-") as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""Large values on their way, in chunks: up by digest before a trace, down into buffers of the right size after it.
+"""Transfers of large values in chunks: uploads before a trace, and fetches after it.
 
-Both directions go on where they were when the connection breaks.
+After a break of the connection, a transfer goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from interpose.v1.value_pb2 import Blob, TensorView
 
 ATTEMPTS = 5
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0)
-_IN_FLIGHT = 4  # upload chunks under way at once; blobs fetched at once
+_IN_FLIGHT = 4  # the most upload chunks in flight, and the most blobs that are fetched at the same time
 _DEFAULT_CHUNK = 1 << 20
-# Of one Fetch. A call that breaks is not worth more than this.
+# The most bytes of one Fetch, so that a broken call loses little.
 WINDOW_BYTES = 32 << 20
 
 
 def upload(
     transport: Transport, session_id: str, blobs: Mapping[str, memoryview], chunk_bytes: int, progress: Progress
 ) -> None:
-    """Send what the session does not hold yet.
+    """Send the blobs that the session does not hold yet.
 
     Args:
+        transport: the channel to the server.
+        session_id: the session that gets the blobs.
         blobs: bytes by digest ("sha256:…").
-        chunk_bytes: size of one message's data, 0 for the default.
+        chunk_bytes: bytes of data in one message; 0: the default.
+        progress: draws the progress bar.
     """
     if not blobs:
         return
@@ -57,7 +60,7 @@ def _upload_one(transport: Transport, session_id: str, digest: str, data: memory
             received = _send_chunks(transport, session_id, digest, data, chunk, done, bar)
             if received >= size:
                 return
-            done.clear()  # the server has lost some: all again
+            done.clear()  # the server has lost a chunk, so all chunks are sent again
         except Unavailable:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -68,7 +71,7 @@ def _upload_one(transport: Transport, session_id: str, digest: str, data: memory
 def _send_chunks(
     transport: Transport, session_id: str, digest: str, data: memoryview, chunk: int, done: set[int], bar: Bar
 ) -> int:
-    """Send the chunks that are not done, a few at a time; return the bytes that the server holds then."""
+    """Send the chunks that are not done; return the number of bytes that the server holds."""
     size = data.nbytes
     received = 0
     waiting: deque[tuple[int, Future[Any]]] = deque()
@@ -101,7 +104,7 @@ def fetch(transport: Transport, session_id: str, blobs: Sequence[Blob], progress
     """Return the bytes of several blobs by id, each a uint8 array [size] of its own.
 
     Raises:
-        NotFound: the server does not hold one of them any more.
+        NotFound: the server has dropped a blob.
         Unavailable: the connection broke and did not come back.
     """
     wanted = {blob.id: blob for blob in blobs}
@@ -129,7 +132,14 @@ def fetch_one(
     stop: threading.Event | None = None,
     view: TensorView | None = None,
 ) -> np.ndarray:
-    """Return the bytes of one blob, or of what a view leaves of it, uint8 [size]; give up when `stop` is set."""
+    """Return the bytes of a blob, or of a view of it, as uint8 [size].
+
+    Raises:
+        Cancelled: `stop` is set.
+        EngineError: the server sent other bytes than announced.
+        NotFound: the server has dropped the blob.
+        Unavailable: the connection broke and did not come back.
+    """
     buffer = np.empty(blob.size, dtype=np.uint8)
     position = 0
     attempt = 0
@@ -151,7 +161,7 @@ def fetch_one(
             if position - before < window:
                 raise _mismatch(blob, f"only {position - before} bytes came where {window} were asked for")
         except Unavailable:
-            # Progress starts the count anew: a transfer may survive any number of breaks that each let something through.
+            # The attempts count from the last progress, so a transfer survives any number of breaks with progress between.
             attempt = 0 if position > before else attempt + 1
             if attempt >= ATTEMPTS - 1:
                 raise
