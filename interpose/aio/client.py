@@ -1,7 +1,7 @@
-"""The client for asyncio: the same surface, awaited. Traces are `async with` blocks, streams `async for` loops.
+"""The client for asyncio: the methods of `Client`, awaited.
 
-Underneath is the one client there is. What blocks runs in threads of its own; events of running traces come straight to
-the event loop.
+Traces are `async with` blocks, streams are `async for` loops. An `AsyncClient` holds a `Client`, and runs its blocking calls
+in threads. The event loop reads the events of running traces itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def connect_async(
 ) -> AsyncClient:
     """Connect to a server, for use on an event loop.
 
-    Args and errors: as for `interpose.connect`.
+    Arguments and errors are as for `interpose.connect`.
     """
     client = await in_thread(
         lambda: connect(address, api_key, timeout=timeout, progress=progress), dropped=lambda client: client.close()
@@ -37,37 +37,51 @@ async def connect_async(
 
 
 class AsyncModel(Model):
-    """A served model of a client for asyncio: `async with model.trace(…) as tracer:`. Everything else as of `Model`."""
+    """A served model of a client for asyncio: `async with model.trace(…) as tracer:`.
+
+    The other methods are as for `Model`.
+    """
 
     __slots__ = ()
 
     def edit(self, name: str) -> AsyncEditBlock:
-        """Leave a block on the server: `async with model.edit("calm"):`. Args and errors as of `Model.edit`."""
+        """Leave a block on the server as a standing edit: `async with model.edit("calm"):`.
+
+        Arguments and errors are as for `Model.edit`.
+        """
         return AsyncEditBlock(self, check_name(name)).watched(EDIT.replace("with", "async with", 1))
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> AsyncGeneration:
-        """Generate: `result = await model.generate("Hello", max_new_tokens=3)`. Args and errors as of `Model.generate`."""
+        """Generate text: `result = await model.generate("Hello", max_new_tokens=3)`.
+
+        Arguments and errors are as for `Model.generate`.
+        """
         made = self._generation(AsyncGeneration, prompt, max_new_tokens, options)
         return made.watched("write `result = await model.generate(…)`, or `async with model.generate(…) as tracer:`")
 
     async def edits(self) -> list[AsyncStandingEdit]:  # type: ignore[override]
-        """Return the tenant's standing edits of this model, oldest first; each has a name and `await edit.clear()`."""
+        """Return the tenant's standing edits of this model, oldest first.
+
+        Each edit has a name and the method `await edit.clear()`.
+        """
         return await in_thread(listed, self, AsyncStandingEdit)
 
     async def clear_edits(self) -> int:  # type: ignore[override]
-        """Drop all of the tenant's standing edits of this model; return how many there were."""
+        """Drop all standing edits of the tenant for this model; return their number."""
         return await in_thread(super().clear_edits)
 
     def job_handle(self, job: Job) -> AsyncJob:
-        """Return a background job as `tracer.job` gives it: its methods are awaited."""
+        """Return the object that `tracer.job` gives for a job; its methods are awaited."""
         return AsyncJob(job)
 
 
 class AsyncClient:
-    """A connected client; made by `connect_async`, usable as an asynchronous context manager and from any event loop.
+    """A connected client for asyncio; made by `connect_async`.
+
+    It works on any event loop, and as an asynchronous context manager.
 
     Attributes:
-        address, models, server_version, limits: as those of `Client`.
+        address, models, server_version, limits: as for `Client`.
     """
 
     def __init__(self, client: Client) -> None:
@@ -79,35 +93,40 @@ class AsyncClient:
         self.limits: Limits = client.limits
 
     async def model(self, name: str | None = None) -> AsyncModel:
-        """Return a served model; without a name, the only one. Its traces are `async with model.trace(…) as tracer:`.
+        """Return a served model; without a name, the only model of the server.
+
+        Its traces are `async with model.trace(…) as tracer:`.
 
         Raises:
             NotFound: the server serves no model of that name.
-            InvalidArgument: it serves several, and no name was given.
+            InvalidArgument: the server serves several models, and no name was given.
         """
         return AsyncModel(self._client, await in_thread(self._client.describe, name))
 
     def job(self, job_id: str) -> AsyncJob:
-        """Return the background job of an id (`tracer.job.id`); its methods are awaited.
+        """Return the job with an id (`tracer.job.id`); its methods are awaited.
 
         Raises:
-            InvalidArgument: it is no job's id.
+            InvalidArgument: the text is not the id of a job.
         """
         return AsyncJob(self._client.job(job_id))
 
     def session(self, session_id: str = "") -> AsyncSession:
-        """Return a session whose values stay on the server between its traces: `async with client.session() as s:`.
+        """Return a session that keeps values on the server: `async with client.session() as s:`.
 
-        Args: as of `Client.session`.
+        The argument is as for `Client.session`.
         """
         return AsyncSession(self._client.session(session_id))
 
     async def status(self) -> StatusReply:
-        """Return models, sessions and tenants' usage as the server reports them."""
+        """Return the server's report of its models, its sessions, and the usage of the tenants."""
         return await in_thread(self._client.status)
 
     async def tokenizer(self, model: str) -> Any:
-        """Return a model's tokenizer, fetching its files the first time; `model.tokenizer` is the same, not awaited."""
+        """Return a model's tokenizer; the first call fetches its files.
+
+        `model.tokenizer` does the same, and blocks the event loop.
+        """
         return await in_thread(self._client.tokenizer, model)
 
     async def close(self) -> None:

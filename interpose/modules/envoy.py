@@ -1,7 +1,7 @@
-"""The served model's modules as a notebook sees them: a tree of names that knows what exists and suggests near misses.
+"""The served model's module tree in the notebook: nodes with data, and envoys with names.
 
-An envoy stands for a module; it holds no values. Inside a block it travels by its path, and the worker puts the real
-thing in its place.
+An envoy is the name of a module and holds no values. An envoy that a block uses travels as its path, and the worker replaces
+it by an envoy with values. For an unknown name, the error suggests similar names.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ _CUTOFF = 0.5
 
 @dataclass(eq=False)
 class Node:
-    """One module: its path ("" is the model), how it prints, and its children by name."""
+    """One module: its path ("" is the model), its printed form, and its children by name."""
 
     path: str
     class_name: str
     detail: str = ""
     parameters: tuple[str, ...] = ()  # e.g. "weight: float32[96, 64]"
     children: dict[str, Node] = field(default_factory=dict)
-    pseudo: dict[str, Node] = field(default_factory=dict)  # locations of the model that are no modules
-    not_applied: str = ""  # why a block cannot apply it to values; "" if it can
-    model: str = ""  # of the root: which model it is, the same for every description of it
-    canonical: bool = False  # stands beside the modules: the same names under every architecture
-    values: dict[str, str] = field(default_factory=dict)  # of a canonical node: its values' shapes
-    refused: dict[str, str] = field(default_factory=dict)  # of a canonical node: why this model does not have a value
+    pseudo: dict[str, Node] = field(default_factory=dict)  # locations of the model that are not modules
+    not_applied: str = ""  # the reason why a block cannot apply the module; "": a block can
+    model: str = ""  # of the root: the model's identity, equal for all its descriptions
+    canonical: bool = False  # a node of canonical values, with the same names for every architecture
+    values: dict[str, str] = field(default_factory=dict)  # of a canonical node: the shapes of its values
+    refused: dict[str, str] = field(default_factory=dict)  # of a canonical node: why it lacks a value
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names on its envoy that are not modules."""
+        """Names of the envoy that are not modules."""
         if self.canonical:
             return (*CANONICAL_WORDS, *self.values)
         return MODULE_WORDS if self.path else MODULE_WORDS + MODEL_WORDS
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of its parameters and buffers."""
+        """Names of the module's parameters and buffers."""
         return tuple(parameter.partition(":")[0] for parameter in self.parameters)
 
     @property
     def shown(self) -> str:
-        """The path as an error names it."""
+        """The path in an error message."""
         return self.path or "the model"
 
     def child(self, key: str | int) -> Node:
         """Return a child by name, or by number as in a list.
 
         Raises:
-            UnknownLocation: it does not exist; the message names the near misses.
+            UnknownLocation: there is no such child; the error suggests similar names.
         """
         if isinstance(key, int):
             return self._item(key)
@@ -86,18 +86,21 @@ class Node:
 
     @property
     def items(self) -> list[Node]:
-        """The children that are numbered, in order."""
+        """The numbered children, in order."""
         return [child for name, child in self.children.items() if name.isdecimal()]
 
     def misused(self, used: str, then: str = "") -> str:
-        """Say that its name is used as a value, and what to write instead (`interpose.contract.names.not_a_value`)."""
+        """Return the message for a name that is used as a value.
+
+        The arguments are as for `interpose.contract.names.not_a_value`.
+        """
         return not_a_value(self.path, used, tuple(self.values), bool(self.items), then)
 
     def _item(self, index: int) -> Node:
         items = self.items
         if not items:
             raise UnknownLocation(self.misused("indexed", f"[{index}]"), location=self.path)
-        # Under pipeline parallelism a description still has every layer; numbers are names, gaps are possible.
+        # Numbers are names, and may have gaps. A description has the layers of all pipeline stages.
         found = self.children.get(str(index)) if index >= 0 else (items[index] if -index <= len(items) else None)
         if found is None:
             last = items[-1].path.rpartition(".")[2]
@@ -125,13 +128,13 @@ class Node:
         return UnknownLocation(message, location=location, suggestions=suggestions)
 
     def walk(self) -> Iterator[Node]:
-        """Iterate over this module and all below it, parents first."""
+        """Iterate over this module and all modules below it, parents first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
     def lines(self) -> list[str]:
-        """Return the tree as torch prints it; runs of equal numbered children are one entry."""
+        """Return the tree in the form of torch; equal numbered children share an entry."""
         head = ", ".join(part for part in (self.detail, *self.parameters) if part)
         entries = [(name, [shape]) for name, shape in self.values.items()]
         entries += [(name, ["not in this model"]) for name in self.refused]
@@ -158,7 +161,7 @@ def _merged(entries: list[tuple[str, list[str]]]) -> Iterator[tuple[str, int, li
 
 
 def _ranges(names: list[str]) -> list[str]:
-    """Return the names, with all the numbers among them as one range."""
+    """Return the names, with the numbers replaced by one range."""
     numbers = [name for name in names if name.isdecimal()]
     others = [name for name in names if not name.isdecimal()]
     return others + ([f"[{numbers[0]}] to [{numbers[-1]}]"] if len(numbers) > 1 else numbers)
@@ -202,11 +205,11 @@ def _parameter(parameter: model_pb2.Parameter) -> str:
 
 
 class Envoy(Name):
-    """A module of the served model; its values exist only inside a block.
+    """The name of a module of the served model; its values exist only inside a block.
 
     Raises:
-        UnknownLocation: a name or number that the module does not have (it is an AttributeError too).
-        InvalidArgument: a value was asked for outside a block.
+        UnknownLocation: the module has no child of that name or number. The error is an AttributeError too.
+        InvalidArgument: code outside a block asked for a value.
     """
 
     __slots__ = ("_node", "_tree")
@@ -224,7 +227,7 @@ class Envoy(Name):
 
     @property
     def output(self) -> Any:
-        """What the module returned; inside a block only."""
+        """The module's output; inside a block only."""
         raise self._outside("output")
 
     @property
@@ -242,18 +245,18 @@ class Envoy(Name):
         raise self._outside("next()")
 
     def skip(self, value: Any) -> Any:
-        """Do not run the module: its output is `value`, of the form that the module returns; inside a block only.
+        """Skip the module for this request, with `value` as its output; inside a block only.
 
-        For this request alone; the block goes on at the module's output. A module that holds attention has then no keys and
-        values of the step, so it must be skipped in every later step too.
+        `value` has the form of the module's output. The block goes on at the module's output. A skipped module with attention
+        stores no keys and values for the step, so the block must skip it in every later step too.
         """
         raise self._outside("skip(value)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the module to values: `model.lm_head(model.model.norm(h))`; inside a block only.
 
-        Values and result are whole, whatever the tensor-parallel size, and of any number of rows. The result is what the
-        module returns, as its `.output` is; `model.logits(h)` is the unembedding with the model's own scale and soft cap.
+        Arguments and result have their full shapes with any tensor-parallel size, and any number of rows. The result has the
+        form of the module's `.output`. `model.logits(h)` is the unembedding with the model's own scale and soft cap.
         """
         raise self._outside("(…)", dot="")
 
@@ -266,7 +269,7 @@ class Envoy(Name):
         )
 
     def __getattr__(self, name: str) -> Envoy:
-        if name.startswith("_"):  # probes of notebooks and of copy, pickle …
+        if name.startswith("_"):  # notebooks, copy and pickle look up such names
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in self._node.values or name in self._node.weights:
             raise self._outside(name)

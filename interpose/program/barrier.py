@@ -1,4 +1,4 @@
-"""A meeting point for the invokes of one trace: `barrier = tracer.barrier(2)`, then `barrier()` in two of its blocks."""
+"""Barriers for the invokes of one trace: `barrier = tracer.barrier(2)`, then `barrier()`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from interpose.contract.errors import InvalidArgument
 
 
 class Barrier:
-    """Lets invokes wait for each other; made by `tracer.barrier`.
+    """A place where invokes wait for each other; made by `tracer.barrier`.
 
     Args:
-        tracer: the trace that it belongs to.
-        number: which of the trace's barriers it is.
-        count: how many blocks go on together.
+        tracer: the tracer of the trace.
+        number: index of the barrier in its trace.
+        count: the number of blocks that wait for each other.
     """
 
     def __init__(self, tracer: object, number: int, count: int) -> None:
@@ -22,7 +22,7 @@ class Barrier:
         self.count = count
 
     def __call__(self) -> NoReturn:
-        """Wait until `count` blocks are here; inside `with tracer.invoke(prompt):` only."""
+        """Wait until `count` blocks have come; inside `with tracer.invoke(prompt):` only."""
         raise InvalidArgument(
             "barrier() waits for the other invokes of its trace: call it inside `with tracer.invoke(prompt):`"
         )

@@ -1,4 +1,4 @@
-"""How a trace runs, beside what runs: whether its block's end waits, whether its outputs are streamed, where tensors stay."""
+"""The options of a trace: waiting, streaming, fetching, edits, adapter, and scan."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class TraceOptions:
     """The options of one trace, checked.
 
     Attributes:
-        stream: the outputs are read from `tracer.stream()` while the trace runs.
-        blocking: the end of the block waits for the trace; else the trace is a background job.
-        fetch: saved tensors come along; None: unless the session is one whose values stay on the server.
-        edits: names of the standing edits that it runs with.
-        lora: name of the LoRA adapter that its requests run with; "": none.
-        scan: its block runs on shapes, and nothing is generated.
+        stream: whether `tracer.stream()` gives the outputs while the trace runs.
+        blocking: whether the end of the block waits for the trace; else the trace is a job.
+        fetch: whether saved tensors are fetched; None: fetched, except in a session that keeps values on the server.
+        edits: names of the trace's standing edits.
+        lora: name of the LoRA adapter of the trace's requests; "": no adapter.
+        scan: whether the block runs on shapes alone, and the engine generates nothing.
 
     Raises:
         InvalidArgument: an option is of the wrong type, or two of them exclude each other.

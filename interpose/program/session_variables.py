@@ -1,8 +1,8 @@
-"""What the traces of a session share, as the notebook knows it: the session on the server has the copy that counts.
+"""Session variables on the client's side; the server has the current copy.
 
-A list, dict, set or tensor that the outer block of a trace saved stays shared for the rest of its session: blocks of later
-traces that use it change the same one. As long as the notebook itself has not changed it, only its name travels, and the
-next trace starts with what the server has.
+A list, dict, set or tensor that the outer block of a trace saved is a session variable: the blocks of later traces change the
+same object. As long as the notebook has not changed the object, only its id travels, and the next trace starts with the
+server's copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALL_INLINE = 1 << 62
 
 @dataclass
 class _Known:
-    """A variable: the object that it is here, its version on the server, and how the object looked then."""
+    """A session variable: its object here, its version, and the digest of its contents then."""
 
     id: str
     obj: object
@@ -36,7 +36,7 @@ class _Known:
 
 
 class SessionVariables:
-    """The objects that one session's traces share, by identity; safe to use from several threads."""
+    """The session variables of one session, by identity; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -47,7 +47,7 @@ class SessionVariables:
 
     @staticmethod
     def takes(obj: object) -> bool:
-        """Whether traces can share an object: it has an identity and contents that change."""
+        """Whether an object can be a session variable: a mutable container or a tensor."""
         return (
             type(obj) in (list, dict, set)
             or type(obj) is np.ndarray
@@ -56,10 +56,11 @@ class SessionVariables:
         )
 
     def use(self, obj: object, entry: int) -> SessionVariable:
-        """Return an object as a trace names it, noting it if it is new.
+        """Return the message for an object that a trace uses, and note a new object.
 
         Args:
-            entry: its index in the trace's scope.
+            obj: the object.
+            entry: the object's index in the trace's scope.
         """
         with self._lock:
             known = self._known.get(id(obj))
@@ -69,7 +70,7 @@ class SessionVariables:
             return SessionVariable(id=known.id, entry=entry, version=known.version, canonical=unchanged)
 
     def learn(self, variable: SessionVariable, obj: object) -> None:
-        """Note what a variable is here now that a version of it has arrived."""
+        """Note the object and the version of a variable that has arrived."""
         with self._lock:
             for old in [key for key, known in self._known.items() if known.id == variable.id]:
                 del self._known[old]
@@ -82,7 +83,7 @@ class SessionVariables:
 
 
 def inside(obj: object) -> Iterator[object]:
-    """Iterate over what a container holds at any depth, without the container itself."""
+    """Iterate over the contents of a container at any depth, without the container itself."""
     seen = {id(obj)}
     todo = list(_items(obj))
     while todo:
@@ -100,7 +101,7 @@ def _items(obj: object) -> Iterable[object]:
 
 
 def _look(obj: object) -> str | None:
-    """Return what tells an object's contents from any others, None for contents that are not plain data."""
+    """Return a digest of an object's contents, None if the contents are not plain data."""
     encoder = Encoder(inline_bytes=_ALL_INLINE, put_blob=lambda data: "", special=_special)
     try:
         top = encoder.encode(obj)

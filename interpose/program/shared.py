@@ -1,4 +1,4 @@
-"""What the outer block of a trace saves: objects that all of the trace's invokes share, and the names they go by."""
+"""The objects that an outer block saves and all invokes of the trace share, and their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ class OuterSaves:
         self._saved: list[object] = []
 
     def save(self, value: Any) -> Any:
-        """Note that a value is saved; return it. A name of the model is no value."""
+        """Note that a value is saved, and return the value.
+
+        Raises:
+            InvalidArgument: the value is an envoy, which is only a name.
+        """
         if isinstance(value, Name):
             value.save()
         if not any(value is saved for saved in self._saved):
@@ -27,10 +31,10 @@ class OuterSaves:
         return value
 
     def shared(self, block: capture.Block, scope: capture.Scope) -> dict[str, object]:
-        """Return the names that hold saved values, when the block has run.
+        """Return the names that hold saved values, after the block has run.
 
-        An object that can be changed is recognised by its identity. A number or a string has none worth the name, so it
-        counts only where it is assigned in saving: `n = interpose.save(0)`.
+        A mutable object is recognised by its identity. Equal numbers or strings may be the same object, so such a value counts
+        only where the save is assigned directly: `n = interpose.save(0)`.
         """
         assigned = _names_of_saves(block.body)
         found: dict[str, object] = {}
@@ -43,7 +47,7 @@ class OuterSaves:
             if (plain and name in assigned) or (not plain and any(value is saved for saved in self._saved)):
                 found[name] = value
         named = list(found.values())
-        for saved in self._saved:  # held by something else than a name: inside another object, say
+        for saved in self._saved:  # no name holds the object; it may be inside another object
             if not isinstance(saved, _IMMUTABLE) and not any(saved is value for value in named):
                 found[f"__interpose_shared_{len(found)}__"] = saved
         return found
