@@ -1,7 +1,7 @@
-"""Captured blocks become a `Trace` message: each block's source, and everything its names hold, encoded once per trace.
+"""Builds the `Trace` message of captured blocks: sources, and the values of names.
 
-What cannot travel is refused here, with the notebook's line and what to write instead. Values are taken when the trace is
-sent, so all its invokes see one state of an object.
+A value that cannot be sent is refused here, with the notebook's line and the code to write instead. The values are encoded
+when the trace is sent, once per trace. So all its invokes see the same state of an object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Planned:
     reads: dict[str, object]
     prompt: Prompt | None
     sampling: Mapping[str, object]
-    group: int | None  # of the sequences of one prompt; None: it has one
+    group: int | None  # the same number for all sequences of a prompt; None: one sequence
 
 
 @dataclass
@@ -48,16 +48,17 @@ class TraceBuilder:
 
     Args:
         model: the served model's name.
-        tree: its modules.
-        limits: what the server takes.
+        tree: the module tree of the model.
+        limits: the limits of the server.
         is_tracer: says whether an object is this trace's tracer.
         sampling: the trace's own sampling parameters.
-        session_id: the session it will run in, "" if none is open yet; None: it outlives any, so it uses no value of one.
-        variables: what the traces of that session share; None: it keeps nothing for later traces.
+        session_id: the session of the trace; "": the session is not open yet; None: a standing edit, which outlives sessions
+            and uses no values of a session.
+        variables: the session variables; None: the trace has no session variables.
 
     Attributes:
         id: the trace's id.
-        blobs: large values by digest, as bytes; alive as long as this is.
+        blobs: the bytes of large values, by digest; valid while the builder exists.
     """
 
     model: str
@@ -74,7 +75,7 @@ class TraceBuilder:
         self._planned: list[_Planned] = []
         self._scopes: list[
             capture.Scope
-        ] = []  # of each invoke, until the trace is built: they hold the caller's frames
+        ] = []  # one for each invoke; dropped when the trace is built, as they hold frames
         self._shared: dict[str, object] = {}
         self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
         self._encoder = shipper.encoder = Encoder(
@@ -96,12 +97,15 @@ class TraceBuilder:
         """Add an invoke and check its locations; return its index.
 
         Args:
-            prompt: None: it sees the rows of all others.
-            group: the same for the sequences of one prompt, which do not see each other's names.
+            block: the block of the invoke.
+            scope: the scope of the block.
+            prompt: the prompt; None: the block sees the rows of all prompts of the trace.
+            sampling: the prompt's own sampling parameters.
+            group: the same number for all sequences of a prompt, which do not see each other's names.
 
         Raises:
             UnknownLocation: the block names a module that does not exist.
-            InvalidArgument: the block is larger, or the invokes are more, than the server takes.
+            InvalidArgument: the block is larger than the server's limit, or the trace has too many invokes.
         """
         if self.limits.max_invokes and len(self._planned) >= self.limits.max_invokes:
             raise InvalidArgument(
@@ -124,14 +128,14 @@ class TraceBuilder:
         return len(self._planned) - 1
 
     def share(self, name: str, value: object) -> None:
-        """Make a name of the outer block one object for all invokes."""
+        """Share the object of an outer block's name between all invokes."""
         self._shared[name] = value
 
     def build(self) -> Trace:
-        """Encode everything and return the trace.
+        """Encode all blocks and values, and return the trace.
 
         Raises:
-            InvalidArgument: a value cannot travel, or the whole is larger than the server takes.
+            InvalidArgument: a value cannot be sent, or the trace is larger than the server's limit.
         """
         trace = Trace(id=self.id, model=self.model)
         kept = self._reserved()
@@ -171,9 +175,9 @@ class TraceBuilder:
         return f"the shared variable {name!r}", self._planned[0].block if self._planned else None, name
 
     def _reserved(self) -> dict[str, object]:
-        """Make room for what the session's traces share; return it by the first of its names in this trace.
+        """Reserve entries for the session variables; return them by their first names in the trace.
 
-        What it is made of is encoded last: as long as nothing else refers to it, it need not travel.
+        Their contents are encoded last. Contents that no other value refers to need not be sent.
         """
         variables = self.variables
         if variables is None:
@@ -199,17 +203,17 @@ class TraceBuilder:
         return kept
 
     def _bring(self, trace: Trace, variables: SessionVariables, kept: Mapping[str, object]) -> None:
-        """Say which of the trace's objects the session's traces share, and bring those that the session does not have so."""
+        """Add the session variables to the trace, with contents that the server does not have."""
         left = dict(kept)
         uses = {name: variables.use(value, self._encoder.reserve(value)) for name, value in kept.items()}
-        for value in self._encoder.entries().values():  # those that only functions and objects of the block's lead to
+        for value in self._encoder.entries().values():  # also variables that only functions and objects hold
             if value in variables and all(value is not other for other in left.values()):
                 name = f"__interpose_session_{len(left)}__"
                 left[name] = value
                 trace.shared.add(name=name, value=self._encoder.encode(value))
                 uses[name] = variables.use(value, self._encoder.reserve(value))
                 uses[name].canonical = False  # it is in the table already
-        # One that holds something which another value of the trace holds too has to be the same object in the block.
+        # If a variable and another value of the trace hold the same object, that object must stay the same in the block.
         while name := next(
             (name for name, value in left.items() if not uses[name].canonical or self._aliased(value)), ""
         ):
@@ -258,7 +262,7 @@ class TraceBuilder:
             try:
                 value = self._encode(planned.reads[name], repr(name), block, name)
             except InvalidArgument:
-                if writers:  # what an earlier invoke assigns to the name takes its place
+                if writers:  # the block gets the value that an earlier invoke assigns
                     continue
                 raise
             program.reads.add(name=name, value=value)
@@ -271,7 +275,7 @@ class TraceBuilder:
         )
 
     def _writers(self, index: int, name: str) -> set[int]:
-        """Return the invokes before one that assign a name."""
+        """Return the earlier invokes that assign a name."""
         group = self._planned[index].group
         return {
             i
@@ -280,9 +284,10 @@ class TraceBuilder:
         }
 
     def _bring_together(self, trace: Trace) -> None:
-        """Let invokes start together that need it: what one assigns, the others see while they run.
+        """Put invokes that must start in the same step into a gang.
 
-        These are the invokes that wait at a barrier, or all of a trace in which one has no prompt and sees the rows of all.
+        These are the invokes that wait at a barrier. If an invoke has no prompt, all invokes of the trace are the gang. While
+        they run, the invokes of a gang see the names that the others assign.
         """
         reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
         together = {index for index, barriers in enumerate(reached) if barriers}
@@ -324,7 +329,7 @@ class TraceBuilder:
     def _at_barrier(
         self, invoke: Invoke, planned: _Planned, message: str, number: int | None = None
     ) -> InvalidArgument:
-        """Return an error at the first place where a block names a barrier, as far as it does itself."""
+        """Return an error at the first line of a block that names a barrier, else at its start."""
         held = [binding for binding in invoke.program.reads if binding.value.WhichOneof("kind") == "barrier"]
         names = [binding.name for binding in held if number in (None, binding.value.barrier.number)]
         body = planned.block.body
@@ -344,7 +349,11 @@ class TraceBuilder:
         return self._wired(encoded, what, block, name)
 
     def _wired(self, encode: Callable[[], Value], what: str, block: capture.Block | None, name: str) -> Value:
-        """Encode; of what cannot travel say what it is, and where the block uses it."""
+        """Call `encode`; refuse a value that cannot be sent, with the lines that use it.
+
+        Raises:
+            InvalidArgument: the value cannot be sent.
+        """
         try:
             return encode()
         except WireError as error:
@@ -364,7 +373,7 @@ class TraceBuilder:
         return digest
 
     def _check_code(self, value: object) -> None:
-        """Check the locations that a function, a method, or the class of an object of the user's names directly."""
+        """Check the locations in the code of a user's function, method or class."""
         if symbols.symbol_value(value) is not None or isinstance(value, Envoy | capture.CapturedContext):
             return
         if isinstance(value, FunctionType):
@@ -380,9 +389,7 @@ class TraceBuilder:
         source = capture.function_source(function)
         if source is None:
             return
-        if source.source.lstrip().startswith(
-            "lambda"
-        ):  # its text may be no expression on its own; the worker checks it
+        if source.source.lstrip().startswith("lambda"):  # its text may not parse alone; the worker checks it
             return
         body = parse_block(source.source, source.filename, source.first_line, source.indent).body
         check_locations(body, source.filename, source.bindings, frozenset())

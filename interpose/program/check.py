@@ -1,7 +1,7 @@
-"""Checks a block's locations in the notebook: a module that does not exist is refused before anything is sent.
+"""Checks the locations of a block in the notebook, before the trace is sent.
 
-Only what is certain is checked: attributes and constant indices on a name that holds a module (or the tracer) and that
-the block does not bind itself. The rest the worker finds out.
+The check refuses a module that does not exist. It covers only certain cases: attributes and constant indices of a name that
+holds a module or the tracer, and that the block does not assign. The worker finds the other cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from interpose.modules.envoy import PSEUDO, Envoy, Node
 from interpose.v1.trace_pb2 import Frame
 
 TRACER_WORDS = ("invoke", "barrier", "cache", "result", "iter", "all", "stop", "log")
-# What the tracer has in the outer block of a trace only.
+# Methods that the tracer has only in an outer block, and their error messages.
 OUTER = {
     "invoke": "tracer.invoke(prompt) belongs in the outer block of `with model.trace() as tracer:`, not inside an invoke",
     "barrier": (
@@ -32,17 +32,18 @@ OUTER = {
 def check_locations(
     body: Sequence[ast.AST], filename: str, names: Mapping[str, object], tracers: frozenset[str]
 ) -> None:
-    """Refuse, with the notebook's line, the first module that the block names and that cannot be used so.
-
-    Raises:
-        UnknownLocation: it does not exist.
-        InvalidArgument: it is applied to values or skipped and cannot be; or the tracer has no such construct.
+    """Refuse the first wrong use of a module or the tracer, with the notebook's line.
 
     Args:
         body: statements with positions of the original file.
-        filename: that file.
-        names: what the names that the block reads are bound to.
+        filename: the name of that file.
+        names: the values of the names that the block reads.
         tracers: names that are bound to the tracer.
+
+    Raises:
+        UnknownLocation: the module does not exist.
+        InvalidArgument: the block applies, skips or uses a module in a way that is not possible, or the tracer has no such
+            method in a block.
     """
     bound = {name for statement in body for node in ast.walk(statement) for name in _binds(node)}
     roots = {name: obj._node for name, obj in names.items() if isinstance(obj, Envoy) and name not in bound}
@@ -60,7 +61,7 @@ def check_locations(
                     raise InvalidArgument(message, location=f"tracer.{node.attr}", frames=[frame_at(node, filename)])
                 _check_tracer(node.attr)
         except UnknownLocation as error:
-            # The innermost expression that fails is the one to show, and it is a node of its own further on.
+            # The error shows the innermost expression that fails.
             inner = next((part for part in _chain(node) if part is not node and _fails(part, roots)), node)
             raise UnknownLocation(
                 error.message,
@@ -80,7 +81,7 @@ def _check_applied(node: ast.AST, roots: Mapping[str, Node], filename: str) -> N
 
 
 def refused(error: CaptureError) -> InvalidArgument:
-    """Return what a notebook sees of a block that cannot be captured."""
+    """Return the error for a block that cannot be captured."""
     frame = Frame(
         filename=error.filename, line=error.line, text=error.text or linecache.getline(error.filename, error.line)
     )
@@ -89,7 +90,7 @@ def refused(error: CaptureError) -> InvalidArgument:
 
 
 def _check_skipped(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
-    """Refuse `model.logits.skip(…)`: a location that is no module does not run."""
+    """Refuse `model.logits.skip(…)`: only a module can be skipped."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "skip"):
         return
     if _fails(node.func.value, roots):
@@ -101,7 +102,7 @@ def _check_skipped(node: ast.AST, roots: Mapping[str, Node], filename: str) -> N
 
 
 def _check_used(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
-    """Refuse a name of the model where a value is meant: saved, computed with, compared with numbers, or assigned."""
+    """Refuse an envoy as a value: saved, computed with, compared with numbers, or assigned."""
     place, message = None, ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "save":
         place = _module(node.args[0] if len(node.args) == 1 else node.func.value, roots)
@@ -127,7 +128,7 @@ def _check_used(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None
 
 
 def _module(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
-    """Return the module that an expression is certain to be; None for anything else, and for one that does not exist."""
+    """Return the module of an expression, None if that is uncertain or there is no such module."""
     try:
         return _resolve(node, roots)
     except UnknownLocation:
@@ -135,7 +136,7 @@ def _module(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
 
 
 def frame_at(node: ast.AST, filename: str) -> Frame:
-    """Return the line of a node as a traceback shows it."""
+    """Return the line of a node as a frame of a traceback."""
     line = getattr(node, "lineno", 1)
     text = linecache.getline(filename, line).rstrip("\n")
     frame = Frame(filename=filename, line=line, text=text)
@@ -148,7 +149,10 @@ def frame_at(node: ast.AST, filename: str) -> Frame:
 
 
 def _nodes(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Iterate over all nodes, but not into `try` bodies with handlers: they may be looking for what exists."""
+    """Iterate over all nodes except the bodies of `try` with handlers.
+
+    Such a body may test whether a module exists.
+    """
     for node in body:
         yield node
         children = ast.iter_child_nodes(node)
@@ -172,7 +176,11 @@ def _binds(node: ast.AST) -> list[str]:
 
 
 def _resolve(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:
-    """Return the module that an expression is certain to be, None if it is anything else; UnknownLocation if no such one."""
+    """Return the module of an expression, None if that is uncertain.
+
+    Raises:
+        UnknownLocation: there is no such module.
+    """
     if isinstance(node, ast.Name):
         return roots.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -198,7 +206,7 @@ def _constant(node: ast.expr) -> int | None:
 
 
 def _chain(node: ast.AST) -> Iterator[ast.AST]:
-    """Iterate over the expressions that an expression is built on, innermost first."""
+    """Iterate over the inner expressions of an attribute, index or call, innermost first."""
     inner = getattr(node, "value", None) or getattr(node, "func", None)
     if isinstance(inner, ast.AST):
         yield from _chain(inner)

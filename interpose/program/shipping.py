@@ -1,7 +1,8 @@
-"""What a block uses besides plain data becomes wire values: modules by reference, libraries by name, code as source.
+"""Wire values for the modules, library functions, code and objects that a block uses.
 
-Functions and classes of the user's travel as source with what they read in turn, objects of such classes by their class
-and attributes. What cannot travel is refused with what to write instead.
+A module of the model travels as a reference, a function of a library by its name. The user's functions and classes travel as
+source, with the values that they read. An object of such a class travels as its class and attributes. Other objects are
+refused, with the code to write instead.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _BOUND = (MethodType, BuiltinMethodType, MethodWrapperType)
 
 
 class Shipper:
-    """Gives the values of one trace's functions, classes, objects and references.
+    """Makes the wire values of a trace's functions, classes, objects and references.
 
     Args:
-        tree: the served model's modules.
-        limits: what the server takes.
+        tree: the served model's module tree.
+        limits: the limits of the server.
         is_tracer: says whether an object is the trace's tracer.
-        session_id: the session that the trace runs in, for tensors that stayed there; None: none may.
-        encoder: encodes what these are made of; it asks `special` first for every object.
+        session_id: the session of the trace, for its remote values; None: remote values are refused.
+        encoder: encodes the parts of these values; it calls `special` first for every object.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Shipper:
         self._modules: dict[str, set[str]] = {}  # of each of the user's modules: the attributes that were sent
 
     def special(self, obj: Any) -> Value | None:
-        """Return the value of what is known by reference or travels as source; None for plain data."""
+        """Return the wire value of a reference, code or an object; None for plain data."""
         if obj is None or type(obj) in _PLAIN:
             return None
         if isinstance(obj, Envoy):
@@ -91,10 +92,14 @@ class Shipper:
         return self._object(obj)
 
     def read(self, name: str, value: object, user: Iterable[ast.AST]) -> Value:
-        """Return the value of a name that code reads; of a module of the user's own what the code uses of it.
+        """Return the wire value of a name that code reads.
+
+        Of a user's own Python module, only the attributes that the code uses are sent.
 
         Args:
-            user: the code's syntax.
+            name: the name.
+            value: the value of the name.
+            user: the syntax trees of the code.
         """
         if not isinstance(value, ModuleType) or symbols.module_value(value) is not None:
             return self.encoder.encode(value)
@@ -108,7 +113,7 @@ class Shipper:
         return self._own_module(value, chains)
 
     def _own_module(self, module: ModuleType, chains: Iterable[tuple[str, ...]]) -> Value:
-        """Return a module of the user's own, which so far has the attributes that were asked for so far."""
+        """Return the wire value of a user's own Python module, with the attributes in `chains`."""
         value = self.encoder.refer(module, lambda: Value(namespace=Namespace(name=module.__name__)))
         sent = self._modules.setdefault(module.__name__, set())
         for chain in sorted(chains):
@@ -231,7 +236,7 @@ class Shipper:
         return Value(attribute=Attribute(object=self.encoder.encode(owner), name=name))
 
     def _object(self, obj: Any) -> Value | None:
-        """Return the value of an object by its class and attributes; None if the encoder knows its type."""
+        """Return an object as its class and attributes; None if the encoder knows the type."""
         cls = type(obj)
         refusal = _refusal(obj)
         if refusal is not None:
@@ -262,7 +267,8 @@ class Shipper:
         """Encode named values.
 
         Args:
-            user: says of what, for an error: "f uses"; empty for an object's attributes.
+            values: the values by name.
+            user: the words before the name in an error: "f uses"; empty for an object's attributes.
             body: the code that reads the names.
         """
         bindings = []
@@ -284,7 +290,7 @@ class Shipper:
 
 
 def _travels_by_parts(cls: type) -> bool:
-    """Whether objects of a class are sent as their class and attributes, and not as the plain data that they are."""
+    """Whether objects of a class are sent as class and attributes, and not as plain data."""
     if calls.takes(cls) or instances.is_tensor_class(cls) or cls.__module__.startswith("interpose."):
         return False
     if not symbols.is_installed(cls.__module__):
@@ -292,12 +298,12 @@ def _travels_by_parts(cls: type) -> bool:
     base = instances.torch_module()
     if base is not None and issubclass(cls, base):
         return True
-    # A library's: only where its author left it to Python what an object consists of.
+    # A library's class: only if the class does not define its own way of pickling.
     return symbols.symbol_value(cls) is not None and instances.is_made_of_attributes(cls)
 
 
 def _outer_class(cls: type) -> type | None:
-    """Return the class in whose body a class stands, if it can be found by its name there."""
+    """Return the class whose body defines a class, None if there is no such class."""
     outer, _, name = cls.__qualname__.rpartition(".")
     if not outer or outer.endswith("<locals>"):
         return None
@@ -306,7 +312,7 @@ def _outer_class(cls: type) -> type | None:
 
 
 def _shown(name: str) -> str:
-    """Return a name as the user wrote it, of a value that travels under a name of its own."""
+    """Return the user's own name for a value that travels under a made name."""
     for kind, what in (("default", "the default value "), ("attribute", ""), ("base", "the base class ")):
         start = f"__interpose_{kind}_"
         if name.startswith(start):
@@ -316,7 +322,7 @@ def _shown(name: str) -> str:
 
 
 def _refusal(obj: object) -> str | None:
-    """Say why an object other than plain data cannot travel and what to write instead; None if nothing speaks against it."""
+    """Return the reason why an object cannot be sent, and the code to write instead; else None."""
     if type(obj).__module__.startswith(("interpose.tracing.client", "interpose.rpc.session")):
         return "a connection stays in the notebook; use only the model and the tracer in a block"
     if hasattr(obj, "__next__"):
