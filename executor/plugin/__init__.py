@@ -1,1 +1,1 @@
-"""Everything that is built into vLLM: the worker, the model runners, the scheduler and their configuration."""
+"""Everything that is built into vLLM: worker, model runners, scheduler and configuration."""

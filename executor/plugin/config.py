@@ -1,8 +1,8 @@
-"""How vLLM is set up for traces: engine options, and the environment that its CPU platform needs.
+"""How vLLM is set up for traces: engine options, and the environment of its CPU platform.
 
-Traces restrict the scheduler a little: no speculative decoding, first come first served. What contradicts that is refused.
-Prompts are chunked, cached and evicted as stock, and steps are scheduled ahead as stock; `executor.plugin.scheduler` keeps traced
-ones whole, in the cache, and a step behind.
+Traces restrict the scheduler: no speculative decoding, first come first served. An option that contradicts this is refused.
+vLLM cuts, caches and evicts prompts as stock, and schedules steps ahead as stock. `executor.plugin.scheduler` keeps a traced
+request whole, in the cache, and a step behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from executor.model.kv_guard import PLAIN_CACHES
 from executor.plugin.contract import VERSION
 
-# Tokens of a step, unless the user says otherwise: the longest prompt that can be traced. vLLM's own default is 2048.
+# Tokens of a step, unless the user sets another number; also the longest prompt that can be traced. vLLM's default is 2048.
 STEP_TOKENS = 8192
 
 FIXED: dict[str, tuple[Any, str]] = {
@@ -26,13 +26,13 @@ FIXED: dict[str, tuple[Any, str]] = {
 
 
 def check_version() -> None:
-    """Raise RuntimeError unless this is the vLLM whose internals the executor knows."""
+    """Raise RuntimeError unless the installed vLLM is the version that the executor knows."""
     if vllm.__version__.split("+")[0] != VERSION:
         raise RuntimeError(f"interpose needs vLLM {VERSION}; this is {vllm.__version__}")
 
 
 def prepare_environment(workers: int) -> None:
-    """Set the environment variables that vLLM reads, where the user has not.
+    """Set the environment variables that vLLM reads, where the user has not set them.
 
     Args:
         workers: how many workers the engine will have on this machine.
@@ -42,8 +42,9 @@ def prepare_environment(workers: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // workers
         if workers > 1:
-            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are. Threads of ranks wait for each other
-            # without sleep, so where there are fewer cores than ranks each has one thread, and its core with others.
+            # vLLM's own choice counts NUMA nodes and refuses more ranks than there are nodes. Threads of ranks wait for each
+            # other without sleep. So with fewer cores than ranks, each rank has one thread and shares its core with other
+            # ranks.
             shares = [cores[i * share : (i + 1) * share] or [cores[i % len(cores)]] for i in range(workers)]
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, one)) for one in shares))
 
@@ -54,7 +55,7 @@ def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK") -
     Args:
         limits: the model's limits.
         outbox: "ray", or "local" for an engine without Ray.
-        placement: where the workers are, where no Serve replica's placement group says so.
+        placement: Ray's strategy for placing the workers; the placement group of a Serve replica overrides it.
     """
     return {
         "outbox": outbox,
@@ -78,7 +79,7 @@ def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> 
 
 
 def check_config(config: Any) -> None:
-    """Refuse an engine whose batches are not laid out as traces need: one row for each token, whole on every rank.
+    """Refuse an engine whose batches do not have one row for each token, whole on every rank.
 
     Args:
         config: the engine's VllmConfig.

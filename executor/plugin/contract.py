@@ -1,4 +1,6 @@
-"""The seam to vLLM: every name, signature and attribute of vLLM that the project leans on, and why.
+"""The seam to vLLM: every name of vLLM that the project needs, and why.
+
+The contract covers modules, classes, functions, parameters, attributes and environment variables.
 
 `python -m executor.plugin.contract` checks the installed vLLM against it, and another version by the path of its package:
 `docs/upgrading-vllm.md`. The file is longer than others: it is one table, and nothing in it runs.

@@ -1,6 +1,6 @@
 """Checks the contract with vLLM against vLLM's source, without importing vLLM.
 
-Only the source is read, so that another version can be checked where it cannot run: `python -m executor.plugin.contract PATH`.
+Only the source is read, so a version that cannot run here can be checked too: `python -m executor.plugin.contract PATH`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from executor.plugin.contract_entries import Attributes, Call, Entry, Exactly, G
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
-_REGISTER = ("register_buffer", "register_parameter")  # torch's way to set an attribute by its name
+_REGISTER = ("register_buffer", "register_parameter")  # torch sets an attribute by its name with these methods.
 _ENVIRONMENT = "vllm.envs"
 KINDS = {"abstract": "abstract methods", "fields": "fields"}
 
@@ -28,8 +28,8 @@ class Broken:
 
     Attributes:
         what: what is missing or different.
-        why: what the project needs it for.
-        where: what of the project uses it.
+        why: why the project needs the entry.
+        where: which part of the project uses it.
     """
 
     what: str
@@ -61,7 +61,7 @@ class Package:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        # Bound to one package, so that two of them can be compared in one process.
+        # The cache belongs to one package, so that one process can compare two packages.
         self.names = functools.cache(self._names)
         self._tree = functools.cache(self._read)
         self.line_of = functools.cache(self._line_of)
@@ -77,11 +77,11 @@ class Package:
         return ast.parse(file.read_text()) if file is not None else None
 
     def has_module(self, module: str) -> bool:
-        """Whether there is such a module or package."""
+        """Return whether there is such a module or package."""
         return self._file(module) is not None
 
     def _names(self, module: str) -> dict[str, ast.AST | str]:
-        """Return what a module's names stand for: a definition, or the dotted path of what was imported."""
+        """Return what a module's names stand for: definitions, or dotted paths of imports."""
         tree = self._tree(module)
         found: dict[str, ast.AST | str] = {}
         for node in _statements(tree.body if tree is not None else ()):
@@ -98,7 +98,7 @@ class Package:
         return module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
 
     def find(self, path: str) -> tuple[str, ast.AST] | None:
-        """Return what a dotted path stands for, and the module that defines it; None if there is no such thing."""
+        """Return what a dotted path stands for and the module that defines it, or None."""
         parts = path.split(".")
         end = len(parts)
         while end and not self.has_module(".".join(parts[:end])):
@@ -128,7 +128,7 @@ class Package:
         return Class(found[0], found[1]) if found is not None and isinstance(found[1], ast.ClassDef) else None
 
     def _line_of(self, start: Class) -> list[Class]:
-        """Return a class and those of vLLM's that it derives from, nearest first."""
+        """Return a class and its base classes in vLLM, nearest first."""
         line, todo = [start], [start]
         while todo:
             one = todo.pop(0)
@@ -144,7 +144,7 @@ class Package:
         return line
 
     def _members_of(self, start: Class) -> set[str]:
-        """Return the names of what a class and its bases define, and of what their methods set on `self`."""
+        """Return the names that a class and its bases define, and that their methods set on `self`."""
         return {name for one in self.line_of(start) for name in (*dict(_members(one.node)), *_set_on_self(one.node))}
 
     def abstract(self, start: Class) -> set[str]:
@@ -175,7 +175,7 @@ class Package:
 
 
 def check(package: Package, groups: Iterable[Group]) -> list[Broken]:
-    """Return what a version of vLLM breaks."""
+    """Return the entries of the contract that a version of vLLM breaks."""
     return [
         Broken(what, entry.why, f"{group.folder}, {group.name}")
         for group in groups
@@ -230,7 +230,7 @@ def _wrong_names(package: Package, entry: Exactly) -> Iterator[str]:
 
 
 def _wrong_signature(package: Package, entry: Method | Call, node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.ClassDef):  # a call of a class is one of its constructor
+    if isinstance(node, ast.ClassDef):  # A call of a class is a call of its constructor.
         found = package.find(f"{entry.path}.__init__")
         fields = _fields(package, entry.path)
         if found is None and fields is not None:
@@ -250,10 +250,10 @@ def _wrong_signature(package: Package, entry: Method | Call, node: ast.AST) -> I
 
 
 def _refused(call: ast.arguments, takes: ast.arguments) -> Iterator[str]:
-    """Yield why a function does not take what it is called with.
+    """Yield the reasons why a function does not take a call.
 
     Args:
-        call: names of what is given by position and, after `*`, by name.
+        call: the names of the positional arguments and, after `*`, of the keyword arguments.
         takes: the function's parameters, without `self`.
     """
     positional = [one.arg for one in (*takes.posonlyargs, *takes.args)]
@@ -275,7 +275,7 @@ def _refused(call: ast.arguments, takes: ast.arguments) -> Iterator[str]:
 
 
 def _missing(text: str, contains: tuple[str, ...]) -> str:
-    """Return the first of some texts that does not follow the ones before it; "" if all are there in order."""
+    """Return the first text that does not follow the texts before it; "" if all are in order."""
     at = 0
     for one in contains:
         found = text.find(one, at)
@@ -292,7 +292,7 @@ def _parse(parameters: str) -> ast.arguments:
 
 
 def _without_self(function: _Function, path: str) -> ast.arguments:
-    """Return a function's parameters without annotations, and without the first of a method."""
+    """Return a function's parameters without annotations, and without `self` for a method."""
     arguments = _parse(ast.unparse(function.args))
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
         if one is not None:
@@ -303,7 +303,7 @@ def _without_self(function: _Function, path: str) -> ast.arguments:
 
 
 def _fields(package: Package, path: str) -> _Function | None:
-    """Return the constructor that a class without one has by its fields, as a data class; None if it has no fields."""
+    """Return the constructor that a data class gets from its fields, or None without fields."""
     start = package.find_class(path)
     fields: dict[str, ast.expr | None] = {}
     for one in reversed(package.line_of(start)) if start is not None else ():
@@ -320,7 +320,7 @@ def _fields(package: Package, path: str) -> _Function | None:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a body and of the blocks in it, but not those of functions and classes."""
+    """Yield the statements of a body and of its blocks, without those of functions and classes."""
     for node in body:
         yield node
         if isinstance(node, _BLOCKS):
@@ -331,7 +331,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bindings(node: ast.stmt, package: str) -> Iterator[tuple[str, ast.AST | str]]:
-    """Yield the names that a statement binds, each with its definition or the dotted path that it imports."""
+    """Yield the names that a statement binds, with their definitions or imported paths."""
     if isinstance(node, ast.ClassDef | _Function):
         yield node.name, node
     elif isinstance(node, ast.ImportFrom):
@@ -350,7 +350,10 @@ def _bindings(node: ast.stmt, package: str) -> Iterator[tuple[str, ast.AST | str
 
 
 def _members(cls: ast.ClassDef) -> list[tuple[str, ast.AST]]:
-    """Return what a class's body defines; of a function with several definitions the last one comes first."""
+    """Return what a class's body defines.
+
+    If a function has several definitions, the last one comes first.
+    """
     nodes = [pair for node in _statements(cls.body) for pair in _bindings(node, "")]
     return [(name, node) for name, node in reversed(nodes) if isinstance(node, ast.AST)]
 
@@ -368,7 +371,7 @@ def installed() -> Path:
     """Return the folder of the installed vLLM.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: vLLM is not installed.
     """
     spec = importlib.util.find_spec("vllm")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -378,12 +381,12 @@ def installed() -> Path:
 
 
 def main(arguments: Sequence[str], groups: Sequence[Group], version: str) -> int:
-    """Print what a vLLM breaks; return 1 if it breaks anything, else 0.
+    """Print what a version of vLLM breaks; return 1 if it breaks anything, else 0.
 
     Args:
-        arguments: the folder of vLLM's package; without it the installed one is checked.
+        arguments: the folder of vLLM's package. Without it, the installed version is checked.
         groups: the contract.
-        version: the version of vLLM that it is written for.
+        version: the version of vLLM for which the contract is written.
     """
     root = Path(arguments[0]) if arguments else installed()
     if not (root / "__init__.py").is_file():

@@ -1,4 +1,7 @@
-"""What the contract with vLLM is made of: facts about its source, each with the reason why it matters."""
+"""The kinds of entries of the contract with vLLM.
+
+An entry is a fact about vLLM's source, with the reason why the project needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Import:
-    """A module, class, function or value that is there under this dotted path."""
+    """A module, class, function or value that exists under this dotted path."""
 
     path: str
     why: str
@@ -15,7 +18,10 @@ class Import:
 
 @dataclass(frozen=True)
 class Method:
-    """A method that a class of ours overrides; its parameters, but for `self` and their annotations, are exactly these."""
+    """A method that a class of the project overrides.
+
+    Its parameters are exactly these, without `self` and without annotations.
+    """
 
     path: str
     parameters: str
@@ -24,10 +30,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Call:
-    """A function, method or class that is called.
+    """A function, method or class that the project calls.
 
     Attributes:
-        parameters: what is given by position, then, after `*`, what is given by name; with `**kwargs` other things are too.
+        parameters: the positional arguments and, after `*`, the keyword arguments. With `**kwargs` there are further keyword
+            arguments.
     """
 
     path: str
@@ -37,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes that instances of a class have: its fields, properties, methods, or what its methods set on `self`."""
+    """Attributes of a class's instances: fields, properties, methods, or names set on `self`."""
 
     cls: str
     names: tuple[str, ...]
@@ -46,7 +53,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Exactly:
-    """All names of one kind that a class has: another one needs a decision.
+    """All names of one kind that a class has; a further name needs a decision.
 
     Attributes:
         kind: "abstract" for methods that a subclass must have, "fields" for annotated names that do not begin with `_`.
@@ -60,9 +67,10 @@ class Exactly:
 
 @dataclass(frozen=True)
 class Source:
-    """A behaviour that is recognised by texts in the source of a function, class or module, in this order.
+    """A behaviour that is recognised by texts in vLLM's source, in this order.
 
-    The source is compared as `ast.unparse` writes it, without comments, every run of white space being one space.
+    The source is that of a function, class or module. It is compared as `ast.unparse` writes it, without comments, with every
+    run of white space as one space.
     """
 
     path: str
@@ -83,10 +91,10 @@ Entry = Import | Method | Call | Attributes | Exactly | Source | Variable
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that one part of the project needs.
+    """The entries that one part of the project needs.
 
     Attributes:
-        name: of the part.
+        name: the name of the part.
         folder: where the part is.
     """
 

@@ -1,14 +1,14 @@
-"""The kernels of an engine that does not compile, for the steps that a compiling engine runs uncompiled.
+"""The kernels for the steps that a compiling engine runs uncompiled.
 
 vLLM chooses kernels when it loads a model. An engine that compiles leaves norms, activations and rotary embeddings to its
-compiler, as many small torch operations; run as they are, these cost several times what vLLM's own kernels do, and some of
-them are compiled on their own when they first see a number of rows. A step with a block calls the modules one by one, so it
-has every module take the kernel that it would have taken had nothing been compiled. The compiled code and the CUDA graphs are
-made by then and call no module: plain steps are as they were.
+compiler, as many small torch operations. Uncompiled, these cost several times as much as vLLM's own kernels, and some of them
+are compiled on their own when they first see a number of rows. A step with a block calls the modules one by one. So in such a
+step every module takes the kernel of an engine that does not compile. The compiled code and the CUDA graphs exist by then and
+call no module, so plain steps do not change.
 
-vLLM also runs the shared experts of a mixture on a stream of their own in steps of up to 256 tokens, ahead of the router, and
-in longer ones after it. In the steps here they always run after it, on the step's own stream: the order in which modules run
-is the same in every step, and what they compute is ready where a block reads it.
+vLLM also runs the shared experts of a mixture on a stream of their own: ahead of the router in steps of up to 256 tokens, after
+the router in longer steps. In a step with a block they always run after the router, on the step's own stream. So the order in
+which modules run is the same in every step, and what they compute is ready where a block reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EagerKernels:
 
     Args:
         model: the model, loaded and warmed up.
-        vllm_config: the engine's configuration; one that does not compile has nothing to change.
+        vllm_config: the engine's configuration. For an engine that does not compile, nothing changes.
     """
 
     def __init__(self, model: torch.nn.Module, vllm_config: Any) -> None:
@@ -61,7 +61,7 @@ class EagerKernels:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """A context in which modules take these kernels."""
+        """Return a context in which the modules take these kernels."""
         if not self._methods and not self._priorities and not self._beside:
             yield
             return
@@ -86,11 +86,14 @@ class EagerKernels:
 
 
 def _uncompiled(vllm_config: Any) -> Any:
-    """Return a copy of a configuration that chooses kernels as `enforce_eager` does, but for ops that the user named."""
+    """Return a copy of a configuration that chooses kernels as `enforce_eager` does.
+
+    The copy keeps the custom ops that the user named.
+    """
     eager = copy.copy(vllm_config)
     eager.compilation_config = compilation = copy.copy(vllm_config.compilation_config)
     compilation.mode = CompilationMode.NONE
     compilation.custom_ops = ["all", *(one for one in compilation.custom_ops if one not in ("all", "none"))]
-    # Where vLLM counts what it chose; the copy counts for itself.
+    # vLLM counts its choices in these counters; the copy has counters of its own.
     compilation.enabled_custom_ops, compilation.disabled_custom_ops = Counter(), Counter()
     return eager

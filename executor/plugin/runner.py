@@ -1,7 +1,10 @@
-"""What both of vLLM's model runners do with blocks: which steps have any, and how blocks' ends leave with the output.
+"""What both of vLLM's model runners do with blocks.
 
-A step without a live mediator is the engine's own: compiled, with CUDA graphs, its output copied while the next step runs, as
-stock. A step with one runs eager and uncompiled, that step alone, because compiled code and graphs do not call modules' hooks.
+They find out which steps have blocks, and report with a step's output which blocks ended.
+
+A step without a live mediator is the engine's own: compiled, with CUDA graphs, and its output is copied while the next step
+runs. A step with a live mediator runs eager and uncompiled, because compiled code and graphs do not call modules' hooks. Only
+that step runs so.
 
 A plain step costs a few forwarded calls, whatever its size: each override of a runner's method looks at `tracing` or
 `interleaves` and goes on in vLLM's method.
@@ -29,10 +32,10 @@ else:
 
 
 class EndedAsyncOutput(AsyncModelRunnerOutput):
-    """A step's output that is still on its way from the device, and the requests whose blocks ended in it.
+    """A step's output on its way from the device, with the requests whose blocks ended.
 
     Args:
-        output: the runner's own.
+        output: the runner's own output.
         ended: as in `EndedModelRunnerOutput`.
     """
 
@@ -41,7 +44,7 @@ class EndedAsyncOutput(AsyncModelRunnerOutput):
         self._ended = ended
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the copy, on whichever thread the executor does that."""
+        """Wait for the copy, on the thread that the executor uses for it."""
         return _with_ended(self._output.get_output(), self._ended)
 
 
@@ -50,10 +53,10 @@ class InterleavingRunner(_Base):
 
     Attributes:
         interleaver: set by the worker when the model has loaded.
-        kernels: of the steps that run uncompiled; set with it.
-        interleaves: whether there are mediators, or ends of blocks to report; found out where a step begins.
-        tracing: whether the step that is running has a live mediator.
-        sampled: the type of the token ids that are sampled.
+        kernels: the kernels of steps that run uncompiled; set with the interleaver.
+        interleaves: whether there are mediators, or ends of blocks to report; it is set where a step begins.
+        tracing: whether the running step has a live mediator.
+        sampled: the dtype of the sampled token ids.
     """
 
     interleaver: Interleaver | None = None
@@ -88,7 +91,10 @@ class InterleavingRunner(_Base):
             interleaver.end_forward()
 
     def begins_traced(self, scheduler_output: SchedulerOutput) -> bool:
-        """Say whether a step has a live mediator, before `execute_model` runs it; its new requests are admitted."""
+        """Return whether a step has a live mediator, before `execute_model` runs the step.
+
+        The new requests of the step are admitted.
+        """
         self._begun = False
         interleaver = self.interleaver
         if interleaver is None or not scheduler_output.total_num_scheduled_tokens:
@@ -98,13 +104,16 @@ class InterleavingRunner(_Base):
         return self.tracing
 
     def end_traced(self) -> None:
-        """The step is over on a pipeline stage that does not sample: the last one says which blocks ended in it."""
+        """End the step on a pipeline stage that does not sample.
+
+        The last stage reports which blocks ended in the step.
+        """
         self.tracing = False
         if self.interleaver is not None:
             self.interleaver.take_ended()
 
     def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
-        """Admit a step's new requests, and find out whether it has a live mediator."""
+        """Admit a step's new requests, and find out whether the step has a live mediator."""
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
         self.tracing = False
@@ -130,9 +139,7 @@ class InterleavingRunner(_Base):
             work = Work.from_args(params.extra_args) if params is not None else None
             if work is None:
                 continue
-            if (
-                request.req_id in interleaver.mediators
-            ):  # the second runner is told of an evicted request as of a new one
+            if request.req_id in interleaver.mediators:  # The V2 runner gets an evicted request as a new request.
                 interleaver.preempted(request.req_id)
                 continue
             prompt_tokens = len(request.prompt_token_ids or ())
@@ -160,11 +167,11 @@ def batch_of(
     """Return where the traced requests' rows are in a step.
 
     Args:
-        interleaver: knows who waits.
-        rows: each request's id and the first of its rows and of those after it, in the order of the batch.
-        tokens: rows of the batch.
-        padded_tokens: rows of the tensors, with those that nobody uses.
-        requests: requests in the batch.
+        interleaver: knows which requests have blocks.
+        rows: each request's id, its first row, and the row after its last, in the order of the batch.
+        tokens: the number of rows of the batch.
+        padded_tokens: the number of rows of the tensors, padding included.
+        requests: the number of requests in the batch.
     """
     spans = {
         key: Span(index, start, stop)

@@ -46,7 +46,7 @@ class InterleavingRunnerV1(InterleavingRunner):
             interleaver.end_forward()
 
     def _batch(self, interleaver: Interleaver, kwargs: dict[str, Any]) -> Batch:
-        """Return where the traced requests' rows are, in the order that the input batch has after its updates."""
+        """Return where the traced requests' rows are, in the updated order of the input batch."""
         request_ids = self.input_batch.req_ids
         bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
         rows = ((request_id, *bound) for request_id, bound in zip(request_ids, pairwise(bounds), strict=True))

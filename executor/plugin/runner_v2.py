@@ -1,11 +1,12 @@
 """vLLM's V2 model runner, the default on GPUs, with blocks interleaved.
 
-It decides in `execute_model` itself whether a step replays a CUDA graph, by asking its graph manager, and a full graph
-never calls the model. In a step with a live mediator it finds a manager that has no graphs, and in the model's place one that
-begins the interleaver's step where the batch is laid out and the forward context is set, just before the model is called: a
-hook that is registered when the model has been called misses the model's own input. Both are gone when the forward is over.
-Its sampler works on the GPU and keeps what a request needs in slots, so the batch may be in another order in every step: rows
-are taken from the batch that was prepared for this one.
+The runner decides in `execute_model` whether a step replays a CUDA graph: it asks its graph manager. A full graph never calls
+the model. In a step with a live mediator the runner finds a manager that has no graphs, and a stand-in for the model. The
+stand-in begins the interleaver's step just before the model is called, when the batch is laid out and the forward context is
+set. A hook that is registered later would miss the model's own input. Both stand-ins are gone when the forward is over.
+
+The runner's sampler works on the GPU and keeps what a request needs in slots, so the batch may have another order in every
+step. Therefore rows are taken from the batch that was prepared for the step.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class _NoGraphs:
 
 
 class _Begun:
-    """Stands in for the runner's model in a step with a live mediator: when it is called, the step begins.
+    """Stands in for the runner's model in a step with a live mediator.
+
+    Its call begins the step.
 
     Args:
-        model: the model, which it is otherwise.
-        begin: called first.
+        model: the model, to which every other use goes.
+        begin: called before the model runs.
         ran: called when the model has run.
     """
 
@@ -108,7 +111,8 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         interleaver = self.interleaver
         assert interleaver is not None
         self.tracing = False
-        # The logits are made and restricted by grammars in the method, so it finds a sampler that shows them first.
+        # The method computes the logits and restricts them by grammars. So it gets a sampler that first shows them to the
+        # blocks.
         sampler = self.sampler
         self.sampler = lambda logits, batch: sampler(interleaver.visit_logits(logits), batch)
         try:

@@ -1,24 +1,26 @@
-"""vLLM's scheduler, as traced requests need it: a whole prompt in one step, never evicted, ended when their blocks end.
+"""vLLM's scheduler with what traced requests need.
 
-Plain requests keep the stock policy: their prompts are cut into chunks, and they are evicted and computed anew when the
-cache is full. A traced request cannot be treated so. A location's value is the whole prompt's, so its prompt is never cut;
-what its block changed is not in its tokens, so computing it anew would be wrong. Therefore
+A traced request has its whole prompt in one step, is never evicted, and ends when its block ends it.
 
-- a traced prompt that does not fit beside what runs gets a step of its own, at most every second step;
-- a traced request starts when the cache can hold all traced requests to their ends, and plain ones are evicted first;
-- tenants start requests in turn, and so do the sessions of a tenant (`executor.core.fairness`), and where there are several
-  tenants one leaves a share of the places and of the cache to the others;
-- smaller requests may start while a large one waits for the cache, but only so many: then all wait until it has started;
-- one whose block has ended and changed nothing is a plain request from then on;
+Plain requests keep the stock policy: their prompts are cut into chunks, and they are evicted and computed anew when the cache
+is full. A traced request cannot be treated so. The value of a location covers the whole prompt, so the prompt is never cut. The
+changes of a block are not in the request's tokens, so computing the request anew would be wrong. Therefore
+
+- a traced prompt that does not fit beside the running requests gets a step of its own, at most every second step;
+- a traced request starts when the cache can hold all traced requests to their ends, and plain requests are evicted first;
+- tenants take turns in starting requests, and so do the sessions of a tenant (`executor.core.fairness`); if there are several
+  tenants, each leaves a share of the places and of the cache to the others;
+- some smaller requests may start while a large request waits for the cache; then all wait until the large request has started;
+- a request whose block has ended and changed nothing is a plain request from then on;
 - invokes that must be together start in one step, and sit out together;
-- a block that fails or calls `tracer.stop()` ends its request in the very step, whatever `min_tokens` or `ignore_eos` say,
-  and so does a stop string: no block sees a step whose token is not in the result;
-- where steps are scheduled before the one ahead of them has ended (async scheduling), a traced request sits out until its
-  token is known, while the others go on.
+- a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
+  stop string does the same, so no block sees a step whose token is not in the result;
+- with async scheduling, a step is scheduled before the step ahead of it has ended: a traced request then sits out until its
+  token is known, while the other requests go on.
 
-While there are no traced requests it is the stock scheduler, but for a test where a request arrives: what traced requests need
-is in a class that the scheduler has only as long as there are any, since a method that does no more
-than call vLLM's costs as much as many of them do, for each request in every step.
+Without traced requests it is the stock scheduler, with one more test where a request arrives. The scheduler has the class for
+traced requests only as long as it has traced requests: a method that only calls vLLM's method costs as much as many of vLLM's
+methods do, for each request in every step.
 """
 
 from __future__ import annotations
@@ -45,16 +47,17 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-# So many requests may start while one waits for the cache.
+# How many requests may start while a larger request waits for the cache.
 MOST_PASSES = 16
 
 
 @dataclass
 class EndedModelRunnerOutput(ModelRunnerOutput):
-    """A step's output that also names the requests whose blocks ended in it.
+    """A step's output that also names the requests whose blocks ended in the step.
 
     Attributes:
-        ended: how, by request: `READ_ONLY` and the request goes on as a plain one, any other word and it ends too.
+        ended: how each block ended, by request id. With `READ_ONLY` the request goes on as a plain request; with any other word
+            the request ends too.
     """
 
     ended: dict[str, str] = field(default_factory=dict)
@@ -73,8 +76,8 @@ class Group:
     """Requests of one trace that start in the same step.
 
     Attributes:
-        expected: how many there are to be; those that end before they start count no longer.
-        members: those that are here and have not started.
+        expected: how many requests the group has, without those that ended before they started.
+        members: the requests that have arrived and have not started.
     """
 
     expected: int
@@ -92,13 +95,13 @@ class Traced:
     """A traced request that the scheduler has.
 
     Attributes:
-        blocks: blocks of the cache that it may come to hold.
-        whole: its prompt fits into a step and is never cut; one that does not fails in the worker, which says why.
-        group: what it must start together with, until it has started.
-        text: what it generated as text, where strings end it.
-        flow: whose it is.
-        passed: requests that have started while it waited for the cache.
-        released: it starts with others of its group in this step.
+        blocks: the number of cache blocks that the request may come to hold.
+        whole: whether the prompt fits into a step, so that it is never cut. A longer prompt fails in the worker with a reason.
+        group: the requests with which this request must start, until it has started.
+        text: the generated text, if stop strings end the request.
+        flow: the tenant and session of the request.
+        passed: how many requests have started while this request waited for the cache.
+        released: whether the request starts with others of its group in this step.
     """
 
     request: Request
@@ -112,28 +115,31 @@ class Traced:
 
 
 class InterposeScheduler(Scheduler):
-    """The stock scheduler, which becomes another when a traced request comes.
+    """The stock scheduler, which changes its class when a traced request comes.
 
     Attributes:
-        tracing: what it becomes.
+        tracing: the class for the time with traced requests.
     """
 
     tracing: ClassVar[type[Scheduler]]
 
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> InterposeScheduler:
-        """Make the one for async scheduling where that is on: vLLM is told of the class before it decides that."""
+        """Make the scheduler for async scheduling if that is on.
+
+        vLLM gets the class before it decides about async scheduling.
+        """
         return super().__new__(InterposeAsyncScheduler if vllm_config.scheduler_config.async_scheduling else cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._traced: dict[str, Traced] = {}
         self._groups: dict[str, Group] = {}  # by trace
-        self._own_step = False  # the last step was some traced prompt's own
-        self._out_of_turn = False  # whether the order of those who wait may have changed
+        self._own_step = False  # whether the last step belonged to one traced prompt alone
+        self._out_of_turn = False  # whether the order of the waiting requests may have changed
         self._usage_seen: tuple[int, int, int] | None = None
         self._usage_found: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-        self._closed_tenants: set[str] = set()  # of which no request starts in this step
-        self._passed: set[Traced] = set()  # those that wait for the cache while others may start, in this step
+        self._closed_tenants: set[str] = set()  # tenants of which no request starts in this step
+        self._passed: set[Traced] = set()  # requests that wait for the cache while others may start, in this step
         if self._blocks(self.max_model_len) > self._all_blocks:
             raise ValueError(
                 f"the KV cache has room for less than one request of max_model_len ({self.max_model_len}) tokens, and a "
@@ -173,10 +179,10 @@ class InterposeScheduler(Scheduler):
 
     @property
     def _all_blocks(self) -> int:
-        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one of them stands for "no block"
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # One block stands for "no block".
 
     def _blocks(self, tokens: int) -> int:
-        """Blocks of the cache that a new request needs for so many tokens."""
+        """Return the number of cache blocks that a new request needs for so many tokens."""
         tokens = min(tokens, self.max_model_len)
         return self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
             request_id="",
@@ -194,7 +200,7 @@ class _Tracing(InterposeScheduler):
     """What traced requests need, while there are any.
 
     Attributes:
-        plain: what the scheduler is again when there are none.
+        plain: the class of the scheduler without traced requests.
     """
 
     running: list[Request]
@@ -223,10 +229,10 @@ class _Tracing(InterposeScheduler):
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        """Also end a traced request at a stop string, in the step that completes it.
+        """Also end a traced request at a stop string, in the step that completes the string.
 
-        vLLM finds stop strings in another process, and a step or two later; a block would see those steps. It finds this
-        one all the same, with the same code, and reports it as the reason.
+        vLLM finds stop strings in another process, a step or two later, and a block would see those steps. vLLM still finds
+        this string with the same code, and reports it as the reason.
         """
         entry = self._traced.get(request.request_id)
         if entry is not None and entry.text is not None and entry.text.update(list(new_token_ids), False):
@@ -237,10 +243,11 @@ class _Tracing(InterposeScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if not self._traced:
-            # Here, and not where the last one goes: what is running there goes on in methods of this class.
+            # The class changes back here and not where the last traced request leaves: that code still runs methods of this
+            # class.
             plain = self.__class__ = self.plain
             return plain.schedule(self, throttle_prefills)
-        # vLLM evicts from the end, so a traced request is reached only when no plain one is left.
+        # vLLM evicts from the end, so it evicts a traced request only when no plain request is left.
         self.running.sort(key=lambda request: request.request_id not in self._traced)
         self._closed = Closed.NOBODY
         self._passed.clear()
@@ -260,7 +267,7 @@ class _Tracing(InterposeScheduler):
             self.running = sitting_out + self.running
 
     def _counted(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Note how many requests have started in a step past those that wait for the cache."""
+        """Count the requests that started in a step before the requests that wait for the cache."""
         started = len(output.scheduled_new_reqs)
         if started:
             self._out_of_turn = True
@@ -269,7 +276,7 @@ class _Tracing(InterposeScheduler):
         return output
 
     def _put_in_turn(self) -> None:
-        """Order the requests that wait: those that were evicted first, then those that have not started, in turn."""
+        """Order the waiting requests: evicted requests first, then new requests in turn."""
         self._out_of_turn = False
         new = [request for request in self.waiting if request.status != RequestStatus.PREEMPTED]
         if len({self._flow_of(request) for request in new}) < 2:
@@ -281,13 +288,16 @@ class _Tracing(InterposeScheduler):
                 self.waiting.add_request(request)
 
     def _in_flight(self, request: Request) -> bool:
-        """Whether a request is traced and its last step has not ended: its block may end it there, or its token may."""
+        """Return whether a request is traced and its last step has not ended.
+
+        Its block or its token may end the request in that step.
+        """
         return request.num_output_placeholders > 0 and request.request_id in self._traced
 
     def _make_room(self) -> bool:
-        """Whether everybody who runs sits this step out, because the next in the queue needs it for itself.
+        """Return whether all running requests sit this step out for the next request in the queue.
 
-        Two such steps never follow each other, so those who run go on at half their pace at worst.
+        Two such steps never follow each other, so the running requests keep at least half their pace.
         """
         head = next(self._ready(), None)
         entry = self._traced.get(head.request_id) if head is not None else None
@@ -306,7 +316,7 @@ class _Tracing(InterposeScheduler):
             if entry.group is not None:
                 self._release(entry.group)
             return True
-        if entry.group is not None:  # whoever passed it would take the room that it waits for
+        if entry.group is not None:  # A request that passed it would take the room that it waits for.
             self._closed = Closed.EVERYBODY
         return False
 
@@ -352,13 +362,16 @@ class _Tracing(InterposeScheduler):
         return True
 
     def _waits_aside(self, entry: Traced) -> bool:
-        """Whether a request cannot start now and lets others pass it."""
+        """Return whether a request cannot start now and lets other requests pass."""
         if self._over_share(entry):
             return True
         return entry.passed < MOST_PASSES and self._reserved() + entry.blocks > self._all_blocks
 
     def _over_share(self, entry: Traced) -> bool:
-        """Whether a tenant would use more than its share with one more request; it may always run one."""
+        """Return whether one more request would put a tenant over its share.
+
+        A tenant may always run one request.
+        """
         share = entry.flow.share
         if share >= 1 or entry.released:
             return False
@@ -368,7 +381,10 @@ class _Tracing(InterposeScheduler):
         )
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """Also never cut a traced prompt: 0 leaves it, and those behind it, for the next step."""
+        """Also never cut a traced prompt.
+
+        0 leaves the prompt, and the requests behind it, for the next step.
+        """
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if num_computed_tokens + num_new_tokens < request.num_prompt_tokens:
             entry = self._traced.get(request.request_id)
@@ -377,7 +393,7 @@ class _Tracing(InterposeScheduler):
         return num_new_tokens
 
     def _flow_of(self, request: Request) -> Flow:
-        """Whose a request is, also when its block has ended."""
+        """Return the flow of a request, also when its block has ended."""
         entry = self._traced.get(request.request_id)
         if entry is not None:
             return entry.flow
@@ -388,7 +404,7 @@ class _Tracing(InterposeScheduler):
     # Groups.
 
     def _release(self, group: Group) -> None:
-        """Let a group's members start, next of all and one after the other."""
+        """Let a group's members start next, one after the other."""
         requests = [one.request for one in group.members]
         self.waiting.remove_requests(requests)
         self.waiting.prepend_requests(reversed(requests))
@@ -397,7 +413,10 @@ class _Tracing(InterposeScheduler):
         self._groups = {trace: other for trace, other in self._groups.items() if other is not group}
 
     def _never_fits(self, group: Group) -> bool:
-        """Whether no step has room for all; they start apart then, and a block that needs the others says so."""
+        """Return whether no step has room for all members of a group.
+
+        The members then start apart, and a block that needs the others fails with a message.
+        """
         members = group.members
         return (
             sum(one.request.num_tokens for one in members) > self._step_tokens
@@ -412,23 +431,26 @@ class _Tracing(InterposeScheduler):
         return self.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def _running_tokens(self) -> int:
-        """Tokens that those who run would take of this step."""
+        """Return the number of tokens that the running requests need in this step."""
         return sum(
             request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             for request in self.running
         )
 
     def _reserved(self) -> int:
-        """Blocks that the traced requests which run may come to hold."""
+        """Return the number of cache blocks that the running traced requests may come to hold."""
         return sum(self._usage()[1].values())
 
     def _used_by(self, tenant: str) -> tuple[int, int]:
-        """How many requests of a tenant run, and how many blocks those may come to hold that are traced."""
+        """Return a tenant's running requests, and the cache blocks its traced requests may hold."""
         counts, blocks = self._usage()
         return counts[tenant], blocks[tenant]
 
     def _usage(self) -> tuple[Counter[str], Counter[str]]:
-        """What `_used_by` returns, for each tenant; looked up anew when a request has started, ended, or become a plain one."""
+        """Return the two numbers of `_used_by` for all tenants.
+
+        They are counted anew when a request has started, ended, or become a plain request.
+        """
         seen = (self.current_step, len(self.running), len(self._traced))
         if self._usage_seen != seen:
             running = [one for one in self._traced.values() if one.request.status == RequestStatus.RUNNING]
@@ -445,7 +467,7 @@ class _Tracing(InterposeScheduler):
 
 
 class InterposeAsyncScheduler(InterposeScheduler, AsyncScheduler):
-    """The same over vLLM's scheduler that is a step ahead of the workers."""
+    """`InterposeScheduler` over vLLM's scheduler that is a step ahead of the workers."""
 
 
 class TracingScheduler(_Tracing):

@@ -1,7 +1,7 @@
-"""vLLM's workers with an interleaver: the runner is ours, the rest is stock.
+"""vLLM's workers with an interleaver: the runner is the project's, the rest is stock.
 
-The worker class is chosen by its name in `worker_cls`; the runner through the worker's own factory. What the engine asks
-of workers beside steps arrives by `collective_rpc` under the names `interpose_*`.
+vLLM chooses the worker class by its name in `worker_cls`, and the runner by the worker's own factory. The engine's questions to
+workers beside steps arrive by `collective_rpc` under the names `interpose_*`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ else:
 
 logger = init_logger(__name__)
 
-# How a block ended, events for the client, serialized, and how many times it printed.
+# How a block ended, the serialized events for the client, and how many times the block printed.
 Ended = tuple[str, list[bytes], int]
 
 
 def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
-    """Return what `do` returns, and a failure where it raises: the engine takes one answer from every rank, and from none after
-    a rank that raised, so that the next question would get the answers that are left."""
+    """Return what `do` returns, or a failure if it raises.
+
+    The engine takes one answer from every rank. After a rank that raised, it would take none from the others, and the next
+    question would get the answers that are left.
+    """
     try:
         return do()
     except Exception as error:
@@ -72,7 +75,10 @@ class InterposeWorker(_Base):
     """Mixed in before a vLLM worker."""
 
     def determine_available_memory(self) -> Any:
-        """Run the model once as stock, which compiles it, and say so: that can take minutes."""
+        """Run the model once as stock, which may compile it, and report that stage.
+
+        Compiling can take minutes.
+        """
         self._tell("compiling the model" if self._compiles else "measuring memory")
         return super().determine_available_memory()
 
@@ -84,7 +90,7 @@ class InterposeWorker(_Base):
         Startup.of_worker(self.rank).tell(stage)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm up as stock, then take the module tree and the order in which a forward runs it."""
+        """Warm up as stock, then record the module tree and the order in which a forward runs it."""
         graphs = self._compiles and self.device.type != "cpu"
         self._tell("compiling the model and capturing CUDA graphs" if graphs else "warming up")
         warmed_up = super().compile_or_warm_up_model()
@@ -118,15 +124,18 @@ class InterposeWorker(_Base):
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
         )
         runner.interleaver = Interleaver(host)
-        freeze_gc_heap()  # what blocks leave behind is collected while others wait (`executor.block.garbage`)
-        if pipelined:  # the others' steps are the stock worker's, without a method that only says so
+        freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
+        if pipelined:  # The other engines run the stock worker's method, with no call in between.
             self.execute_model = self._execute_staged
         self._tell("ready")
         return warmed_up
 
     @torch.inference_mode()
     def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:
-        """Run a step; one with a live mediator together with the other pipeline stages (`executor.parallel.pipeline`)."""
+        """Run a step; pipeline stages run a step with a live mediator together.
+
+        See `executor.parallel.pipeline`.
+        """
         if not self.model_runner.begins_traced(scheduler_output):
             return super().execute_model(scheduler_output)
         interleaver = self.model_runner.interleaver
@@ -167,7 +176,10 @@ class InterposeWorker(_Base):
         return answered(work.trace.id, 0, run)
 
     def _dummy_step(self) -> None:
-        """Run one forward that is no request's, eager and uncompiled, so that modules are called as in a traced step."""
+        """Run one forward without a request, eager and uncompiled.
+
+        Its modules are called as in a traced step.
+        """
         model = self.model_runner.get_model()
 
         def uncompiled(module: torch.nn.Module, args: Any) -> None:
@@ -191,13 +203,13 @@ class InterposeWorker(_Base):
             group.send_tensor_dict(given[0].tensors)
 
     def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Have the next dummy step go on with what the pipeline stage before gave."""
+        """Give the next dummy step the output of the pipeline stage before."""
         runner = self.model_runner
         if runner.intermediate_tensors is None:
             runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=runner.device
             )
-        with torch.inference_mode():  # in which the runner may have made them
+        with torch.inference_mode():  # the mode in which the runner may have made them
             for name, tensor in tensors.items():
                 runner.intermediate_tensors[name][: tensor.shape[0]].copy_(tensor)
 
@@ -210,7 +222,10 @@ class InterposeWorker(_Base):
         return self._finish(trace_id, invoke, Result.from_plain(result))
 
     def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ended:
-        """End the block of an invoke without a prompt, with the results of all others; see `Interleaver.finish`."""
+        """End the block of an invoke without a prompt, with the results of all others.
+
+        See `Interleaver.finish`.
+        """
         return self._finish(trace_id, invoke, [Result.from_plain(one) for one in results])
 
     def _finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ended:
@@ -227,7 +242,7 @@ class InterposeWorker(_Base):
         answered(trace_id, -1, drop)
 
     def interpose_idle(self) -> dict[str, Any]:
-        """Say whether nothing of any trace is held here, and where blocks run."""
+        """Return whether this worker holds nothing of any trace, and where blocks run."""
         return {
             "idle": self.model_runner.interleaver.idle,
             "main_thread": threading.current_thread() is threading.main_thread(),
@@ -239,5 +254,5 @@ class InterposeWorker(_Base):
         if outbox is not None:
             outbox.close()
         gc.unfreeze()
-        gc.enable()  # traces may still be held
+        gc.enable()  # Traces may still be held.
         super().shutdown()

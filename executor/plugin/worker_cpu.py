@@ -1,5 +1,7 @@
-"""The worker and the runner on CPUs, in a module of their own: importing vLLM's replaces torch's streams and events by
-placeholders, for the whole process.
+"""The worker and the runner on CPUs.
+
+They have a module of their own, because the import of vLLM's CPU worker replaces torch's streams and events by placeholders for
+the whole process.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Keep the random generators of cut prompts out of the sampling that is thrown away.
 
-        vLLM samples after every chunk of a prompt, drops what was sampled before the last, and sets a request's own
-        generator back by an offset; generators on CPUs have none, so a seeded request would end the engine.
+        vLLM samples after every chunk of a prompt, drops the samples before the last chunk, and sets a request's own generator
+        back by an offset. Generators on CPUs have no offset, so a seeded request would end the engine.
         """
         generators = self.input_batch.generators
         if not generators:
@@ -37,7 +39,10 @@ class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
 
 
 class InterposeCPUWorker(InterposeWorker, CPUWorker):
-    """A worker on CPUs. `CPUWorker` has no runner factory, so its runner is replaced before the model loads."""
+    """A worker on CPUs.
+
+    `CPUWorker` has no runner factory, so its runner is replaced before the model loads.
+    """
 
     def init_device(self) -> None:
         super().init_device()

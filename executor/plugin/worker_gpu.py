@@ -15,7 +15,7 @@ class InterposeGPUWorker(InterposeWorker, Worker):
 
     def _make_model_runner(self) -> Any:
         if self.use_v2_model_runner:
-            from executor.plugin.runner_v2 import GPURunnerV2  # imports kernels that only GPUs have
+            from executor.plugin.runner_v2 import GPURunnerV2  # The module imports kernels that only GPUs have.
 
             return GPURunnerV2(self.vllm_config, self.device)
         return GPURunnerV1(self.vllm_config, self.device)
