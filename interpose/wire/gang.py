@@ -1,6 +1,6 @@
-"""Invokes of a trace that start in the same step of the engine, because their blocks wait for each other.
+"""Gangs: invokes that start in the same step because their blocks wait for each other.
 
-Everything here reads a `Trace` message: the notebook uses it to refuse what could never run, and the service does again.
+The functions here read a `Trace` message. With them the client, and then the service, refuse a trace that could never run.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from interpose.wire.walk import parts
 
 
 def companions(trace: Trace) -> list[int]:
-    """Return the invokes that start together; those without a prompt start nothing."""
+    """Return the invokes of the gang; invokes without a prompt are left out."""
     return [index for index, invoke in enumerate(trace.invokes) if invoke.together and not invoke.whole]
 
 
 def wholes(trace: Trace) -> list[int]:
-    """Return the invokes without a prompt, whose blocks see the rows of all others."""
+    """Return the invokes without a prompt, whose blocks see the rows of all prompts."""
     return [index for index, invoke in enumerate(trace.invokes) if invoke.whole]
 
 
 def start_after(trace: Trace) -> list[set[int]]:
-    """Return, for each invoke, those that must have ended before it starts; companions wait for those of all of them."""
+    """Return, for each invoke, the invokes that must end before its start.
+
+    An invoke of the gang waits for the invokes that any invoke of the gang waits for.
+    """
     after = [set(invoke.after) for invoke in trace.invokes]
     together = companions(trace)
     common = {other for index in together for other in after[index]}
@@ -33,9 +36,12 @@ def start_after(trace: Trace) -> list[set[int]]:
 
 
 def circular(trace: Trace) -> int | None:
-    """Return an invoke that a companion waits for and that waits for a companion itself; None if there is none."""
+    """Return an invoke that the gang waits for and that waits for the gang, else None.
+
+    Such an invoke could never run.
+    """
     together = set(companions(trace))
-    waits: list[bool] = []  # whether an invoke waits for a companion; each waits for earlier ones only
+    waits: list[bool] = []  # whether an invoke waits for the gang; it waits for earlier invokes only
     for invoke in trace.invokes:
         waits.append(any(other in together or waits[other] for other in invoke.after))
     wanted = {other for index in together for other in trace.invokes[index].after}
@@ -43,7 +49,7 @@ def circular(trace: Trace) -> int | None:
 
 
 def refusal(trace: Trace) -> str:
-    """Return why the invokes of a trace could not run as they say, "" if they can."""
+    """Return the reason why the invokes of a trace could not run, "" if they can."""
     without = wholes(trace)
     if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or without or companions(trace)):
         return "a scan has one prompt, and neither streams nor runs with edits"
@@ -63,7 +69,7 @@ def refusal(trace: Trace) -> str:
 
 
 def barriers_of(program: Program, objects: Objects) -> Mapping[int, int]:
-    """Return the barriers that a block can reach, by number: how many go on together."""
+    """Return the barriers that a block can reach: the count of blocks, by number."""
     return {value.barrier.number: value.barrier.count for value in _reached(program, objects)}
 
 

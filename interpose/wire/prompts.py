@@ -1,4 +1,4 @@
-"""Prompts as users have them (text, ids, tensors, tokenizer output, chat messages) become the one form that travels."""
+"""Prompts as messages, from text, ids, tensors, tokenizer output or chat messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAKEN = (
 
 
 def too_long(tokens: int, max_model_len: int, max_prompt_tokens: int) -> str:
-    """Say why a prompt of so many tokens cannot be traced; "" if it can. Limits that are 0 are unknown."""
+    """Return the reason why a prompt is too long, "" if it is not; a limit of 0 is unknown."""
     if max_model_len and tokens >= max_model_len:
         return f"the prompt has {tokens} tokens; with one to generate, the model takes at most {max_model_len - 1}"
     if max_prompt_tokens and tokens > max_prompt_tokens:
@@ -29,7 +29,7 @@ def too_long(tokens: int, max_model_len: int, max_prompt_tokens: int) -> str:
 
 
 def encode_prompt(prompt: Any, *, vocab_size: int = 0, max_model_len: int = 0, max_prompt_tokens: int = 0) -> Prompt:
-    """Return a prompt as it travels.
+    """Return a prompt as a message.
 
     Args:
         prompt: a str; ids as a list, or a tensor of shape [tokens] or [1, tokens]; a tokenizer's output with `input_ids`
@@ -82,7 +82,7 @@ def _tokenizer_output(prompt: Any) -> list[int]:
 
 
 def _row(tokens: Any, what: str) -> list[int]:
-    """Return the integers of a list, a tensor or an array, which may have one leading dimension of 1."""
+    """Return the integers of a list, a tensor or an array, of shape [tokens] or [1, tokens]."""
     if arrays.is_tensor(tokens):
         tokens = tokens.detach().cpu().numpy()
     try:

@@ -1,6 +1,6 @@
-"""Objects of the standard library that are made again by calling what made them: the few whose parts say all.
+"""Objects of the standard library that travel as a function and its arguments.
 
-Sender and receiver keep to this one list; what is not on it is neither sent nor called.
+The table of such types is the same for sender and receiver. A function that is not in the table is neither sent nor called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _partial(function: Any, /, *args: Any, **keywords: Any) -> Any:
     return functools.partial(function, *args, **keywords)
 
 
-# From dicts and lists only: to hash anything else would run code of the sender's, and a range may be endless.
+# The arguments are dicts and lists only: hashing another object could run the sender's code, and a range may be endless.
 
 
 def _deque(items: object, maxlen: int | None) -> Any:
@@ -78,7 +78,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "operator.attrgetter": operator.attrgetter,
     "operator.methodcaller": operator.methodcaller,
 }
-# By type: the name of what makes its objects, and their parts.
+# By type: the name of the function that makes its objects, and their arguments.
 _PARTS: dict[type, tuple[str, Callable[[Any], Parts]]] = {
     functools.partial: ("functools.partial", lambda obj: ((obj.func, *obj.args), dict(obj.keywords))),
     type(functools.lru_cache(maxsize=1)(len)): ("functools.lru_cache", _cached_parts),
@@ -94,12 +94,12 @@ _PARTS: dict[type, tuple[str, Callable[[Any], Parts]]] = {
 
 
 def takes(kind: type) -> bool:
-    """Whether objects of a type are on the list."""
+    """Whether a type is in the table."""
     return kind in _PARTS
 
 
 def parts_of(obj: object) -> tuple[str, str, Parts] | None:
-    """Return the module and name of what makes an object, and its arguments; None for what is not on the list."""
+    """Return module, name and arguments of the function that makes an object, else None."""
     if isinstance(obj, type):
         return _named_tuple_parts(obj)
     if type(obj) not in _PARTS:
@@ -110,7 +110,7 @@ def parts_of(obj: object) -> tuple[str, str, Parts] | None:
 
 
 def _named_tuple_parts(cls: type) -> tuple[str, str, Parts] | None:
-    """Of a class that `collections.namedtuple` made: it has no class statement."""
+    """Return the parts of a class that `collections.namedtuple` made, else None."""
     fields, defaults = vars(cls).get("_fields"), vars(cls).get("_field_defaults")
     if cls.__bases__ != (tuple,) or not isinstance(fields, tuple) or not isinstance(defaults, dict):
         return None
@@ -118,10 +118,10 @@ def _named_tuple_parts(cls: type) -> tuple[str, str, Parts] | None:
 
 
 def make(module: str, name: str, args: tuple[object, ...], keywords: dict[str, object]) -> object:
-    """Make an object.
+    """Make an object from its function and arguments.
 
     Raises:
-        ValueError: it is not on the list, or the arguments do not fit.
+        ValueError: the function is not in the table, or the arguments do not fit.
     """
     maker = _MAKERS.get(f"{module}.{name}")
     if maker is None:

@@ -1,6 +1,6 @@
-"""Which objects travel by name: modules of installed packages, and the functions and classes in them.
+"""Objects that travel by name: installed Python modules, and their functions and classes.
 
-The server imports the same name. A module of the user's own cannot be imported there, so it has no name here.
+The server imports the same name. It cannot import a user's own module, so such a module does not travel by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from interpose.v1.value_pb2 import Symbol, Value
 
-# Where functions written in C live under a public name, whatever their `__module__` says; asked only if imported.
+# Modules with public names of functions written in C, whose `__module__` may be wrong. Only imported modules are searched.
 _PUBLIC = (
     "builtins",
     "math",
@@ -32,13 +32,13 @@ _PUBLIC = (
 
 
 def module_value(module: ModuleType) -> Value | None:
-    """Return a module by its name, or None if it is not part of Python or of an installed package."""
+    """Return the wire value of an installed module or one of Python's own, else None."""
     name = module.__name__
     return Value(python_module=name) if sys.modules.get(name) is module and is_installed(name) else None
 
 
 def symbol_value(obj: Any) -> Value | None:
-    """Return a function, class or enumeration member of an installed package by its name, or None."""
+    """Return the wire value of an installed function, class or enumeration member, else None."""
     if isinstance(obj, enum.Enum):
         member = obj.name
         found = symbol_value(type(obj))
@@ -65,7 +65,7 @@ def _candidates(obj: Any) -> Iterator[str]:
 
 
 def find(module: str, name: str) -> object:
-    """Return what an imported module has under a qualified name, or None."""
+    """Return the object of a qualified name in an imported module, or None."""
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -81,7 +81,7 @@ def _package_folders() -> tuple[str, ...]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is part of Python or of an installed package, so that a server can have it too."""
+    """Whether a module belongs to Python or an installed package, so a server can have it."""
     top = module.partition(".")[0]
     if top in ("__main__", "__mp_main__"):
         return False

@@ -1,4 +1,4 @@
-"""What a wire value is made of, for whoever looks through a trace without rebuilding it."""
+"""The parts of a wire value, for code that searches a trace without decoding it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from interpose.v1.value_pb2 import Value
 
 
 def parts(value: Value) -> Iterator[Value]:
-    """Iterate over the values that a value is made of."""
+    """Iterate over the direct parts of a wire value."""
     kind = value.WhichOneof("kind")
     if kind in ("list", "tuple", "set", "frozen_set", "size"):
         yield from getattr(value, kind).items
