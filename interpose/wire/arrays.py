@@ -1,7 +1,7 @@
-"""Dense arrays as little-endian bytes: element types, and the way from a torch or numpy array to bytes and back.
+"""Dense arrays of torch and numpy as little-endian bytes, and back, with their dtypes.
 
-torch is never imported before it is needed: an object can only be a tensor when torch is already loaded, and torch is
-imported to rebuild one only when a tensor arrives.
+torch is imported only when a tensor arrives and must be rebuilt. To test whether an object is a tensor, torch need not be
+imported: a tensor exists only in a process that has loaded torch.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ MAX_DIMENSIONS = 32
 
 
 class ArrayError(ValueError):
-    """An array that cannot be turned into bytes, or bytes that are not the array they say they are."""
+    """An array cannot become bytes, or bytes do not fit their dtype and shape."""
 
 
 @dataclass(frozen=True)
 class ShapeOnly:
-    """What a scan saved, where torch is not installed: the shape and type of a tensor, without its elements.
+    """The shape and dtype of a tensor that a scan saved, where torch is not installed.
 
     Attributes:
-        shape: lengths of its dimensions.
-        dtype: numpy's type of its elements.
+        shape: the lengths of the dimensions.
+        dtype: the dtype of the elements, as a numpy dtype.
     """
 
     shape: tuple[int, ...]
@@ -63,12 +63,12 @@ class ShapeOnly:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tensor would take."""
+        """The size of the tensor in bytes, if it had elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def dtype_name(dtype: int) -> str:
-    """Return torch's and numpy's name of an element type, e.g. "float32"."""
+    """Return the name of a dtype in torch and numpy, e.g. "float32"."""
     if dtype not in ITEM_BYTES:
         raise ArrayError(f"unknown element type {dtype}")
     return value_pb2.DType.Name(dtype).removeprefix("DTYPE_").lower()
@@ -91,7 +91,7 @@ def installed_torch() -> Any:
 
 @functools.cache
 def numpy_dtype(dtype: int) -> np.dtype:
-    """Return the little-endian numpy type of an element type; bfloat16 and float8 are those of ml_dtypes."""
+    """Return the little-endian numpy dtype; bfloat16 and float8 are dtypes of ml_dtypes."""
     name = dtype_name(dtype)
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes
@@ -101,13 +101,17 @@ def numpy_dtype(dtype: int) -> np.dtype:
 
 
 def torch_dtype(dtype: int) -> Any:
-    """Return the torch type of an element type, or None where torch is missing or too old to have it."""
+    """Return the torch dtype, or None where torch is missing or has no such dtype."""
     torch = installed_torch()
     return None if torch is None else getattr(torch, dtype_name(dtype), None)
 
 
 def dtype_of(dtype: object) -> int:
-    """Return the element type of a torch or numpy dtype; ArrayError if the wire has no such type."""
+    """Return the wire's dtype of a torch or numpy dtype.
+
+    Raises:
+        ArrayError: the wire has no such dtype.
+    """
     name = str(dtype).removeprefix("torch.") if not isinstance(dtype, np.dtype) else dtype.name
     number = value_pb2.DType.DESCRIPTOR.values_by_name.get(f"DTYPE_{name.upper()}")
     if number is None or not number.number:
@@ -116,13 +120,13 @@ def dtype_of(dtype: object) -> int:
 
 
 def is_tensor(obj: object) -> bool:
-    """Whether obj is a torch tensor."""
+    """Whether an object is a torch tensor."""
     torch = loaded_torch()
     return torch is not None and isinstance(obj, getattr(torch, "Tensor", ()))
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether a torch tensor is one array of numbers: neither sparse nor nested nor quantized."""
+    """Whether a torch tensor is neither sparse nor nested nor quantized."""
     torch = loaded_torch()
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
@@ -134,7 +138,13 @@ def is_parameter(tensor: Any) -> bool:
 
 
 def with_gradients(tensor: Any, parameter: bool, requires_grad: bool) -> Any:
-    """Return a new torch tensor as a parameter, or as one that gradients are computed for; numpy arrays stay as they are."""
+    """Return a new torch tensor as a parameter or with `requires_grad`.
+
+    A numpy array is returned unchanged.
+
+    Raises:
+        ArrayError: the dtype has no gradients.
+    """
     if not is_tensor(tensor) or not (parameter or requires_grad):
         return tensor
     torch = loaded_torch()
@@ -145,7 +155,10 @@ def with_gradients(tensor: Any, parameter: bool, requires_grad: bool) -> Any:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """Return the elements of a torch tensor as contiguous bytes; they alias the tensor where no copy is needed."""
+    """Return the elements of a torch tensor as contiguous bytes.
+
+    The bytes share the tensor's memory where no copy is needed.
+    """
     torch = loaded_torch()
     if tensor.is_meta or type(tensor).__name__ == "FakeTensor":
         raise ArrayError("a tensor without data (on the meta device) cannot travel")
@@ -161,14 +174,21 @@ def tensor_bytes(tensor: Any) -> memoryview:
 
 
 def ndarray_bytes(array: np.ndarray) -> memoryview:
-    """Return the elements of a numpy array as contiguous little-endian bytes, without a copy where none is needed."""
+    """Return the elements of a numpy array as contiguous little-endian bytes.
+
+    The bytes share the array's memory where no copy is needed.
+    """
     little = numpy_dtype(dtype_of(array.dtype))
     contiguous = np.ascontiguousarray(array, dtype=little)
     return contiguous.reshape(-1).view(np.uint8).data
 
 
 def check_layout(dtype: int, shape: Sequence[int], size: int) -> None:
-    """Raise ArrayError unless `size` bytes are an array of this element type and shape."""
+    """Check that an array of a dtype and shape has `size` bytes.
+
+    Raises:
+        ArrayError: it has not.
+    """
     if dtype not in ITEM_BYTES:
         raise ArrayError(f"unknown element type {dtype}")
     if len(shape) > MAX_DIMENSIONS:
@@ -186,7 +206,10 @@ def check_layout(dtype: int, shape: Sequence[int], size: int) -> None:
 
 
 def without_elements(dtype: int, shape: Sequence[int], *, torch_wanted: bool) -> Any:
-    """Return an array that has a shape and a type only: a torch tensor on the meta device, or a `ShapeOnly` without torch."""
+    """Return an array without elements, of a shape and dtype.
+
+    It is a torch tensor on the meta device, or a `ShapeOnly` where torch is not installed.
+    """
     if len(shape) > MAX_DIMENSIONS or any(length < 0 for length in shape):
         raise ArrayError(f"no array has the shape {list(shape)[: MAX_DIMENSIONS + 1]}")
     kind = torch_dtype(dtype) if torch_wanted else None
@@ -199,14 +222,18 @@ def without_elements(dtype: int, shape: Sequence[int], *, torch_wanted: bool) ->
 
 
 def overwrite(target: Any, source: Any) -> None:
-    """Give a tensor or array the elements of another one of its shape and element type; ArrayError for any other."""
+    """Copy the elements of a tensor or array into another of the same shape and dtype.
+
+    Raises:
+        ArrayError: shape, dtype or class differ.
+    """
     if tuple(target.shape) != tuple(source.shape) or target.dtype != source.dtype or type(target) is not type(source):
         raise ArrayError(f"an array of shape {list(target.shape)} cannot take elements of shape {list(source.shape)}")
     target[...] = source
 
 
 def from_bytes(dtype: int, shape: Sequence[int], data: Any, *, torch_wanted: bool) -> Any:
-    """Return the array whose little-endian elements are `data`: a torch tensor if wanted and installed, else numpy.
+    """Return the array of little-endian bytes: a torch tensor if wanted and installed, else numpy.
 
     A writable buffer is taken over, a read-only one is copied; either way the result can be written to.
     """

@@ -1,8 +1,8 @@
-"""Indices of arrays as data: written down where a value is not, applied where it is.
+"""Indices of arrays as messages: the client writes an index, the server applies it.
 
-They mean what they mean to a torch tensor: integers, slices with a positive step, `...`, `None`, and at most one list of
-positions (or of booleans, one for each position) in an index. Where such a list stands its positions end up, also next
-to integers, which numpy would do in another way.
+An index has the meaning that it has for a torch tensor. It holds integers, slices with a positive step, `...`, `None`, and at
+most one list of positions or of booleans. The dimension of such a list stays at its place, also beside integers, where numpy
+would move it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_ITEMS = 2 * arrays.MAX_DIMENSIONS
 
 
 def index_of(subscript: object, shape: Sequence[int]) -> Index:
-    """Return a subscript as it travels.
+    """Return a subscript as a message.
 
     Args:
-        subscript: what stands between the brackets.
-        shape: of the array that is indexed.
+        subscript: the object between the brackets.
+        shape: the shape of the indexed array.
 
     Raises:
         IndexError: it is no index, or none of an array of that shape.
@@ -88,10 +88,10 @@ def _integer(value: Any) -> int:
 
 
 def check(view: TensorView) -> tuple[int, ...]:
-    """Return the shape that a view has.
+    """Return the shape of a view.
 
     Raises:
-        IndexError: an index does not fit, or gives more than it takes from.
+        IndexError: an index does not fit, or the view is larger than its array.
     """
     try:
         arrays.check_layout(view.dtype, view.shape, _size(view))
@@ -102,11 +102,11 @@ def check(view: TensorView) -> tuple[int, ...]:
 
 
 def apply(data: np.ndarray, view: TensorView) -> np.ndarray:
-    """Return what a view leaves of an array, its elements as opaque bytes.
+    """Return a view of an array, with its elements as opaque bytes.
 
     Args:
-        data: the whole array's bytes, uint8 [bytes].
-        view: its layout and the indices.
+        data: the bytes of the whole array, uint8 [bytes].
+        view: the layout of the array, and the indices.
 
     Returns:
         [...] of the view's shape with unsigned integers of the elements' size; it shares memory with `data` where no list of
@@ -123,7 +123,7 @@ def apply(data: np.ndarray, view: TensorView) -> np.ndarray:
     opaque = np.dtype(f"u{size}") if size <= 8 else np.dtype("c16")
     try:
         whole = data.view(opaque).reshape(tuple(view.shape))
-    except ValueError as error:  # nothing in it, and a length beyond every array's
+    except ValueError as error:  # an empty array with a length that numpy does not allow
         raise IndexError(str(error)) from None
     return _apply(whole, view, count_only=False)
 
@@ -145,7 +145,7 @@ def _apply(array: np.ndarray, view: TensorView, *, count_only: bool) -> np.ndarr
 
 
 def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -> np.ndarray:
-    """Index once: everything but the list of positions first, then that, where it stands."""
+    """Apply one index: first all parts but the list of positions, then the list at its place."""
     if len(index.items) > MAX_ITEMS:
         raise IndexError(f"an index of {len(index.items)} parts; at most {MAX_ITEMS} are taken")
     basic: list[Any] = []
@@ -176,7 +176,7 @@ def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -
 
 
 def _axis(array: np.ndarray, basic: list[Any], place: int) -> int:
-    """Return which dimension of the result the subscript at `place` becomes."""
+    """Return the dimension of the result for the subscript at `place`."""
     axis = sum(not isinstance(part, int) and part is not Ellipsis for part in basic[:place])
     if Ellipsis in basic[:place]:
         used = sum(part is not None and part is not Ellipsis for part in basic)
