@@ -1,1 +1,1 @@
-"""The model as it lies on one rank: modules, the rows of a step, how values are cut over the ranks, what a module computes."""
+"""The model as it lies on one rank: modules, rows of a step, layouts over the ranks."""

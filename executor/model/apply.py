@@ -41,12 +41,12 @@ _SCALARS = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Call:
-    """A module to apply, and copies of what the block passed.
+    """A module to apply, and copies of the values that the block passed.
 
     Attributes:
         node: the module; the pseudo node `logits` stands for the model's whole unembedding.
         single: whether the values are single rows, [features] instead of [rows, features].
-        wanted: what is read of the module's weights, instead of applying it.
+        wanted: the part of the module's weights to read, if the module is not applied.
     """
 
     node: Node
@@ -64,7 +64,7 @@ class Call:
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
 
     def fingerprint(self) -> int:
-        """A number that is the same on two ranks only if they run the same module on values of the same layout."""
+        """Return a number that is equal on two ranks only for the same module and layout of values."""
         values = [*enumerate(self.args), *self.kwargs.items()]
         layout = [
             (key, tuple(value.shape), str(value.dtype)) if isinstance(value, torch.Tensor) else (key, value)
@@ -74,7 +74,7 @@ class Call:
 
 
 def why_not_applied(node: Node) -> str:
-    """Say why a module cannot be applied to values and what to write instead; "" if it can."""
+    """Return why a module cannot be applied to values and what to write instead; "" if it can."""
     module, path = node.layer, node.path or "the model"
     if isinstance(module, Elsewhere):
         return module.described.not_applied
@@ -113,7 +113,7 @@ class Applier:
     Args:
         tree: the model's modules.
         config: the engine's VllmConfig.
-        memory_bytes: bound on the largest value that one call makes.
+        memory_bytes: bound on the largest value that one call makes, in bytes.
 
     Attributes:
         parameters: reads the model's weights.
@@ -132,10 +132,10 @@ class Applier:
     # The block's side: nothing here waits for other ranks, and the module may be on another stage.
 
     def prepare(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Check a call's arguments, as far as that needs no module, and copy them.
+        """Check a call's arguments as far as possible without the module, and copy them.
 
         Raises:
-            Refusal: INVALID_ARGUMENT, the module cannot be applied, or to no such values.
+            Refusal: INVALID_ARGUMENT, the module cannot be applied, or not to such values.
         """
         reason = why_not_applied(node)
         if reason:
@@ -181,10 +181,10 @@ class Applier:
     # The engine's side: all ranks are here with the same call.
 
     def check(self, call: Call) -> None:
-        """Check a call's arguments against the module that they are for, on a rank that has it.
+        """Check a call's arguments against the module, on a rank that has the module.
 
         Raises:
-            Refusal: INVALID_ARGUMENT, it cannot be applied to these values; QUOTA_EXCEEDED, too many rows.
+            Refusal: INVALID_ARGUMENT, the module cannot be applied to these values; QUOTA_EXCEEDED, too many rows.
         """
         node = call.node
         tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
@@ -202,7 +202,7 @@ class Applier:
         check_arguments(module, call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None)
 
     def _check_size(self, node: Node, tensors: list[torch.Tensor]) -> None:
-        """Bound what the call makes: its rows times the widest value in the module."""
+        """Bound the memory of the call: its rows times the widest value in the module."""
         largest = max(tensors, key=lambda value: value.numel())
         width = largest.shape[-1] if largest.is_floating_point() and largest.dim() else 1
         rows = largest.numel() // max(1, width)
@@ -231,11 +231,11 @@ class Applier:
         return max(widths)
 
     def run(self, call: Call) -> Any:
-        """Apply the module; return what it returned, whole, as tensors of the block's own.
+        """Apply the module; return its whole output as tensors of the block's own.
 
         Raises:
-            Refusal: it cannot be applied to these values, or the result is spread over the ranks in an unknown way.
-            Exception: whatever the module raised.
+            Refusal: the module cannot be applied to these values, or the result is spread over the ranks in an unknown way.
+            Exception: the error that the module raised.
         """
         node = call.node
         if call.wanted is not None:
@@ -245,7 +245,7 @@ class Applier:
         hook = register_module_forward_pre_hook(_check_inner)
         try:
             with torch.inference_mode(), context:
-                # By name, not by the order of the calls in a forward pass.
+                # Find the experts by name, not by the order of the calls in a forward pass.
                 get_forward_context().all_moe_layers = None
                 if node.module is None:
                     result = self._tree.root.module.compute_logits(*call.args, **call.kwargs)  # type: ignore[union-attr]
@@ -272,12 +272,15 @@ class Applier:
         return logits
 
     def _head(self) -> torch.nn.Module:
-        """The unembedding: the model's head, or the embedding that it shares its weights with."""
+        """The unembedding: the model's head, or the embedding with which it shares its weights."""
         embeddings = [part for part in map(layer_of, self._tree.paths) if isinstance(part, VocabParallelEmbedding)]
         return max(embeddings, key=lambda part: isinstance(part, ParallelLMHead))
 
     def _layouts_of(self, node: Node) -> Layouts:
-        """The layouts of a module's values when a block applies it: a location's own may hold for the forward pass only."""
+        """Return the layouts of a module's values when a block applies the module.
+
+        The layouts of a location may hold for the forward pass only.
+        """
         layouts = self._layouts.get(node.path)
         if layouts is None:
             assert node.layer is not None
@@ -289,7 +292,7 @@ class Applier:
         return layouts.of("input", path).scatter(value).contiguous() if isinstance(value, torch.Tensor) else value
 
     def _own(self, value: Any, path: tuple[object, ...], layouts: Layouts | None, single: bool) -> Any:
-        """Return a result as the block gets it: whole, and no memory of the engine's."""
+        """Return a result for the block: whole, and in no memory of the engine's."""
         if isinstance(value, torch.Tensor):
             whole = layouts.of("output", path).gather(value) if layouts is not None else value
             with torch.inference_mode(False), torch.no_grad():
@@ -311,7 +314,10 @@ def _refuse(node: Node, message: str) -> Refusal:
 
 
 def _check_inner(module: torch.nn.Module, args: Any) -> None:
-    """Check what the parts of an applied module are given; torch shows a hook of all modules the positional arguments."""
+    """Check the arguments of the parts of an applied module.
+
+    torch shows a hook of all modules the positional arguments only.
+    """
     check_arguments(module, args, {}, type(module).__name__, whole=False)
 
 
@@ -324,14 +330,14 @@ def check_arguments(
     whole: bool,
     unembeds: bool = False,
 ) -> None:
-    """Refuse values whose layout a kernel would not notice to be wrong.
+    """Refuse values with a wrong layout that a kernel would not notice.
 
     Args:
-        module: what they are given to.
-        args, kwargs: its arguments.
-        name: what the message calls it.
+        module: the module that gets the values.
+        args, kwargs: the module's arguments.
+        name: what the message calls the module.
         whole: whether the values are not yet cut for this rank.
-        unembeds: whether an embedding is given the stream, as the head that shares its weights.
+        unembeds: whether an embedding gets the stream, because it is the head that shares its weights.
 
     Raises:
         Refusal: INVALID_ARGUMENT with both sizes.
@@ -359,7 +365,7 @@ def check_arguments(
 
 
 def _width(module: torch.nn.Module, whole: bool) -> int | None:
-    """The width of the values that a module takes, None if it is not known or may differ."""
+    """Return the width of a module's input values, or None if it is unknown or may differ."""
     if isinstance(module, RowParallelLinear):
         return module.input_size if whole or not module.input_is_parallel else module.input_size_per_partition
     if isinstance(module, LinearBase):

@@ -27,11 +27,11 @@ _LOADERS = ("weight_loader", "weight_loader_v2")
 
 
 def why_not_known(layer: torch.nn.Module, tp_size: int) -> str:
-    """Say why the class of a parallel linear layer does not tell what each rank holds; "" if it does.
+    """Return why a layer's class does not tell what each rank holds; "" if it does.
 
     Args:
         layer: a column- or row-parallel layer, as it was loaded.
-        tp_size: over how many ranks the model is spread.
+        tp_size: the number of ranks over which the model is spread.
     """
     known = next(kind for kind in _KNOWN if isinstance(layer, kind))
     if any(
@@ -55,7 +55,7 @@ def _nothing() -> None:
 
 
 def _of_subclasses(layer: torch.nn.Module, known: type) -> list[tuple[str, Any]]:
-    """Return what the classes of a layer define that derive from vLLM's own."""
+    """Return the definitions of a layer's classes that derive from vLLM's own class."""
     kinds = type(layer).__mro__
     return [item for kind in kinds[: kinds.index(known)] for item in vars(kind).items()]
 

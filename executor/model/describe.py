@@ -1,4 +1,4 @@
-"""Describes a loaded model for clients: its modules, whole parameter shapes, and what the engine takes."""
+"""Describes a loaded model for clients: modules, whole parameter shapes, engine limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_OFFERED = {
     "skip_reading_prefix_cache",
     "n",
 }
-# Outputs are cumulative, and vLLM sends each of those at once, whatever this says.
+# Outputs are cumulative, and vLLM sends each of these at once, whatever this parameter says.
 _NOT_OFFERED |= {"stream_interval"}
 # They ask for values that no trace's result has.
 _NOT_OFFERED |= {"prompt_logprob_token_ids", "prompt_logprob_start", "routed_experts_prompt_start"}
@@ -73,7 +73,7 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
 
 
 def describe_module(node: Node) -> pb.Module:
-    """Describe one module, of whichever pipeline stage."""
+    """Describe one module, on any pipeline stage."""
     module = node.layer
     assert module is not None
     if isinstance(module, Elsewhere):
@@ -88,7 +88,10 @@ def describe_module(node: Node) -> pb.Module:
 
 
 def _canonical(node: Node) -> Iterator[pb.CanonicalNode]:
-    """Describe a canonical node and those below it, parents first; nothing for a location that is no such node."""
+    """Describe a canonical node and its descendants, parents first.
+
+    A location that is no canonical node yields nothing.
+    """
     if node.title:
         values = [
             pb.CanonicalValue(name=name, shape=view.shape, refusal=view.why if isinstance(view, Unreachable) else "")

@@ -33,7 +33,7 @@ class Hooks:
         self._muted = False
 
     def begin_step(self) -> None:
-        """A step begins, on the device's current stream."""
+        """Begin a step on the device's current stream."""
         self._stream.begin()
 
     def _visit(self, node: Node, kind: str, value: Any) -> Any:
@@ -43,9 +43,9 @@ class Hooks:
         return len(self._hooked) + len(self._guards)
 
     def add(self, path: str, kind: str) -> None:
-        """Have a module's input, output or a value computed of both visited when the model is there. Idempotent.
+        """Visit a module's input, output or computed value when the model is there.
 
-        Where another pipeline stage has the module, that one says when it is there.
+        A second call does nothing. If another pipeline stage has the module, that stage announces the location.
         """
         if not self._tree.here(path, kind):
             return
@@ -71,9 +71,10 @@ class Hooks:
             )
 
     def _after(self, node: Node, given: Any, output: Any) -> Any:
-        """Visit what is computed of a module's input and output, which the model never holds, then the output.
+        """Visit the values computed from a module's input and output, then the output.
 
-        One hook does both: a hook that is registered while a module's hooks are called waits for the module's next call.
+        The model never holds the computed values. One hook does both: a hook that is registered while a module's hooks are
+        called waits for the module's next call.
         """
         if self._muted:
             return None
@@ -82,7 +83,7 @@ class Hooks:
         return self._visit(node, "output", output)
 
     def clear(self) -> None:
-        """Take them all away."""
+        """Remove all hooks."""
         for handle in (*self._hooked.values(), *self._guards.values()):
             handle.remove()
         self._hooked.clear()
@@ -90,7 +91,7 @@ class Hooks:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Modules that are called meanwhile are called for another reason than the step; nobody is at them."""
+        """Return a context in which module calls are not part of the step and visit nothing."""
         self._muted = True
         try:
             yield
@@ -98,10 +99,11 @@ class Hooks:
             self._muted = False
 
     def _guard_callers(self, path: str) -> None:
-        """Make torch look for hooks of the modules around this one again when they return.
+        """Make torch look for hooks again when the modules around this module return.
 
         A module that is called while it has no hooks takes a path on which a hook registered during the call never fires. A
-        block may ask for the output of a module only after it was served inside it, so those get a hook that does nothing.
+        block may ask for the output of a module only after it was served inside the module. So these modules get a hook that
+        does nothing.
         """
         for around in self._tree.around(path):
             if around in self._guards:

@@ -1,9 +1,10 @@
-"""Keeps what is not finite out of the cache blocks that requests use one after another.
+"""Keeps numbers that are not finite out of the cache blocks that requests reuse.
 
-The engine never clears a cache block. Attention kernels go over whole blocks and give what lies behind a request's own keys
-and values a probability of zero; zero times NaN is NaN, so a NaN that one request left there would be in the next one's
-numbers. What plain requests compute is finite. A block can make anything of it: so what a request has added to the
-cache in a step in which its block changed something is looked at when the model has run, before anybody else can get to it.
+The engine never clears a cache block. Attention kernels read whole blocks, and give the slots behind a request's own keys and
+values a probability of zero. Zero times NaN is NaN, so a NaN that one request left there would reach the numbers of the next.
+
+The numbers of plain requests are finite. A block can make any number. So the guard checks what a request added to the cache in
+a step in which its block changed something. It does so when the model has run, before another request can read the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp
 
 @dataclass(frozen=True)
 class _Added:
-    """The cache blocks of one layer that a request added to in a step, and the largest number in them, not yet waited for."""
+    """A layer's cache blocks that a request added to in a step, with their largest number.
+
+    The number is on the device and has not been waited for.
+    """
 
     span: Span
     cache: torch.Tensor
@@ -41,7 +45,7 @@ class _Added:
 
 
 def not_finite(step: int) -> pb.Failure:
-    """Why a block failed whose request has left what is not finite in the cache."""
+    """Return the failure of a block whose request left a NaN or infinity in the cache."""
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="NotFinite",
@@ -55,10 +59,10 @@ def not_finite(step: int) -> pb.Failure:
 
 
 class CacheGuard:
-    """Looks at the caches of one worker's attention layers.
+    """Checks the caches of one worker's attention layers.
 
     Args:
-        layers: of the model by name, as the engine keeps them; those without a cache are passed over.
+        layers: the model's layers by name, as the engine keeps them. Layers without a cache are passed over.
     """
 
     def __init__(self, layers: dict[str, Any]) -> None:
@@ -66,10 +70,10 @@ class CacheGuard:
 
     @cached_property
     def why_not_looked_at(self) -> str:
-        """Why what a block leaves in the cache cannot be checked, so that blocks may only read; "" if it can.
+        """Return why the cache cannot be checked, so that blocks may only read; "" if it can.
 
-        A model may choose the format of its cache itself, after the engine's configuration was checked. Known when the cache is
-        allocated.
+        A model may choose the format of its cache itself, after the engine's configuration was checked. The format is known
+        when the cache is allocated.
         """
         for name, layer in self._layers.items():
             cache = getattr(layer, "kv_cache", None)

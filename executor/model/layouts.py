@@ -31,10 +31,13 @@ class Layout(Protocol):
     """How one tensor of a location is spread over the tensor-parallel ranks."""
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the whole value, shape [rows, ..., features], from this rank's rows; called on every rank."""
+        """Return the whole value, [rows, ..., features], from this rank's rows.
+
+        Every rank calls this.
+        """
 
     def scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a whole value."""
+        """Return this rank's part of a whole value, [rows, ..., features]."""
 
 
 class Whole:
@@ -48,15 +51,16 @@ class Whole:
 
 
 def _levelled(value: torch.Tensor) -> torch.Tensor:
-    """Return a value that every rank holds as all of them must have it, bit for bit.
+    """Return a replicated value with the same bits on every rank.
 
-    A sum over more than two ranks may be rounded in another way on each, as vLLM's on CPUs is; the first rank's counts then.
+    A sum over more than two ranks may be rounded differently on each rank, as vLLM's sums on CPUs are. The first rank's bits
+    count then.
     """
     group = get_tp_group()
     if group.world_size <= 2:
         return value
     own = value.clone(memory_format=torch.contiguous_format)
-    group.broadcast(own.view(torch.uint8), src=0)  # of bytes, whatever the type
+    group.broadcast(own.view(torch.uint8), src=0)  # as bytes, whatever the dtype
     return own
 
 
@@ -79,12 +83,12 @@ class Replicated:
         return _levelled(shard)
 
     def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a pass that is no request's; they prove nothing for later ones.
+        """Return the rows of a pass without a request; they prove nothing for later passes.
 
-        One number for each row (token ids, positions) cannot be a part of anything wider.
+        A value with one number for each row (token ids, positions) cannot be a part of a wider value.
 
         Raises:
-            Refusal: the ranks' values differ, or they are such that they would be equal in any case.
+            Refusal: the ranks' values differ, or they would be equal in any case.
         """
         if shard.dim() > 1 and not self._proven and not self._tells(shard):
             raise Refusal(
@@ -123,7 +127,10 @@ class Replicated:
 
     @staticmethod
     def _rounded(shard: torch.Tensor) -> bool:
-        """Whether the ranks' values differ as sums do that are rounded differently, which parts of a value never do."""
+        """Return whether the ranks' values differ only as sums with different rounding do.
+
+        Parts of a value never differ in this way.
+        """
         group = get_tp_group()
         if group.world_size <= 2 or not shard.is_floating_point() or not shard.numel():
             return False
@@ -190,10 +197,10 @@ class Partial:
 
 
 class Unknown:
-    """What a rank holds is not known, so there is no whole value.
+    """The part that a rank holds is not known, so there is no whole value.
 
     Args:
-        location: what errors call it.
+        location: what errors call the location.
         why: the reason.
     """
 
@@ -235,7 +242,7 @@ def _column_parts(layer: ColumnParallelLinear) -> list[tuple[int, int]]:
 def _kernel_parts(
     kernel: Attention, projection: QKVParallelLinear
 ) -> dict[tuple[str, tuple[object, ...]], tuple[int, int]] | None:
-    """Return how the queries, keys, values and outputs of an attention kernel are cut, if as the projection's are."""
+    """Return how the tensors of an attention kernel are cut, if as the projection's are."""
     if (kernel.num_heads, kernel.num_kv_heads) != (projection.num_heads, projection.num_kv_heads):
         return None
     copies = projection.num_kv_head_replicas

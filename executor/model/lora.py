@@ -26,7 +26,7 @@ _KNOWN = (LinearBase, VocabParallelEmbedding, LogitsProcessor)
 
 
 def layer_of(module: Any) -> Any:
-    """Return the model's own layer, of which a module may be the wrapper."""
+    """Return the model's own layer for a module that may be a wrapper around it."""
     return module.base_layer if isinstance(module, BaseLayerWithLoRA) else module
 
 
@@ -39,16 +39,16 @@ def modules_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def adapts(module: torch.nn.Module) -> bool:
-    """Whether a module computes with adapters' weights, those of each of the batch's rows.
+    """Return whether a module computes with the adapters' weights of the batch's rows.
 
-    No adapter that is served changes embeddings or the unembedding, so their wrappers do what their layers do.
+    No served adapter changes embeddings or the unembedding, so their wrappers do what their layers do.
     """
     ends = (VocabParallelEmbeddingWithLoRA, LogitsProcessorWithLoRA)
     return any(isinstance(part, BaseLayerWithLoRA) and not isinstance(part, ends) for part in module.modules())
 
 
 def check_wrapped(model: torch.nn.Module) -> None:
-    """Refuse a model of which vLLM wraps layers that are not known here.
+    """Refuse a model in which vLLM wraps layers of an unknown class.
 
     Raises:
         ValueError: with the layer.
@@ -81,16 +81,16 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """What requests name them by."""
+        """The names by which requests choose an adapter."""
         return list(self._requests)
 
     @property
     def requests(self) -> list[LoRARequest]:
-        """vLLM's own way to name them."""
+        """The adapters as vLLM names them."""
         return list(self._requests.values())
 
     def request(self, name: str) -> LoRARequest | None:
-        """Return what a request of that adapter carries; None for the name "", none.
+        """Return the adapter that a request carries, or None for the name "".
 
         Raises:
             ValueError: there is no such adapter.
@@ -100,10 +100,10 @@ class Adapters:
         return self._requests.get(name)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the engine's arguments for them, where they are not given.
+        """Return the engine's arguments for the adapters, where they are not given.
 
         Raises:
-            ValueError: what is given is too little for them.
+            ValueError: a given argument is too small for the adapters.
         """
         if not self._requests:
             return {}
@@ -132,12 +132,12 @@ class Adapters:
 
 
 def unknown(name: str, names: list[str]) -> str:
-    """Say that there is no such adapter."""
+    """Return the message that there is no such adapter."""
     return f"there is no LoRA adapter {name[:80]!r}; " + (f"it has {', '.join(names)}" if names else "it has none")
 
 
 def _rank_of(name: str, path: Path) -> int:
-    """Return an adapter's rank; ValueError if it cannot be served."""
+    """Return an adapter's rank; raise ValueError if the adapter cannot be served."""
     file = path / "adapter_config.json"
     try:
         config = json.loads(file.read_text())

@@ -1,4 +1,7 @@
-"""Tensors that have a shape and a type and no elements: torch's fake tensors, as a scan gives them to its block."""
+"""Tensors with a shape and a dtype and no elements, as a scan gives them to its block.
+
+They are torch's fake tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from interpose.v1 import trace_pb2 as pb
 
 
 def is_fake(value: object) -> bool:
-    """Whether a value is a tensor without elements."""
+    """Return whether a value is a tensor without elements."""
     return isinstance(value, FakeTensor)
 
 
 def explained(failure: pb.Failure) -> pb.Failure:
-    """Return the failure of a scan's block; one that is about missing elements says so."""
+    """Return the failure of a scan's block, with a better message if elements are missing."""
     if "_subclasses" in failure.exception_type or "FakeTensor" in failure.message:
         failure.code = pb.ERROR_CODE_INVALID_ARGUMENT
         failure.message = (
@@ -34,7 +37,7 @@ class Fakes:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the shape and type of another, and no elements."""
+        """Return a tensor with the shape and dtype of another tensor, and no elements."""
         with torch.inference_mode(False), torch.no_grad(), self._mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
@@ -44,7 +47,7 @@ class Fakes:
 
     @staticmethod
     def real(value: Any) -> Any:
-        """Return a value with zeros in the places of its fake tensors, for a module of the model to run on."""
+        """Return a value with zeros for its fake tensors, so that a module can run on it."""
 
         def zeros(tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, FakeTensor):

@@ -1,4 +1,4 @@
-"""The name of a module, as a block has it: what is behind the name, without what a block can do with it."""
+"""The name of a module in a block: the name's own data, apart from its use in the block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModuleName(Name):
     Args:
         tree: the model's modules.
         node: the module.
-        given: whether it came with the block, not from another name.
+        given: whether the name came with the block, and not from another name.
     """
 
     __slots__ = ("_given", "_node", "_tree")
@@ -35,7 +35,7 @@ class ModuleName(Name):
         raise self.misuse(used, then)
 
     def misuse(self, used: str, then: str = "") -> Refusal:
-        """The error for a use of the name as a value."""
+        """Return the error for a use of the name as a value."""
         node = self._node
         numbered = any(name.isdigit() for name in node.children)
         message = not_a_value(node.path, used, tuple(node.views), numbered, then)
@@ -43,7 +43,7 @@ class ModuleName(Name):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether something that is saved may hold it: a module that the notebook put there, as a name."""
+        """Return whether a saved value may hold the name: if the notebook put it there."""
         return self._given and self._node.module is not None
 
     @property

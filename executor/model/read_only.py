@@ -1,4 +1,7 @@
-"""A location of a model in which blocks can only read: what a change would leave in the engine's cache could not be checked."""
+"""A location of a model in which blocks can only read.
+
+The engine's cache of such a model could not be checked after a change.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class ReadOnly(Served):
-    """One location of one request in one step; nothing that a block does to it reaches the model.
+    """One location of one request in one step; no change of the block reaches the model.
 
     Args:
         location, value, rows, layout_of: as of `Served`.
-        why: why it cannot be changed.
+        why: why the value cannot be changed.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class ReadOnly(Served):
         return current
 
     def _replaced(self, original: Any, now: Any) -> bool:
-        """Whether the block put another tensor in the place of one of its copies."""
+        """Return whether the block put another tensor in the place of one of its copies."""
         if isinstance(original, torch.Tensor):
             return not isinstance(now, Opaque) and not any(now is leaf.private for leaf in self._leaves)
         if isinstance(original, tuple | list):

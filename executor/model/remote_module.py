@@ -1,4 +1,4 @@
-"""A module that another pipeline stage has, as far as blocks here must know it; and what is known of a module on any stage."""
+"""A module that another pipeline stage has, as blocks on this stage know it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Elsewhere(torch.nn.Module):
     """Stands in the tree for a module of another stage; it is never run.
 
     Args:
-        described: its description, by the stage that has it.
-        attention: whether it holds attention.
+        described: the module's description, from the stage that has the module.
+        attention: whether the module holds attention.
     """
 
     def __init__(self, described: pb.Module, attention: bool) -> None:
@@ -22,7 +22,7 @@ class Elsewhere(torch.nn.Module):
 
 
 def names_of(module: torch.nn.Module) -> list[str]:
-    """Return the names of a module's own parameters and buffers, without those that its class calls private."""
+    """Return the names of a module's own parameters and buffers, without private names."""
     if isinstance(module, Elsewhere):
         return [parameter.name for parameter in module.described.parameters]
     named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]

@@ -1,4 +1,7 @@
-"""Which rows of a batch's tensors a block sees: those of its request, or those of all prompts of its trace."""
+"""The rows of a batch's tensors that a block sees.
+
+They are the rows of its request, or of all prompts of its trace.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ import torch
 
 
 class SomeRows(Protocol):
-    """Which rows of a batch's tensors a block sees."""
+    """The rows of a batch's tensors that a block sees."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has them."""
+        """Return whether a tensor, [rows, ...], has the rows of the batch."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return them."""
+        """Return the block's rows of a tensor, [rows, ...]."""
 
     def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where they are in `tensor`."""
+        """Write `mine` into the block's rows of `tensor`; both are [rows, ...]."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Rows:
         return tensor[self.start : self.stop]
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the batch's rows."""
+        """Return whether a tensor has the batch's rows."""
         return tensor.shape[0] in (self.total, self.padded)
 
     def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where these rows are in `tensor`."""
+        """Write `mine` into these rows of `tensor`."""
         self.of(tensor).copy_(mine)
 
 
@@ -49,14 +52,14 @@ class ManyRows:
     parts: tuple[Rows, ...]
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the batch's rows."""
+        """Return whether a tensor has the batch's rows."""
         return self.parts[0].holds(tensor)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.of(tensor) for part in self.parts])
 
     def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
-        """Put `mine` where these rows are in `tensor`."""
+        """Write `mine` into these rows of `tensor`."""
         pieces = mine.split([part.stop - part.start for part in self.parts])
         for part, piece in zip(self.parts, pieces, strict=True):
             part.write(tensor, piece)

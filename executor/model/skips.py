@@ -1,10 +1,11 @@
 """Modules that a block skips: `module.skip(value)`.
 
-The engine runs a module for its whole batch, so a skipped module runs all the same, and what it gives for the rows of the
-request is replaced before anyone sees it. That is the same as not running it, but for the KV cache: an attention layer that
-runs writes its keys and values, one that does not run has none. As long as a request skips the layer in every step, nothing
-of it is ever read. A request that lets the layer run later would attend to what the skipped steps wrote, which no model
-that skipped them has; that is refused.
+The engine runs a module for its whole batch, so a skipped module runs too. Its output for the rows of the request is replaced
+before any other code sees it. That is the same as not running the module, except for the KV cache: an attention layer that runs
+writes its keys and values.
+
+As long as a request skips the layer in every step, none of them is ever read. A request that lets the layer run later would
+attend to what the skipped steps wrote. No model that skipped them has these keys and values, so this is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from interpose.v1 import trace_pb2 as pb
 
 
 def holds_attention(module: torch.nn.Module) -> bool:
-    """Whether a module has a layer in it that keeps a KV cache or another state of the request."""
+    """Return whether a module contains a layer that keeps a KV cache or another state."""
     if isinstance(module, Elsewhere):
         return module.attention
     return any(isinstance(part, AttentionLayerBase) for part in module.modules())
@@ -74,18 +75,18 @@ class Skips:
         self._now[node.path] = step
 
     def around(self, path: str, step: int) -> str:
-        """Return the skipped module that a location of a step lies in; "" if there is none."""
+        """Return the skipped module that contains a location of a step; "" if there is none."""
         return next((skipped for skipped, at in self._now.items() if at == step and path.startswith(skipped + ".")), "")
 
     def missed(self, step: int) -> Refusal | None:
-        """Return why the request cannot go on if it let a module run in a step that it has to skip; None if it did not."""
+        """Return why the request cannot go on after it ran a module that it had to skip, or None."""
         for path, first in self.owed.items():
             if self._now.get(path, -1) < step:
                 return self._gap(path, first)
         return None
 
     def fingerprint(self) -> str:
-        """The same on two ranks only if they skip the same."""
+        """Return a text that two ranks share only if they skip the same modules."""
         return repr(sorted(self._now.items())) if self._now else ""
 
     @staticmethod

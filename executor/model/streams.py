@@ -1,8 +1,8 @@
-"""Has blocks run on the device's stream that the step computes on, wherever the model calls the module that they wait for.
+"""Runs blocks on the device's stream of the step, whatever stream the model uses.
 
-Parts of some models run on a stream of their own beside the step's: shared experts, projections of attention. What a module
-computes there is ready on that stream only, and a block's tensors would be made on one stream and used on another, which
-nobody has waited for.
+Parts of some models run on a stream of their own beside the step's stream: shared experts, projections of attention. Their
+results are ready on that stream only. Without this module a block's tensors would be made on one stream and used on another,
+with no wait between the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class StepStream:
-    """The stream of the step that is running.
+    """The stream of the running step.
 
     Args:
         device: where the model computes; a CPU has no streams.
@@ -25,12 +25,15 @@ class StepStream:
         self._stream: Any = None
 
     def begin(self) -> None:
-        """A step begins, on the stream that is the current one."""
+        """Begin a step on the current stream."""
         if self._device.type == "cuda":
             self._stream = torch.cuda.current_stream(self._device)
 
     def visit(self, do: Callable[[], Any]) -> Any:
-        """Return what `do` returns; it runs on the step's stream, after the current one and before what follows there."""
+        """Return what `do` returns; run it on the step's stream.
+
+        It runs after the present work of the current stream, and before the later work there.
+        """
         if self._stream is None:
             return do()
         current = torch.cuda.current_stream(self._device)
@@ -42,7 +45,7 @@ class StepStream:
         current.wait_stream(self._stream)
         for tensor in _tensors(
             result
-        ):  # memory of the step's stream, which must not be used again before this one is done
+        ):  # memory of the step's stream, which must not reuse it before this stream is done
             tensor.record_stream(current)
         return result
 

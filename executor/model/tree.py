@@ -1,8 +1,8 @@
-"""The served model's modules as blocks see them: paths, which of them can be asked, and in what order they run.
+"""The served model's modules as blocks see them: paths, locations and execution order.
 
-The order is recorded once, after the model has warmed up, from a dummy step on every rank. It tells three things apart
-that would otherwise look alike: a location that has passed already (out of order), one that no forward reaches (a
-container, or a module whose weights are used without calling it), and one that runs more than once in a step.
+The order is recorded once, after the model has warmed up, from a dummy step on every rank. The order tells three kinds of
+locations apart: a location that has already passed (out of order), a location that no forward reaches (a container, or a module
+whose weights are used without a call), and a location that runs more than once in a step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ModuleTree:
                 self.nodes[parent].children[name] = node
 
     def record_order(self, run: Callable[[], object]) -> list[tuple[str, str]]:
-        """Run a forward once; note the order in which modules begin and end, and return it."""
+        """Run a forward once; record and return the order in which modules begin and end."""
         events: list[tuple[str, str]] = []
         running: list[str] = []
 
@@ -108,9 +108,10 @@ class ModuleTree:
         return events
 
     def around(self, path: str) -> set[str]:
-        """Return the modules that may be running when a module is called: those whose part it is, and those that call it.
+        """Return the modules that may be running when a module is called.
 
-        The two differ: the experts of a mixture call the router and the shared experts, which are parts of the layer's MLP.
+        They are the modules that contain it and the modules that call it. The two differ: the experts of a mixture call the
+        router and the shared experts, which are parts of the layer's MLP.
         """
         around = self._callers.get(path, set()).copy()
         while path:
@@ -153,18 +154,21 @@ class ModuleTree:
         self._stages[LOGITS, "output"] = self._stages[SAMPLES, "output"] = len(events) - 1
 
     def here(self, path: str, kind: str) -> bool:
-        """Whether this stage has a location."""
+        """Return whether this stage has a location."""
         return self._stages.get((path, kind), self._stage) == self._stage
 
     def stage_of(self, node: Node) -> int:
-        """Return the stage that runs a module; of one that no stage runs, the first that could."""
+        """Return the stage that runs a module.
+
+        For a module that no stage runs, it is the first stage that could.
+        """
         if node.path in PSEUDO:
             return self._stages[node.path, "output"]
         found = self._stages.get((node.path, "output"))
         return node.stage if found is None else found
 
     def find(self, path: str) -> Node | None:
-        """Return the node at a path: a module, a location that is none, or a canonical node."""
+        """Return the node at a path: a module, a pseudo location, or a canonical node."""
         found = self.nodes.get(path) or self.pseudo.get(path)
         if found is None:
             head, *rest = path.split(".")
@@ -174,21 +178,21 @@ class ModuleTree:
         return found
 
     def place_before(self, path: str, kind: str, new: str) -> None:
-        """Give a module a further kind of location, just before one that it has."""
+        """Give a module a further kind of location, just before an existing kind."""
         self._order[(path, new)] = self._order[(path, kind)] - 1
         if (path, kind) in self._stages:
             self._stages[(path, new)] = self._stages[(path, kind)]
 
     def runs(self, path: str, kind: str = "output") -> bool:
-        """Whether a forward reaches a location, once, and its values are rows."""
+        """Return whether a forward reaches a location exactly once, with rows as values."""
         return (path, kind) in self._order and path not in self._repeated and not self._in_batch(path)
 
     def _in_batch(self, path: str) -> bool:
-        """Whether a module's values have one batch dimension for all requests."""
+        """Return whether a module's values have one batch dimension for all requests."""
         return self._batched and path != "" and path not in self.pseudo
 
     def execution_order(self) -> list[str]:
-        """Module paths in the order the forward pass runs them."""
+        """The paths of the modules in the order in which the forward pass runs them."""
         begun = [(i, path) for (path, kind), i in self._order.items() if kind == "input"]
         return [path for _, path in sorted(begun)]
 
@@ -246,7 +250,7 @@ class ModuleTree:
         return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=where)
 
     def unknown(self, node: Node, name: str) -> Refusal:
-        """The error for a child that does not exist, with its near misses."""
+        """Return the error for a child that does not exist, with similar names."""
         names = [*node.children, *node.views, *(self.pseudo if node is self.root else ())]
         names += names_of(node.layer) if node.layer is not None else []
         location = f"{node.path}.{name}" if node.path else name

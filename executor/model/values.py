@@ -29,8 +29,8 @@ _SPREAD = 0x9E3779B97F4A7C1 | 1  # odd, so that no multiple of a difference vani
 class Change(enum.Enum):
     """Whether a copy was changed in place.
 
-    A device would have to be waited for to know how contents compare; writing them back costs less, whether they changed or
-    not. What it finds is asked for once, when the model has run.
+    To compare contents at once, the worker would have to wait for the device. Writing the copy back costs less, changed or not.
+    The result of the comparison is read once, when the model has run.
     """
 
     NONE = enum.auto()
@@ -57,12 +57,15 @@ class Derived:
     put: Callable[[torch.Tensor, torch.Tensor], None]
 
     def same(self) -> bool:
-        """Whether the value is still what the sources give: not every write moves the version counter."""
+        """Return whether the value still is what the sources give.
+
+        Not every write moves the version counter.
+        """
         with torch.inference_mode(False), torch.no_grad():
             return _same(self.compute(), self.value)
 
     def stale(self, sources: list[torch.Tensor]) -> bool:
-        """Whether the sources are other tensors now, or were changed."""
+        """Return whether the sources are other tensors now, or were changed."""
         return any(
             now is not then or now._version != version
             for now, (then, version) in zip(sources, self.sources, strict=True)
@@ -131,7 +134,7 @@ class Served:
         self.value = self._expose(value, ())
 
     def leave(self) -> None:
-        """The block has gone on from here: what it assigns in the value now would reach nothing."""
+        """Note that the block has gone on; a later assignment in the value would reach nothing."""
         self._spot.over = (
             "the block had gone on from there, when the model had used it already, so the model would not see it; assign it "
             "before asking for the next location, or work on a copy: values = list(values)"
@@ -175,8 +178,8 @@ class Served:
         return private
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` shares memory with one of the block's private copies."""
-        if tensor.layout is not torch.strided:  # sparse ones have no storage of their own
+        """Return whether `tensor` shares memory with one of the block's private copies."""
+        if tensor.layout is not torch.strided:  # Sparse tensors have no storage of their own.
             return False
         storage = tensor.untyped_storage().data_ptr()
         mine = self.given()
@@ -210,10 +213,10 @@ class Served:
         return held.value
 
     def put_back(self) -> None:
-        """Bring changes of derived values into the tensors that they were computed from.
+        """Write changes of derived values into the tensors from which they were computed.
 
         Raises:
-            Refusal: the block changed both a derived value and what it was computed from.
+            Refusal: the block changed both a derived value and a tensor from which it was computed.
         """
         for _, held in self._derived:
             sources = [one for one, _ in held.sources]
@@ -255,7 +258,7 @@ class Served:
             current: what the model would go on with: the value that was served, or what others made of it since.
         """
         self.put_back()
-        for leaf in self._leaves:  # all of them before any is written: the engine's tensors may share memory
+        for leaf in self._leaves:  # all before a write: the engine's tensors may share memory
             leaf.look()
         return self._settle(self._original, current, self.value)
 
@@ -284,7 +287,7 @@ class Served:
                 if mine.shape != leaf.part:
                     raise ValueError(f"its shape became {list(mine.shape)}, and the model needs {list(leaf.part)}")
                 self._rows.write(original, mine)
-                if current is not original:  # another request's replacement is what the model goes on with
+                if current is not original:  # The model goes on with another request's replacement.
                     self._rows.write(current, mine)
                 self.put.append((now, leaf.differs))
                 self.written = self.written or leaf.change is Change.MADE
@@ -300,10 +303,10 @@ class Served:
 
 
 class Fixed(Served):
-    """A value that was computed for the block and that the model never holds: it can be read only.
+    """A value that was computed for the block and that the model never holds; read only.
 
     Args:
-        location: its name.
+        location: the location's name.
         value: the value, the block's own.
     """
 
@@ -331,11 +334,13 @@ class Fixed(Served):
 
 
 class Shapes(Served):
-    """A location of a scan: values without elements; what is assigned is checked and goes nowhere.
+    """A location of a scan: values without elements.
+
+    An assigned value is checked and reaches nothing.
 
     Args:
         location, value, rows, layout_of: as of `Served`.
-        like: makes a tensor without elements of the shape and type of another.
+        like: makes a tensor without elements, with the shape and dtype of another tensor.
     """
 
     def __init__(
@@ -369,7 +374,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same contents, bit for bit."""
+    """Return whether two tensors have the same contents, bit for bit."""
     return torch.equal(bits(one), bits(other))
 
 
@@ -380,7 +385,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a number, on the tensor's device, that differs where its contents do, their order included."""
+    """Return a number on the tensor's device that differs if contents or their order differ."""
     with torch.inference_mode(False), torch.no_grad():
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()
         numbers = bits(flat).to(torch.int64)
