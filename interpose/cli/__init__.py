@@ -10,7 +10,7 @@ from interpose.contract.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="interpose", description="Run your own code inside a served model's forward pass.", allow_abbrev=False
     )

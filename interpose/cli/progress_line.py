@@ -1,4 +1,4 @@
-"""One line on a terminal that says what is being done and since when; plain lines where there is no terminal."""
+"""A progress line on a terminal with the current stage and its time, else plain lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ProgressLine:
     """Shows one stage at a time.
 
     Args:
-        out: where it is written.
+        out: the stream for the lines.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -23,7 +23,7 @@ class ProgressLine:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """The seconds since the beginning."""
         return time.monotonic() - self._begun
 
     def __call__(self, stage: str) -> None:
@@ -36,7 +36,7 @@ class ProgressLine:
             self._out.flush()
 
     def end(self) -> None:
-        """Leave the line, so that other text can follow."""
+        """Clear the line, so that other text can follow."""
         if self._live and self._shown:
             self._write("")
             self._out.write("\r")

@@ -1,4 +1,4 @@
-"""`interpose serve MODEL` runs a whole service on this machine, or on the Ray cluster that RAY_ADDRESS names."""
+"""The command `interpose serve MODEL`: runs a service on this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted; returns the exit status."""
+    """Serve until an interrupt; return the exit status."""
     try:
         from executor.cluster.checkpoint import check_model
         from executor.cluster.environment import hide_keys
@@ -140,7 +140,7 @@ def _arguments(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, An
 
 
 def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
-    """Parse vLLM's own flags with vLLM's own parser; only those that were given."""
+    """Parse the given flags of vLLM with vLLM's own parser; defaults are left out."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -151,7 +151,7 @@ def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
 
 
 def _some_engine_arguments(arguments: list[str]) -> dict[str, Any]:
-    """Return those of vLLM's arguments that say which files an engine needs, without importing vLLM."""
+    """Return the arguments of vLLM that name files of the engine, without importing vLLM."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in _FILES:
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""`interpose status` prints how a service is: its models, its sessions, and what the caller's tenant uses."""
+"""The command `interpose status`: prints models, sessions, and the usage of the tenant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the status; returns the exit status, 1 if the service cannot be asked."""
+    """Print the status; return the exit status, 1 if the service gives no answer."""
     from interpose.contract.errors import InterposeError
 
     try:
@@ -43,7 +43,7 @@ def ask(address: str, api_key: str | None) -> Any:
     """Return a service's `StatusReply`.
 
     Raises:
-        InterposeError: it does not answer, or refuses.
+        InterposeError: the service does not answer, or refuses the call.
     """
     from interpose.rpc.channel import Transport
     from interpose.v1.service_pb2 import StatusRequest
