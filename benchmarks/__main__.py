@@ -1,7 +1,7 @@
 """Runs the benchmarks, prints a table, and writes the results as JSON.
 
-The load average before each of them is part of the results: figures of a machine that was busy with something else say
-little about this system, those of the service least.
+The results contain the load average before each benchmark. Figures of a machine that was busy with other work say little about
+this system; the figures of the service say least.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.graph_steps import CASES
 from benchmarks.models import DTYPES, SIZES
 
-# Modules of this folder, each with a `run()` that returns figures by their name, by case. The options that it takes are its
-# keyword arguments.
+# Modules of this folder. Each has a `run()` that returns figures by their name, by case. Its keyword arguments are the options
+# of the benchmark.
 BENCHMARKS = ("plain_decode", "plain_steps", "traced_steps", "graph_steps", "service", "tensor_parallel", "start_up")
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
 
@@ -91,7 +91,10 @@ def _rounds(text: str) -> int:
 
 
 def chosen(argv: list[str] | None = None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return what the command line says, and the options on it by their names; ends the process where they do not fit."""
+    """Parse the command line; return the arguments, and the options by their names.
+
+    Ends the process where they do not fit.
+    """
     known = parser()
     args = known.parse_args(argv)
     if unknown := set(args.names) - set(BENCHMARKS):
@@ -105,7 +108,7 @@ def chosen(argv: list[str] | None = None) -> tuple[argparse.Namespace, dict[str,
 
 
 def main() -> None:
-    """Run the benchmarks named on the command line, or all."""
+    """Run the benchmarks that the command line names, or all."""
     args, given = chosen()
     args.output.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -135,7 +138,7 @@ def gpus() -> list[str]:
 
 
 def table(cases: dict[str, dict[str, float]]) -> str:
-    """Return a line for each case, with the figures that it has."""
+    """Return a line for each case, with the figures of the case."""
     width = max(len(case) for case in cases) + 2
     return "\n".join(
         f"  {case:{width}}" + "  ".join(f"{name} {value:<8.4g}" for name, value in figures.items()).rstrip()

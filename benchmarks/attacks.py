@@ -1,9 +1,10 @@
-"""How long a few hostile lines keep a neighbour from its answers, in a whole service: `python -m benchmarks.attacks`.
+"""Measures how long a hostile block delays a neighbour: `python -m benchmarks.attacks`.
 
-One tenant's short traces follow each other without a pause while another tenant's block does each of `ATTACKS`. The figure is
-the longest time in which none of the first tenant's traces ended, with what the block ended with. A trace that fails because the
-engine is away is run again, so the figure of an attack that costs a worker is the time until the engine is back. Beside them
-stands the longest such time without an attack. The service compiles nothing, as engines on a CPU do unless asked.
+The service is a whole service. One tenant's short traces follow each other without a pause, while another tenant's block does
+each of `ATTACKS`. The figure is the longest time in which none of the first tenant's traces ended; beside it stands how the
+block ended. A trace that fails because the engine is away is run again. So the figure of an attack that costs a worker is the
+time until the engine is back. The longest such time without an attack stands in the first row. The service compiles nothing,
+as engines on a CPU do unless asked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ saved = [torch.ones(3).as_subclass(T)].save()
 armed.append(1)
 """
 _GREENLET = "from greenlet import getcurrent\n"
-# What the budget ends, or refuses at once.
+# Blocks that the budget ends, or that are refused at once.
 BOUNDED = {
     "`while True: pass`": "while True: pass",
     "the same in `except:`, again and again": "while True:\n    try:\n        while True: pass\n    except: pass",
@@ -51,7 +52,7 @@ BOUNDED = {
     "`getcurrent().parent.switch()` for ever": _GREENLET
     + "while True:\n    try:\n        getcurrent().parent.switch()\n    except: pass",
 }
-# What costs the worker its life, and the engine a restart.
+# Blocks that cost the worker its life, and the engine a restart.
 UNBOUNDED = {
     "`sum(range(10**12))`": "total = sum(range(10**12))",
     "the timer switched off, then `while True: pass`": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nwhile True: pass",
@@ -63,10 +64,10 @@ QUIET_SECONDS = 5.0
 
 
 class Neighbour:
-    """Runs short traces one after the other until it is closed.
+    """Runs short traces one after another until it is closed.
 
     Args:
-        address: of the service.
+        address: address of the service.
     """
 
     def __init__(self, address: str) -> None:
@@ -79,7 +80,7 @@ class Neighbour:
         self._thread.start()
 
     def answered(self) -> None:
-        """Run one trace, however often it takes."""
+        """Run one trace, in as many attempts as it takes."""
         while not self._closing:
             try:
                 model = self._client.model("llama")
@@ -97,11 +98,14 @@ class Neighbour:
             self._longest, self._ended = max(self._longest, now - self._ended), now
 
     def begin(self) -> None:
-        """Forget what was longest."""
+        """Start the measurement of the longest time anew."""
         self._longest = 0.0
 
     def longest(self) -> float:
-        """Return the longest time since `begin` in which no trace ended; waits for two more to end."""
+        """Return the longest time since `begin` in which no trace ended.
+
+        Waits for two more traces to end.
+        """
         for _ in range(2):
             ended = self._ended
             while self._ended == ended:
@@ -115,7 +119,7 @@ class Neighbour:
 
 
 def traces(source: str) -> Callable[[Any], None]:
-    """Return a function that runs a trace of a model, whose block is the text."""
+    """Return a function that runs a trace of a model with this source as its block."""
     text = f"def run(model):\n    with model.trace({PROMPT!r}, max_tokens=1):\n" + textwrap.indent(source, " " * 8)
     with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
         file.write(text + "\n")

@@ -1,4 +1,4 @@
-"""Blocks for an engine in the same process: from their source to the request that runs them, and to its end."""
+"""Blocks for an engine in the same process, from their source to the end of their request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire.encoder import Encoder
 
-# For a llama of 8 layers. Its layers return the pair (hidden, residual).
+# Blocks for a llama of 8 layers. Its layers return the pair (hidden, residual).
 BLOCKS = {
     "capture one layer, prompt": """\
 hidden = model.model.layers[4].output[0].save()
@@ -42,7 +42,7 @@ class TracedRequest:
 
     Args:
         name: one of `BLOCKS`.
-        captured: what it reads besides `model` and `tracer`, by name.
+        captured: values that the block reads besides `model` and `tracer`, by name.
     """
 
     def __init__(self, name: str, **captured: Any) -> None:
@@ -66,7 +66,7 @@ class TracedRequest:
         return Work(self._trace, 0, 1, "").to_args()
 
     def finish(self, worker: Any, output: Any) -> None:
-        """End the block after its request, and drop what it saved.
+        """End the block after its request, and drop its saved values.
 
         Args:
             worker: the engine's only worker.

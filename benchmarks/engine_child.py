@@ -1,6 +1,6 @@
-"""One in-process engine of a benchmark: `python -m benchmarks.engine_child stock|interpose CHECKPOINT [OPTIONS]`.
+"""One in-process engine of a benchmark.
 
-OPTIONS are further options of vLLM's LLM, as JSON.
+`python -m benchmarks.engine_child stock|interpose CHECKPOINT [OPTIONS]`. OPTIONS are further options of vLLM's LLM, as JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.blocks import TracedRequest
 from benchmarks.rounds import answer_forever
 
 STRETCH = 8  # steps between two switches
-SETTLING = 2  # of them, which do not count
-CORES = 4  # that an engine on a GPU runs on
+SETTLING = 2  # steps after a switch that do not count
+CORES = 4  # cores that an engine on a GPU runs on
 
 
 class BenchLimits:
-    """The bounds that benchmarks run with."""
+    """The limits of blocks in benchmarks."""
 
     step_seconds = 60.0
     block_memory_bytes = 4 << 30
@@ -54,8 +54,8 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
         options |= trace_options(BenchLimits, "local")
     llm = LLM(model=checkpoint, **options)
     if current_platform.is_cuda():
-        # The engines that are compared answer one at a time: on the same cores, none has the better ones. vLLM chooses
-        # itself where it computes on CPUs.
+        # The compared engines answer one at a time. On the same cores, none has better cores. Where vLLM computes on CPUs, it
+        # chooses the cores itself.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-CORES:])
     engine: Any = llm.llm_engine
     config = engine.model_config
@@ -70,11 +70,11 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
         plain_only: bool = False,
         typical: bool = False,
     ) -> float:
-        """Return the seconds that a batch takes, its first `traced` requests with the block `work` if that is given.
+        """Return the seconds that a batch takes.
 
-        With `plain_only` the time ends with the last of the others, which do not wait for those with a block. With `typical`
-        it is what the batch would take if all its steps took as long as the half of them in the middle do: what else the
-        machine does in between, and the prompt, are left out.
+        The first `traced` requests have the block `work`, if it is given. With `plain_only` the time ends with the last request
+        without a block; these requests do not wait for requests with a block. With `typical` it is the time of the batch if all
+        its steps took as long as the middle half of them. That leaves out the prompt, and other work of the machine.
         """
         prompts = [[(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)] for i in range(batch)]
         given: dict[str, Any] = {"max_tokens": tokens, "detokenize": not config.skip_tokenizer_init}
@@ -100,8 +100,8 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             return tokens * middle([later - earlier for earlier, later in itertools.pairwise(steps)])
         return (ends or time.perf_counter()) - began
 
-    # What is compared with a class of ours is an empty class over vLLM's own, and the control another one: the interpreter
-    # keeps what it found of a class beside each access to its attributes, and any change of the class makes it look again.
+    # Our class is compared with an empty class over vLLM's own, and the control is another empty class. The interpreter caches
+    # what it found of a class beside each access to an attribute, and any change of the class makes it look again.
     switches: list[tuple[Any, type, type, type]] = []
     if kind == "interpose":
         core, worker = engine.engine_core.engine_core, engine.model_executor.driver_worker.worker
@@ -111,14 +111,14 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             switches.append((part, first_empty, second_empty, type(part)))
 
     def switching(batch: int, prompt_tokens: int, tokens: int, first: bool, control: bool) -> list[float]:
-        """Return the seconds of the typical step without what is ours, and with it, of one plain batch.
+        """Return the seconds of the typical step of a plain batch, without our code and with it.
 
-        The scheduler, the worker and the model runner are vLLM's own for a stretch of steps, and ours for the next one: what
-        is compared has the same memory, the same graphs and the same minute.
+        For a stretch of steps, scheduler, worker and model runner are vLLM's own; for the next stretch they are ours. So both are
+        measured with the same memory, the same graphs and in the same minute.
 
         Args:
-            first: whether the first stretch is with it.
-            control: whether they are vLLM's own in either.
+            first: whether the first stretch runs with our code.
+            control: whether both stretches run vLLM's own code.
         """
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         for i in range(batch):
@@ -133,7 +133,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             for _ in range(STRETCH):
                 engine.step()
                 ends.append(time.perf_counter())
-            # The requests that are gone by then, and what the switch itself costs.
+            # Requests that have ended by then, and the cost of the switch itself, do not count.
             if engine.has_unfinished_requests():
                 steps[first].extend(later - earlier for earlier, later in itertools.pairwise(ends[SETTLING:]))
             first = not first

@@ -1,15 +1,16 @@
-"""What blocks cost an engine as it is deployed: compiled, with CUDA graphs and asynchronous scheduling where there is a GPU.
+"""What blocks cost an engine as it is deployed.
 
-On a GPU the model has the sizes of a 1B llama, random weights in bfloat16, and stock vLLM is measured with its graphs and
-without; elsewhere it is a small one and both are eager. The ratio is to the stock engine as it is deployed, the control a
-second one of those. Steps with a block run eager, so "stock eager" is what a block's own cost is to be compared with.
+On a GPU the engine is compiled, with CUDA graphs and asynchronous scheduling. The model has the sizes of a 1B llama, random
+weights in bfloat16, and stock vLLM is measured with its graphs and without. Elsewhere the model is small and both are eager. The
+ratio is to the stock engine as it is deployed; the control is a second stock engine. Steps with a block run eager, so "stock
+eager" is the figure to compare a block's own cost with.
 
 As in `benchmarks.plain_decode`, two processes of the same engine differ for as long as they live, by more than plain requests'
-ratio to stock: plain requests are measured with several (`--engines`) of each kind, and what counts of a round is the median of
-theirs. What blocks cost is measured with one of each.
+ratio to stock. So plain requests are measured with several engines of each kind (`--engines`), and a round counts with their
+median. Blocks are measured with one engine of each kind.
 
-All cases of a run are measured on the same engines. Each gets about `--seconds`, the engines' start included: what does not fit
-into them are rounds, of which the table says how many there were. They can be run one by one as well (`--case`).
+All cases of a run are measured on the same engines. Each case gets about `--seconds`, the engines' start included. Rounds that do
+not fit are left out; the table says how many there were. `--case` runs cases one by one.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from typing import Any
 from benchmarks.models import Model
 from benchmarks.rounds import Child, Measured, alternate
 
-MEMORY = 0.9  # of a GPU, that all engines together may ask for
-SECONDS = 300.0  # of a case, with its part of the engines' starts
-ENGINES = 3  # of each kind, on a GPU
+MEMORY = 0.9  # part of a GPU that all engines together may ask for
+SECONDS = 300.0  # seconds of a case, with its part of the engines' starts
+ENGINES = 3  # engines of each kind, on a GPU
 PROMPT_TOKENS = 64
 NAMES = {"stock": "stock", "control": "stock", "stock eager": "stock", "interpose": "interpose"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured in the same rounds.
+    """Cases that are measured in the same rounds.
 
     Attributes:
         batch: requests at a time.
-        rounds: with each of the engines, at most; fewer on a CPU.
+        rounds: rounds with each engine, at most; fewer on a CPU.
         stock: the engines without blocks that are measured beside them.
-        blocks: by the name in the table, how many of the requests have a block, and which.
-        warm_up: whether a round comes before those that count.
+        blocks: by the name in the table, the number of requests with a block, and the block.
+        warm_up: whether a round comes before the counted rounds.
         plain_only: whether the time is that of the requests without a block, which go on while the others wait.
-        typical: whether the time is that of the steps in the middle, see `benchmarks.engine_child`.
+        typical: whether the time is that of the middle steps (see `benchmarks.engine_child`).
         several: whether all engines of a kind are measured, not one.
     """
 
@@ -60,12 +61,12 @@ class Group:
 
     @property
     def kinds(self) -> set[str]:
-        """Of the engines that are measured."""
+        """The kinds of the engines that are measured."""
         return {*self.stock, "interpose"}
 
 
 STOCK = ("stock", "control")
-# Those that take longest for a round come first, and leave what remains to the others.
+# Cases with the longest rounds come first, and leave the remaining time to the others.
 CASES = {
     "batch-of-blocks": (
         Group(
@@ -118,14 +119,16 @@ def run(
     engines: int | None = None,
     seconds: float | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return ms/step of each case, of "plain" the typical one, and its ratio to stock vLLM as it is deployed.
+    """Return ms/step of each case, and its ratio to stock vLLM as it is deployed.
+
+    The case "plain" has the typical step's time.
 
     Args:
-        cases: of `CASES`; all without it.
+        cases: names of `CASES`; None for all.
         model, dtype: see `Model.chosen`.
-        rounds: with each of the engines, at most; by default each group's own, and two on the CPU.
-        engines: of each kind that plain requests are measured with; by default three on a GPU, and one on a CPU.
-        seconds: for each case.
+        rounds: rounds with each engine, at most; by default each group's own number, and two on the CPU.
+        engines: engines of each kind that plain requests are measured with; by default three on a GPU, and one on a CPU.
+        seconds: seconds of each case.
     """
     measured_model = Model.chosen(model, dtype)
     tokens = 128 if measured_model.gpu else 8
@@ -143,13 +146,13 @@ def run(
 
 
 class _Bench:
-    """Engines of every kind, and what was measured with them.
+    """Engines of every kind, and their measured times.
 
     Args:
-        cases: the groups of each, by its name.
-        folder: the checkpoint's.
-        options: vLLM's, of all engines.
-        tokens: new ones of each request.
+        cases: the groups of each case, by its name.
+        folder: folder of the checkpoint.
+        options: vLLM's options of all engines.
+        tokens: new tokens of each request.
     """
 
     def __init__(self, cases: Mapping[str, Sequence[Group]], folder: str, options: dict[str, Any], tokens: int) -> None:
@@ -160,12 +163,12 @@ class _Bench:
         self._measured: dict[tuple[int, str], Measured] = {}
 
     def measure(self, engines: int, rounds: int, seconds: float) -> None:
-        """Measure the groups, one after the other.
+        """Measure the groups, one after another.
 
         Args:
-            engines: of each kind that is to have several. A round's time is the median of what they took in it.
-            rounds: of each group, at most; 0: as many as it says.
-            seconds: in all, the engines' start included.
+            engines: engines of each kind that has several. A round's time is the median of their times in it.
+            rounds: rounds of each group, at most; 0 for the group's own number.
+            seconds: seconds in all, the engines' start included.
         """
         began = time.monotonic()
         children = self._start(engines)
@@ -181,9 +184,10 @@ class _Bench:
                 child.close()
 
     def _start(self, engines: int) -> dict[tuple[str, int], Child]:
-        """Start so many engines of each kind that is to have several; return them when they answer.
+        """Start the engines; return them when they answer.
 
-        All start at the same time, which takes no longer than the machine needs to compile as many models.
+        Kinds with several engines get `engines` of them. All start at the same time, which takes no longer than the machine
+        needs to compile as many models.
         """
         children = {}
         wanted = {
@@ -234,7 +238,7 @@ class _Bench:
     def figures(self) -> dict[str, dict[str, float]]:
         """Return the table's rows.
 
-        What else runs on the host only ever adds time, so the fastest round is there beside the median.
+        Other work of the host only adds time, so the fastest round stands beside the median.
         """
         rows: dict[str, dict[str, float]] = {}
         for (number, name), one in self._measured.items():
@@ -243,7 +247,7 @@ class _Bench:
             row = {"ms/step": one.median / self._tokens * 1e3, "fastest": min(one.seconds) / self._tokens * 1e3}
             if one is not base:
                 row |= one.over(base).figures()
-            # The stock engines are in every group, and their rows say in which.
+            # The stock engines are in every group, and their rows name the group.
             beside = f" beside {next(iter(group.blocks))}" if name in group.stock else ""
             rows[f"{case}: batch {group.batch}, {name}{beside}"] = {**row, "rounds": len(one.seconds)}
         return rows

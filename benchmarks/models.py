@@ -1,7 +1,7 @@
 """The models and the prompts that engines are measured on.
 
-Of the large ones only the sizes matter: their weights are random, made in the workers, and are never on a disk. Their
-tokenizer is the small one's; nobody reads what they generate.
+Of the large models only the sizes matter: their weights are random, made in the workers, and never on a disk. They use the
+small model's tokenizer, because their text does not matter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from interpose.cli.demo_model import Shape, write_demo_model
 
 SMALL = Shape(layers=8, context=4096)
-_TOKENS = 400  # ids that prompts are made of; every vocabulary has more
+_TOKENS = 400  # token ids that prompts are made of; every vocabulary has more
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,7 +54,7 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 @dataclass(frozen=True)
 class Model:
-    """What is measured: one of `SIZES`, in one of `DTYPES`, on GPUs or on the CPU."""
+    """The model of a benchmark: one of `SIZES`, in one of `DTYPES`, on GPUs or on the CPU."""
 
     size: str
     dtype: str
@@ -62,14 +62,16 @@ class Model:
 
     @classmethod
     def chosen(cls, size: str | None, dtype: str | None) -> Model:
-        """Return the model that was asked for; None: what suits the machine."""
+        """Return the model of this size and dtype; None chooses what suits the machine."""
         import torch
 
         gpu = torch.cuda.is_available()
         return cls(size or ("1b" if gpu else "small"), dtype or ("bfloat16" if gpu else "float32"), gpu)
 
     def layouts(self, given: Sequence[int] | None) -> list[int]:
-        """Return the tensor-parallel sizes to measure: those given, or 1 and 2, and 4 on GPUs, as far as there are any.
+        """Return the tensor-parallel sizes to measure.
+
+        These are the given sizes, or 1 and 2, and 4 on GPUs, as far as there are any.
 
         Raises:
             ValueError: there are fewer GPUs than ranks.
@@ -104,7 +106,10 @@ class Model:
 
 
 def prompts(tokens: int) -> Iterator[list[int]]:
-    """Yield prompts of so many token ids, four at least, each with a beginning of its own: no cache has any of them."""
+    """Yield prompts of this many token ids, at least four.
+
+    Each prompt begins with other tokens, so no prompt is in a cache.
+    """
     rest = [5 + 7 * place % _TOKENS for place in range(tokens - 4)]
     for number in itertools.count():
         yield [*(5 + number // _TOKENS**digit % _TOKENS for digit in range(4)), *rest]

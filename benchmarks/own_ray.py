@@ -1,4 +1,4 @@
-"""A Ray head of a benchmark's process: like a service's own, on this machine alone, without a dashboard."""
+"""A Ray head of a benchmark's own process, on this machine alone, without a dashboard."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def own_ray(cpus: int) -> Iterator[OwnHead]:
-    """Start a head with at least so many CPUs for the time of the `with` block; processes started in it join it.
+    """Run a head with at least this many CPUs during the `with` block.
 
-    Not to be used where Ray has been imported before: it reads its environment then. What workers of vLLM's own executor had
-    in shared memory is removed when the head looks after them again, or stops, if it has looked after them while they lived.
+    Processes that are started in the block join the head. Do not use it where Ray has been imported before: Ray reads its
+    environment at the import. The head removes the shared memory of workers of vLLM's own executor when it looks after them
+    again, or stops, if it has looked after them while they lived.
     """
     from serve_app.environment import own_head_environment
 

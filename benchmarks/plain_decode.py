@@ -1,8 +1,9 @@
-"""What the system costs requests without a block: decode of a plain batch against stock vLLM, in one run.
+"""What the system costs requests without a block: plain decode against stock vLLM.
 
-A second stock engine is measured against the first in the same rounds. Its ratio, the control's, would be 1 on a machine
-that measured perfectly; how far it is from 1 says how much to trust the other. Two processes of the same engine differ by a
-percent or two for as long as they live (where their memory lies, which core they start on), so each kind has several.
+Both are measured in one run. A second stock engine is measured against the first in the same rounds. The control's ratio would be
+1 on a machine that measured perfectly; how far it is from 1 says how much to trust the other ratio. Two processes of the same
+engine differ by a percent or two for as long as they live (by their place in memory, by the core they start on), so each kind
+has several.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from pathlib import Path
 from benchmarks.rounds import Child, Measured, alternate
 from interpose.cli.demo_model import Shape, write_demo_model
 
-ENGINES = 4  # of each kind, one after the other
-ROUNDS = 24  # with each of them
+ENGINES = 4  # engines of each kind, one after another
+ROUNDS = 24  # rounds with each engine
 TOKENS = 96
 BATCHES = (1, 8)
 KINDS = {"stock": "stock", "interpose": "interpose", "control": "stock"}
 
 
 def run() -> dict[str, dict[str, float]]:
-    """Return ms/step of stock, interpose and stock again, and the ratios to the first, for batches of 1 and 8."""
+    """Return ms/step and ratios of stock, interpose and stock again, for batches of 1 and 8."""
     measured = {(batch, name): Measured(name, []) for batch in BATCHES for name in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_demo_model(Path(folder) / "llama", "llama", Shape(layers=8))

@@ -1,9 +1,9 @@
-"""What a step without a block costs of interpose's own code: one engine, with and without that code by turns.
+"""What our own code costs a step without a block: one engine, with and without that code.
 
 Two processes of one engine differ by a few per cent for as long as they live, on a GPU's host by more, and so does one minute
-from the next. Here it is one process: for a stretch of steps its scheduler, worker and model runner are of vLLM's own classes,
-for the next stretch of ours, while the same requests go on. In the control they are vLLM's own in either stretch. What this
-does not compare are the engine's options, which `graph_steps` and `plain_decode` do.
+from the next. Here both are one process. For a stretch of steps its scheduler, worker and model runner are of vLLM's own
+classes, for the next stretch of ours, while the same requests go on. In the control they are vLLM's own in both stretches. The
+engine's options are the same in both; `graph_steps` and `plain_decode` compare these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.rounds import LEAST, Child, Measured
 BATCHES = (32, 1)
 PROMPT_TOKENS = 64
 TOKENS = 128
-SECONDS = 120.0  # of a batch size
+SECONDS = 120.0  # seconds of a batch size
 ROUNDS = 400
-KINDS = {"off again": True, "on": False}  # by the name, whether it is the control
+KINDS = {"off again": True, "on": False}  # whether a kind is the control
 
 
 def run(
@@ -31,8 +31,8 @@ def run(
 
     Args:
         model, dtype: see `Model.chosen`.
-        rounds: at most.
-        seconds: of each batch size; by default two minutes.
+        rounds: rounds at most.
+        seconds: seconds of each batch size; by default two minutes.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = Model.chosen(model, dtype).write(Path(folder))

@@ -1,4 +1,4 @@
-"""What the processes of a service are called."""
+"""The names of a service's processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ENGINE = "EngineCore"
 
 
 def title(process: psutil.Process) -> str:
-    """Its name and its command line, with `EngineCore` in it if it is vLLM's engine.
+    """Return a process's name and command line, with `EngineCore` in it for vLLM's engine.
 
-    vLLM gives its process that title, but setproctitle 1.3 finds no place for one when the value of the environment's first
-    variable was set anew before, and leaves the process as it is. Which is the first, Ray's node decides by chance.
+    vLLM gives its process that title. But setproctitle 1.3 finds no place for a title when the value of the environment's first
+    variable was set anew before, and leaves the process as it is. Ray's node decides by chance which variable is the first.
 
     Raises:
-        psutil.Error: it has ended, or may not be looked at.
+        psutil.Error: the process has ended, or must not be looked at.
     """
     said = " ".join((process.name(), *process.cmdline()))
     if ENGINE in said or "multiprocessing.spawn" not in said:
         return said
-    # The only others that are spawned so are the parts of Ray's dashboard.
+    # Only the parts of Ray's dashboard are spawned in the same way.
     above = ""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = process.parent()
@@ -33,10 +33,10 @@ def title(process: psutil.Process) -> str:
 
 
 def joining(processes: Iterable[psutil.Process]) -> dict[str, str]:
-    """Return the environment of a process that joins the Ray cluster that has its head among these processes.
+    """Return the environment of a process that joins the Ray cluster of these processes.
 
     Raises:
-        LookupError: none of them is a head.
+        LookupError: none of the processes is a head.
     """
     commands: dict[psutil.Process, list[str]] = {}
     for process in processes:

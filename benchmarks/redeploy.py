@@ -1,4 +1,7 @@
-"""Has Serve deploy a service's application anew: `python -m benchmarks.redeploy CONFIG` in a process that joins its cluster."""
+"""Makes Serve deploy a service's application anew: `python -m benchmarks.redeploy CONFIG`.
+
+It runs in a process that joins the service's cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 
 
 def main(config: str) -> None:
-    """Deploy it, without waiting until it runs.
+    """Deploy the application, without waiting until it runs.
 
     Args:
         config: the file that the service was started with.

@@ -1,4 +1,4 @@
-"""A way to a service that can be cut."""
+"""A connection to a service that can be cut."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 
 
 class Relay:
-    """Takes connections at `address`, on this machine, and passes on what comes.
+    """Takes connections on this machine and passes their bytes on to the service.
 
     Args:
         address: host:port of the service.
 
     Attributes:
-        address: where clients connect instead.
+        address: host:port for clients.
     """
 
     def __init__(self, address: str) -> None:
@@ -40,7 +40,7 @@ class Relay:
                 target.sendall(data)
 
     def cut(self) -> bool:
-        """Break every connection that there is; new ones are taken. Returns whether there was one."""
+        """Break every open connection; return whether there was one. New connections are taken."""
         there, self._open = self._open, []
         for one in there:
             with contextlib.suppress(OSError):
@@ -49,8 +49,8 @@ class Relay:
         return bool(there)
 
     def close(self) -> None:
-        """Take no connection any more, and break those that there are."""
+        """Take no more connections, and break all open ones."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
+            self._listener.shutdown(socket.SHUT_RDWR)  # otherwise the accepting thread would take one more connection
         self._listener.close()
         self.cut()

@@ -1,8 +1,8 @@
-"""Measures engines against each other: each in a process of its own, in rounds that have every case once.
+"""Measures engines against each other, each in a process, in rounds with every case once.
 
-A shared machine drifts by more than the differences of interest. What one round measured was measured within a second or
-two, so the ratio is taken in each round, and the median and quartiles are those of the rounds' ratios. The order changes
-from round to round so that every case has every place equally often.
+A shared machine drifts by more than the differences of interest. One round measures all its cases within a second or two. So the
+ratio is taken in each round, and the median and quartiles are taken over the rounds' ratios. The order changes from round to
+round, so that every case has every place equally often.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _TAIL = 2000  # characters of a failed process's output that its error shows
-LEAST = 2  # rounds that have quartiles
+LEAST = 2  # the least number of rounds with quartiles
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How one case compares with another: the median of the rounds' ratios, and their quartiles."""
+    """A case compared with another: the median of the rounds' ratios, and their quartiles."""
 
     median: float
     low: float
     high: float
 
     def figures(self) -> dict[str, float]:
-        """Return it as columns of a table."""
+        """Return the ratio as columns of a table."""
         return {"ratio": self.median, "quartile 1": self.low, "quartile 3": self.high}
 
 
@@ -48,21 +48,24 @@ class Measured:
         return statistics.median(self.seconds)
 
     def over(self, base: Measured) -> Ratio:
-        """Return how this case's seconds compare with those of `base`, round by round; two rounds at least."""
+        """Return the ratio of this case's seconds to those of `base`, round by round.
+
+        There must be at least two rounds.
+        """
         ratios = [mine / other for mine, other in zip(self.seconds, base.seconds, strict=True)]
         low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return Ratio(median, low, high)
 
 
 class Asked(Protocol):
-    """Whatever does what it is asked for and answers how many seconds that took."""
+    """An object that does what it is asked for, and answers how many seconds that took."""
 
     @property
     def ask(self) -> Callable[..., Any]: ...
 
 
 class Child:
-    """A process that answers each line of JSON on its input with one on its output.
+    """A process that answers each line of JSON on its input with a line on its output.
 
     Args:
         module: run as `python -m module`.
@@ -77,7 +80,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # Sets and dictionaries lie alike in all of them: two processes of one engine differ for as long as they live.
+            # The same hash seed gives sets and dictionaries the same layout in all processes; otherwise two processes of one
+            # engine differ.
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
 
@@ -89,7 +93,7 @@ class Child:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the error below says why
+            pass  # the error below gives the reason
         for line in self._process.stdout:
             if line.startswith("answer "):
                 return json.loads(line.removeprefix("answer "))
@@ -130,13 +134,13 @@ def alternate(
     warm_up: bool = True,
     seconds: float = math.inf,
 ) -> list[Measured]:
-    """Time each case once in each of `rounds` rounds; a round before them warms up and is left out.
+    """Time each case once in each of `rounds` rounds, after a round that warms up.
 
     Args:
-        cases: name, who is asked, request; the answer is the seconds it took.
-        rounds: how many rounds count; twice the number of cases, or a multiple of it, gives each case each place equally often.
+        cases: name, process to ask, request; the answer is the seconds that the request took.
+        rounds: how many rounds count; a multiple of twice the number of cases gives each case each place equally often.
         warm_up: whether there is a round before them.
-        seconds: after so many no further round begins; two have been run by then, however long they took.
+        seconds: after this time no further round begins; but two rounds are run, however long they take.
     """
     ends = time.monotonic() + seconds
     measured: dict[str, list[float]] = {name: [] for name, _, _ in cases}
@@ -152,7 +156,10 @@ def alternate(
 
 
 def orders(count: int, rounds: int) -> Iterator[list[int]]:
-    """Yield each round's order: rotated by one after every second round, and every second round backwards."""
+    """Yield each round's order.
+
+    The order is rotated by one after every second round, and every second round runs backwards.
+    """
     for turn in range(rounds):
         first = turn // 2 % count
         order = [*range(first, count), *range(first)]

@@ -23,19 +23,19 @@ STOP_SECONDS = 60.0
 
 
 class Service:
-    """A service that starts when it is made; `address` waits until it serves.
+    """A service that starts when the object is made; `address` waits until it serves.
 
     Args:
-        tensor_parallel_size: workers, each with its share of the machine's cores.
-        warm: how many sessions the service keeps ready.
-        engine: further arguments of the engine, by vLLM's names; float32 and compiled unless they say otherwise.
-        checkpoint: the model's folder; a demo llama without it.
+        tensor_parallel_size: number of workers, each with its share of the machine's cores.
+        warm: session actors that the service keeps ready.
+        engine: further arguments of the engine, by vLLM's names; by default float32 and compiled.
+        checkpoint: the model's folder; by default a demo llama.
         sessions: further settings of sessions.
-        limits: of the model.
-        tenants: their names and keys.
+        limits: limits of the model.
+        tenants: names and API keys of the tenants.
 
     Attributes:
-        config: its configuration file.
+        config: the service's configuration file.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class Service:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # Ctrl-C reaches it through `close` alone.
+                # Ctrl-C reaches the service through `close` alone.
                 start_new_session=True,
             )
 
     def address(self) -> str:
-        """Return where clients connect, as soon as they can.
+        """Return the address for clients, as soon as they can connect.
 
         Raises:
-            RuntimeError: it does not start, with what it printed.
+            RuntimeError: the service does not start; with its output.
         """
         deadline = time.monotonic() + START_SECONDS
         while "interpose: serving" not in self._output.read_text():
@@ -96,20 +96,20 @@ class Service:
 
     @property
     def process(self) -> psutil.Process:
-        """Of its command."""
+        """The process of the service's command."""
         return psutil.Process(self._process.pid)
 
     def stop(self) -> None:
-        """Have it end, without waiting for that. Idempotent."""
+        """Ask the service to end, without waiting for it. Idempotent."""
         if not self._stopping:
             self._stopping = True
             self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End it.
+        """End the service.
 
         Raises:
-            RuntimeError: it had to be killed.
+            RuntimeError: the service had to be killed.
         """
         self.stop()
         try:
@@ -125,7 +125,10 @@ class Service:
 
 @contextlib.contextmanager
 def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | None = None) -> Iterator[str]:
-    """Serve a demo llama for the time of the `with` block, which gets the address; see `Service`."""
+    """Serve a demo llama during the `with` block, which gets the address.
+
+    See `Service` for the arguments.
+    """
     service = Service(tensor_parallel_size, warm, engine)
     try:
         yield service.address()

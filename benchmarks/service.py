@@ -1,4 +1,4 @@
-"""What a client waits for: opening a session, a small trace, eight clients at once, and large saves, over gRPC."""
+"""The time that a client waits: for a session, a small trace, eight clients at once, saves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LAYER = 2
 
 OPENS = 40
 CLIENTS = 8
-TRACES = 40  # of each kind, from one client
-TRACES_AT_ONCE = 10  # of each client
-SAVES = {1: 12, 16: 8, 64: 5}  # MiB: how often
+TRACES = 40  # traces of each kind, from one client
+TRACES_AT_ONCE = 10  # traces of each client
+SAVES = {1: 12, 16: 8, 64: 5}  # number of saves by their size in MiB
 WARM_SESSIONS = 2
 REFILL_SECONDS = 60.0
 
@@ -47,7 +47,10 @@ def latency(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _opens(clients: Sequence[interpose.Client]) -> list[float]:
-    """Return the seconds of each open. The clients open one session after the other and close them together."""
+    """Return the seconds of each opening of a session.
+
+    The clients open one session after another and close them together.
+    """
     seconds: list[float] = []
     while len(seconds) < OPENS:
         for client in clients:
@@ -60,7 +63,7 @@ def _opens(clients: Sequence[interpose.Client]) -> list[float]:
 
 
 def _refilled(client: interpose.Client) -> None:
-    """Wait until as many session actors are ready as the service keeps."""
+    """Wait until the service has as many ready session actors as it keeps."""
     deadline = time.monotonic() + REFILL_SECONDS
     while client.status().warm_sessions < WARM_SESSIONS:
         if time.monotonic() > deadline:
@@ -69,7 +72,7 @@ def _refilled(client: interpose.Client) -> None:
 
 
 def _single_traces(model: Any) -> dict[str, dict[str, float]]:
-    """Time the same request with an empty block and with one that saves, in turn."""
+    """Time the same request with an empty block and with a block that saves, in turn."""
     kinds = {"trace, empty block": _nothing, "trace, one save": _one_save}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(TRACES + 3):
@@ -92,7 +95,10 @@ def _one_save(model: Any) -> Any:
 
 
 def _at_once(models: Sequence[Any]) -> dict[str, float]:
-    """Let every client run traces with one save, one after the other; all clients at the same time."""
+    """Let every client run traces with one save, one after another.
+
+    All clients run at the same time.
+    """
     seconds: list[float] = []
     failures: list[Exception] = []
     start = threading.Barrier(len(models) + 1)
@@ -125,7 +131,7 @@ def _at_once(models: Sequence[Any]) -> dict[str, float]:
 
 
 def _transfer(model: Any, size: int, count: int) -> dict[str, float]:
-    """Save one float32 tensor of `size` bytes; the time is that of the whole trace."""
+    """Time a trace that saves one float32 tensor of `size` bytes."""
     seconds: list[float] = []
     for _ in range(count + 1):
         seconds.append(timed(lambda: _large_save(model, size // 4)))

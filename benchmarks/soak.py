@@ -1,13 +1,13 @@
-"""Mixed clients for minutes while parts of the service are lost: no wrong value, everything back by itself, memory flat.
+"""Runs mixed clients for minutes while parts of the service are lost.
 
     python -m benchmarks.soak --minutes 20
 
-serves a small model and runs the crowd of `benchmarks.stress` against it. Every `--every` seconds there is a random fault: a
-part is killed, half of the clients lose their connections, a client is killed, or Serve deploys the application anew. Those that
-take the engine along come only while it runs, so that there is something to lose, and not in the last share of the time
-(`--spare`), so that it lives long enough for its memory to be seen. A trace that a fault ends must end with an error that says
-so; each other one must give what it gives alone. It ends with status 1 if one did not, if the service does not come back, or if
-the memory of a process grew.
+serves a small model and runs the crowd of `benchmarks.stress` against it. Every `--every` seconds there is a random fault: a part
+is killed, half of the clients lose their connections, a client is killed, or Serve deploys the application anew. Faults that take
+the engine along come only while the engine runs, so that there is something to lose. They do not come in the last share of the
+time (`--spare`), so that the engine lives long enough for its memory to be seen. A trace that a fault ends must end with an error
+that says so. Every other trace must give what it gives alone. The exit status is 1 if a trace did not, if the service does
+not come back, or if the memory of a process grew.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from interpose.v1.service_pb2 import StatusReply
 TRACES = 24
 SAMPLE_SECONDS = 5.0
 RECOVERY_SECONDS = 300.0
-DEPLOY_SECONDS = 300.0  # until Serve was told, by a process that imports it on a busy machine
-# A client that is killed cannot close its session, which then ends by itself.
+DEPLOY_SECONDS = 300.0  # until a process that imports Serve on a busy machine has told it
+# A killed client cannot close its session, which then ends by itself.
 SESSIONS = {"idle_seconds": 30.0}
-# A process may have grown by so much between the third quarter of its life and the last, of those that lived for five minutes:
-# Ray's and the engine's processes take two or three until all of their threads have allocated what they will.
+# The growth that a process may have between the third quarter of its life and the last. It applies to processes that lived for
+# five minutes: Ray's and the engine's processes take two or three until all of their threads have allocated their memory.
 GROWTH = 0.05
 GROWTH_BYTES = 16 << 20
 LIFE_SECONDS = 300.0
 _MIB = 1 << 20
 
-# What a trace may end with when a part that it needed was killed.
+# Errors of a trace when a part that it needed was killed.
 LOST = ("Unavailable", "ConnectionLost")
 
 # Parts that are killed, by a part of the process's name.
@@ -69,7 +69,7 @@ TAKES_ENGINE = ("a worker", "the engine core", "the engine replica", DEPLOYED)
 class Memory:
     """The private memory of one process over its life, bytes by seconds.
 
-    Not what it shares: how much of the object store a process has mapped by and by says nothing of what it keeps.
+    Shared memory is left out: the part of the object store that a process has mapped says nothing of what it keeps.
     """
 
     name: str
@@ -77,32 +77,32 @@ class Memory:
 
     @property
     def seconds(self) -> float:
-        """How long it was seen."""
+        """Seconds that the process was seen."""
         return self.samples[-1][0] - self.samples[0][0]
 
     @property
     def growth(self) -> tuple[float, float]:
-        """Medians of its third quarter and of its last one."""
+        """Medians of the memory in the third quarter and in the last quarter."""
         quarter = max(1, len(self.samples) // 4)
         early, late = self.samples[2 * quarter : 3 * quarter] or self.samples, self.samples[-quarter:]
         return statistics.median(size for _, size in early), statistics.median(size for _, size in late)
 
     @property
     def flat(self) -> bool:
-        """Whether it stayed as it was."""
+        """Whether the memory stayed as it was."""
         early, late = self.growth
         return late <= early * (1 + GROWTH) + GROWTH_BYTES
 
 
 class Watch:
-    """The processes of a service: their memory, and now and then the death of one."""
+    """The processes of a service: samples their memory, and kills one now and then."""
 
     def __init__(self, service: psutil.Process) -> None:
         self._service = service
         self._seen: dict[tuple[int, float], Memory] = {}
 
     def processes(self) -> dict[psutil.Process, str]:
-        """All of them, with their names."""
+        """All processes of the service, with their names."""
         found = {}
         for process in [self._service, *self._service.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
@@ -113,17 +113,17 @@ class Watch:
         return found
 
     def sample(self) -> None:
-        """Note the memory of each."""
+        """Note the memory of each process."""
         for process, name in self.processes().items():
             with contextlib.suppress(psutil.Error):
                 key = process.pid, process.create_time()
                 memory = self._seen.setdefault(key, Memory(name))
-                memory.name = name  # what Ray has kept idle gets its name later
+                memory.name = name  # a process that Ray has kept idle gets its name later
                 info = process.memory_info()
                 memory.samples.append((time.monotonic(), info.rss - info.shared))
 
     def kill(self, name: str, rng: random.Random) -> bool:
-        """Kill one of those with a part of a name; returns whether there was one."""
+        """Kill a process with this part in its name; return whether there was one."""
         found = [process for process, full in self.processes().items() if name in full]
         if found:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,7 +131,10 @@ class Watch:
         return bool(found)
 
     def series(self) -> list[dict[str, object]]:
-        """The private memory of each in the order in which they came, MiB by seconds since the first was seen."""
+        """Return the private memory of each process, in MiB by seconds since the first sample.
+
+        The processes are in the order in which they came.
+        """
         lives = [one for one in self._seen.values() if one.samples]
         first = min((one.samples[0][0] for one in lives), default=0.0)
         return [
@@ -141,15 +144,15 @@ class Watch:
 
     @property
     def lived(self) -> list[Memory]:
-        """Those that lived long enough to say something."""
+        """The processes that lived long enough to compare."""
         return [one for one in self._seen.values() if one.samples and one.seconds >= LIFE_SECONDS]
 
 
 class Victim:
-    """A client in a process of its own, which is killed, and another one in its place.
+    """A client in a process of its own; after it is killed, another takes its place.
 
     Args:
-        address: of the service.
+        address: address of the service.
     """
 
     def __init__(self, address: str) -> None:
@@ -157,14 +160,14 @@ class Victim:
         self._process = self._start()
 
     def kill(self) -> bool:
-        """Kill it in the middle of what it does; returns whether it was still there."""
+        """Kill the client in the middle of its work; return whether it still lived."""
         there = self._process.poll() is None
         self.close()
         self._process = self._start()
         return there
 
     def close(self) -> None:
-        """End it."""
+        """End the client."""
         self._process.kill()
         self._process.wait()
 
@@ -179,18 +182,18 @@ class Victim:
 
 
 class Faults(threading.Thread):
-    """Causes one after the other.
+    """Causes faults one after another.
 
     Args:
-        causes: by name; each returns whether there was something to lose.
-        client: of the service.
-        every: seconds from one to the next.
-        spare_at: when those that take the engine end, by `time.monotonic`.
-        seed: of the order.
+        causes: functions by name; each returns whether there was something to lose.
+        client: a client of the service.
+        every: seconds from one fault to the next.
+        spare_at: when faults that take the engine end, by `time.monotonic`.
+        seed: seed of the random order.
 
     Attributes:
-        caused: how often each.
-        recoveries: seconds until the engine ran again, each time.
+        caused: how often each fault was caused.
+        recoveries: seconds until the engine ran again, after each loss.
     """
 
     def __init__(
@@ -216,7 +219,7 @@ class Faults(threading.Thread):
         following = time.monotonic() + self._every
         while not self._ended.wait(0.5):
             runs = _runs(self._client)
-            if lost_at and runs and time.monotonic() - lost_at > 10:  # by then everybody has noticed
+            if lost_at and runs and time.monotonic() - lost_at > 10:  # by then all parts have noticed the loss
                 self.recoveries.append(time.monotonic() - lost_at)
                 lost_at = 0.0
             if time.monotonic() < following:
@@ -232,13 +235,13 @@ class Faults(threading.Thread):
                     lost_at = time.monotonic()
 
     def end(self) -> None:
-        """Cause no more, and wait for the one that is being caused."""
+        """Cause no more faults, and wait for the current one."""
         self._ended.set()
         self.join()
 
 
 def soak(minutes: float, every: float, spare: float, traces: int, seed: int) -> tuple[Report, Faults, Watch]:
-    """Run it; returns what traces came to, the faults, and the processes."""
+    """Run the soak; return the outcome of the traces, the faults, and the processes."""
     with contextlib.ExitStack() as stack:
         service = Service(2, CLIENTS, {**ENGINE, "enforce_eager": True}, sessions=SESSIONS)
         stack.callback(service.close)
@@ -285,7 +288,7 @@ def _sample(watch: Watch, ended: threading.Event) -> None:
 
 
 def _deploy(service: Service) -> bool:
-    """Have Serve replace every replica; returns whether it was told."""
+    """Make Serve replace every replica; return whether Serve was told."""
     command = [sys.executable, "-m", "benchmarks.redeploy", str(service.config)]
     environment = processes.joining(service.process.children(recursive=True))
     done = subprocess.run(
@@ -302,7 +305,7 @@ def _runs(client: interpose.Client) -> bool:
 
 
 def _afterwards(observer: interpose.Client, before: StatusReply, connected: contextlib.ExitStack) -> list[str]:
-    """What is wrong when it is over, the clients have gone, and everything has had its time."""
+    """Return what is wrong when the clients have gone and everything has had its time."""
     deadline = time.monotonic() + RECOVERY_SECONDS
     while not _runs(observer):
         if time.monotonic() > deadline:
@@ -312,7 +315,7 @@ def _afterwards(observer: interpose.Client, before: StatusReply, connected: cont
 
 
 def main() -> int:
-    """Run it as the command line says; return the exit status."""
+    """Run the soak as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="how long (default: 20)")
     parser.add_argument("--every", type=float, default=30.0, help="seconds from fault to fault (default: 30)")

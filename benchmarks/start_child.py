@@ -1,6 +1,7 @@
-"""Starts executors and times that: `python -m benchmarks.start_child CHECKPOINT RANKS [OPTIONS]`, as `benchmarks.stock_engine`.
+"""Starts executors and times their start.
 
-Both executors start in the same process, on the same Ray, in the same placement group, with vLLM's own worker.
+`python -m benchmarks.start_child CHECKPOINT RANKS [OPTIONS]`, with the arguments of `benchmarks.stock_engine`. Both executors
+start in the same process, on the same Ray, in the same placement group, with vLLM's own worker.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from benchmarks.rounds import answer_forever
 from executor.cluster.network import use_interface_of
 
 GONE_SECONDS = 60.0
-# Ray starts processes for those that were taken from its pool.
+# Ray starts new processes in place of the processes that were taken from its pool.
 _SETTLE_SECONDS = 3.0
 
 
 def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
     """Answer requests for timed starts until the input ends."""
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    # vLLM's executor leaves it to gloo to find an interface by this machine's name.
+    # vLLM's executor lets gloo find an interface by this machine's name.
     use_interface_of("127.0.0.1")
     with own_ray(int(ranks)) as head:
         answer_forever(Starts(checkpoint, int(ranks), json.loads(given), head.look_after).answer)
@@ -37,7 +38,7 @@ class Starts:
         checkpoint: the model's folder.
         ranks: the tensor-parallel size.
         given: further options of vLLM's engine.
-        look_after: called while workers run, see `own_ray`.
+        look_after: called while workers run (see `own_ray`).
     """
 
     def __init__(self, checkpoint: str, ranks: int, given: dict[str, Any], look_after: Callable[[], None]) -> None:
@@ -57,7 +58,7 @@ class Starts:
         """Start an executor and end it again.
 
         Args:
-            executor: of `start_executors.STARTS`.
+            executor: a name of `start_executors.STARTS`.
 
         Returns:
             Seconds until all actors are constructed ("actors"), and until all workers have the model and wait for steps
@@ -71,7 +72,7 @@ class Starts:
         deployed, timed = STARTS[executor]
         config = AsyncEngineArgs(**self._options, distributed_executor_backend=deployed).create_engine_config()
         config.parallel_config.placement_group = self._group
-        started = timed.__new__(timed)  # here also if its start is interrupted
+        started = timed.__new__(timed)  # the object exists even if its start is interrupted
         try:
             began = time.perf_counter()
             started.__init__(config)
@@ -79,7 +80,7 @@ class Starts:
             taken = {"actors": started.constructed() - began, "workers": ready - began}
             ends = [handle.run_ref for handle in started.ray_worker_handles]
         finally:
-            # Not left to vLLM, which does it when this process ends: there is no Ray then, and it waits for one.
+            # vLLM would do this when the process ends. Ray is gone by then, and vLLM would wait for it.
             self._look_after()
             started.shutdown()
         _, alive = ray.wait(ends, num_returns=len(ends), timeout=GONE_SECONDS)

@@ -1,7 +1,7 @@
-"""The two executors whose starts are compared, each with somebody who notes when its actors are up.
+"""The two executors whose starts are compared; each notes when its actors are up.
 
-Actors unpickle what is defined here, so this module is imported in them; the stock executor's are vLLM's own class, whose
-module imports all of vLLM, and the lazy ones a class of `executor.cluster.actor`, which imports nothing.
+Actors unpickle the classes that are defined here, so this module is imported in them. The stock executor's actors are vLLM's own
+class, whose module imports all of vLLM. The lazy actors are a class of `executor.cluster.actor`, which imports nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Watched(RayExecutorV2):
         count = self.parallel_config.world_size
         while len(getattr(self, "ray_worker_handles", ())) < count:
             time.sleep(_POLL_SECONDS)
-        # Ray answers it when the constructor has returned, before any other call that comes after this one.
+        # Ray answers this call when the constructor has returned, before any later call.
         ray.get([handle.actor.__ray_ready__.remote() for handle in self.ray_worker_handles])
         self._up = time.perf_counter()
 
     def constructed(self) -> float:
-        """Return when the last actor's constructor had returned, on the clock of `time.perf_counter`."""
+        """Return when the last actor's constructor had returned, by `time.perf_counter`."""
         self._watcher.join(UP_SECONDS)
         return self._up
 
@@ -52,7 +52,10 @@ class LazyStart(Watched, LazyRayExecutor):
 
 
 class StockStart(Watched):
-    """vLLM's executor. It refuses CPUs because they have no name among Ray's devices; here they are given one."""
+    """vLLM's executor, made to run on CPUs.
+
+    vLLM's executor refuses CPUs because they have no name among Ray's devices; here they are given one.
+    """
 
     def _init_executor(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -62,16 +65,16 @@ class StockStart(Watched):
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
-        # Ray has other words for CPUs than for further resources; a worker takes those of its bundle.
+        # Ray has other words for CPUs than for other resources. A worker takes the CPUs of its bundle.
         return {} if current_platform.is_cpu() else RayExecutorV2._get_actor_resource_kwargs()
 
 
-# What an engine names as its executor, and what is timed.
+# The executor that an engine names, and the executor that is timed.
 STARTS = {"stock": (RayExecutorV2, StockStart), "lazy": (LazyRayExecutor, LazyStart)}
 
 
 class CPUWorkerProc(RayWorkerProc):
-    """vLLM's actor, which on a CPU has no device to tell of."""
+    """vLLM's actor, for a CPU without a device to report."""
 
     def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
         return ray.get_runtime_context().get_node_id(), []

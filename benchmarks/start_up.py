@@ -1,8 +1,8 @@
-"""How long workers take to start: actors of the lazy executor against those of vLLM's own Ray executor, in one run.
+"""The time that workers take to start: the lazy executor against vLLM's own Ray executor.
 
-"actors" is the time until every actor's constructor has returned. vLLM's actors import vLLM and torch before that; the lazy ones
-are up at once, can say how far they are, and import afterwards. "workers" is the time until all of them have loaded the model
-and wait for steps. On a CPU, which vLLM's executor refuses, the refusal is undone for this benchmark
+Both are measured in one run. "actors" is the time until every actor's constructor has returned. vLLM's actors import vLLM and
+torch before that. The lazy actors are up at once, can say how far they are, and import afterwards. "workers" is the time until
+all workers have loaded the model and wait for steps. vLLM's executor refuses CPUs; the refusal is undone for this benchmark
 (`benchmarks.start_executors`).
 """
 
@@ -18,7 +18,7 @@ from benchmarks.models import Model
 from benchmarks.rounds import LEAST, Asked, Child, Measured, orders
 
 ROUNDS = 5
-SECONDS = 400.0  # of a size
+SECONDS = 400.0  # seconds of a size
 STARTS = {"stock": "stock", "stock again": "stock", "lazy": "lazy"}
 STAGES = ("actors", "workers")
 
@@ -31,13 +31,13 @@ def run(
     rounds: int | None = None,
     seconds: float | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return the seconds of each stage by tensor-parallel size, and their ratio to vLLM's executor.
+    """Return the seconds of each stage by tensor-parallel size, and ratios to vLLM's executor.
 
     Args:
-        tensor_parallel_sizes: 1 and 2 without it, and 4 where there are GPUs for that.
+        tensor_parallel_sizes: by default 1 and 2, and 4 where there are GPUs for that.
         model, dtype: see `Model.chosen`.
-        rounds: that count, with one start of each kind; at most.
-        seconds: of each size; a round that would end later is left out, but for the first two.
+        rounds: counted rounds at most, with one start of each kind.
+        seconds: seconds of each size; a round that would end later is left out, except the first two.
 
     Raises:
         ValueError: there are fewer GPUs than ranks.
@@ -49,7 +49,7 @@ def run(
         for size in measured_model.layouts(tensor_parallel_sizes):
             child = Child("benchmarks.start_child", folder, str(size), options)
             try:
-                child.ask(executor="stock")  # warms up: what is imported is in the machine's memory afterwards
+                child.ask(executor="stock")  # warms up: imported files are in the machine's memory afterwards
                 measured = _starts(child, size, rounds or ROUNDS, seconds or SECONDS)
             finally:
                 child.close()

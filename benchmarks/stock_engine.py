@@ -1,8 +1,9 @@
-"""Stock vLLM on the system's Ray executor: `python -m benchmarks.stock_engine CHECKPOINT RANKS [OPTIONS]`.
+"""Stock vLLM on the system's Ray executor.
 
-RANKS is the tensor-parallel size, OPTIONS are further options of vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs
-and starts its workers in another way, so that the executor here is the one that a service has, `executor.cluster.executor`;
-worker, model runner and scheduler are vLLM's. It has a Ray head of its own, beside a service's, and shares GPUs with it.
+`python -m benchmarks.stock_engine CHECKPOINT RANKS [OPTIONS]`. RANKS is the tensor-parallel size; OPTIONS are further options of
+vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs and starts its workers in another way. So the executor here is that
+of a service, `executor.cluster.executor`; worker, model runner and scheduler are vLLM's. The engine has a Ray head of its own,
+beside a service's, and shares GPUs with the service.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.rounds import answer_forever
 def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
     """Start the engine and answer requests until the input ends."""
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # without it `collective_rpc` returns no tensors
-    # A forked engine process would believe that it is connected to Ray, as this one is.
+    # A forked engine process would believe that it is connected to Ray, as this process is.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     with own_ray(int(ranks)):
         llm = _engine(checkpoint, int(ranks), json.loads(given))
@@ -45,7 +46,7 @@ def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
     prepare_environment(ranks)
     model = ModelSettings(model=checkpoint, tensor_parallel_size=ranks, engine=given)
     options = engine_options(model)
-    for name in trace_options(model.limits):  # what makes it a service's engine
+    for name in trace_options(model.limits):  # options that make it a service's engine
         del options[name]
     options["worker_extension_cls"] = "benchmarks.stock_tensor.StockTensor"
     return AsyncLLM.from_vllm_config(AsyncEngineArgs(**options).create_engine_config())
@@ -65,12 +66,12 @@ class Requests:
         self._ids = itertools.count()
 
     def answer(self, prompt_tokens: int, tokens: int, pause: float = 0.0, numbers: int = 0) -> float:
-        """Return the seconds of a request, and of bringing a tensor from rank 0 to this process if there is one.
+        """Return the seconds of a request, and of bringing a tensor from rank 0 to this process.
 
         Args:
-            prompt_tokens, tokens: how many it reads and generates.
-            pause: seconds to wait before it.
-            numbers: elements of the tensor, in the model's type.
+            prompt_tokens, tokens: numbers of tokens that the request reads and generates.
+            pause: seconds to wait before the request.
+            numbers: elements of the tensor, in the model's type; 0 for no tensor.
         """
         prompt = next(self._prompts.setdefault(prompt_tokens, prompts(prompt_tokens)))
         time.sleep(pause)

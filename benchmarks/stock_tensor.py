@@ -1,4 +1,7 @@
-"""What vLLM's worker needs to hand out a tensor: a `worker_extension_cls`, called by `collective_rpc`, both vLLM's own."""
+"""Makes vLLM's worker hand out a tensor.
+
+It uses a `worker_extension_cls`, called by `collective_rpc`; both are vLLM's own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ class StockTensor:
     rank: int
 
     def stock_tensor(self, numbers: int) -> torch.Tensor | None:
-        """Return a tensor [numbers] of the model's type on the CPU, made on the model's device; None but on rank 0."""
+        """Return a tensor [numbers] of the model's type on the CPU; None but on rank 0.
+
+        The tensor is made on the model's device.
+        """
         if self.rank:
             return None
         return torch.ones(numbers, dtype=self.model_config.dtype, device=self.device).cpu()

@@ -1,12 +1,13 @@
-"""A crowd of traces for minutes: they join, edit, stop, fail and are cancelled, and each gives what it gives alone.
+"""Runs a crowd of traces for minutes; each trace must give what it gives alone.
 
     python -m benchmarks.stress --seconds 300 --traces 200
 
-serves a small model whose steps are short and whose cache is small, or takes a service with `--address`. It ends with status
-1 if a trace gave anything else than alone, failed for a reason that is not its own, got stuck, or left something behind.
+serves a small model whose steps are short and whose cache is small, or takes a service with `--address`. The traces join, edit,
+stop, fail and are cancelled. The exit status is 1 if a trace gave another result than alone, failed for a reason that is not its
+own, got stuck, or left something behind.
 
-Those whose blocks end in the first step generate more than the others: they go on as plain requests, which are evicted while
-others start, and whose prompts are cut into chunks and found in the prefix cache when they are computed anew.
+Traces whose blocks end in the first step generate more tokens than the others. They go on as plain requests, which are evicted
+while others start, and whose prompts are cut into chunks and found in the prefix cache when they are computed anew.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CLIENTS = 8
 CASES = 40
 STUCK_SECONDS = 120.0
 IDLE_SECONDS = 60.0
-LONGER = 8  # times as many tokens, for those whose blocks do not see them
+LONGER = 8  # times as many tokens, for traces whose blocks do not see them
 CANCEL_EVERY = 0.15  # seconds; one attempt in ten finds a trace that runs
 
 
@@ -43,12 +44,12 @@ class Case:
     """One trace, which is run many times.
 
     Attributes:
-        kind: of `KINDS`.
-        prompt: its token ids.
-        sampling: the engine's parameters.
-        layer: of its block.
-        scale: what it multiplies by or adds.
-        end: the step in which it stops or raises.
+        kind: one of `KINDS`.
+        prompt: token ids of the prompt.
+        sampling: the engine's sampling parameters.
+        layer: the layer that the block uses.
+        scale: the number that the block multiplies by or adds.
+        end: the step in which the block stops or raises.
         tag: a number that no other case has.
     """
 
@@ -189,14 +190,14 @@ def cases(seed: int, count: int) -> list[Case]:
 
 @dataclass
 class Report:
-    """What happened: how often each kind ended how, and what was wrong."""
+    """How often each kind of trace ended in which way, and what was wrong."""
 
     endings: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def traces(self) -> int:
-        """Traces that ended."""
+        """Number of ended traces."""
         return self.endings.total()
 
 
@@ -204,9 +205,9 @@ class Crowd:
     """Runs cases from many threads, and cancels some.
 
     Args:
-        models: the served model, from several clients; each has a session of its own, which several threads share.
-        known: the cases, with what each gives alone.
-        lost: names of the errors that a trace may end with through no fault of its own, where parts of the service are killed.
+        models: the served model, from several clients. Each has a session of its own, which several threads share.
+        known: the cases, with the outcome of each alone.
+        lost: names of errors that a trace may end with through no fault of its own, where parts of the service are killed.
     """
 
     def __init__(self, models: list[Any], known: list[tuple[Case, object]], lost: Collection[str] = ()) -> None:
@@ -221,9 +222,9 @@ class Crowd:
         self._latest = 0.0
 
     def run(self, seconds: float, traces: int) -> Report:
-        """Keep `traces` of them running for so many seconds, and until one was cancelled, then let them end.
+        """Run `traces` traces at a time for `seconds`, and until one was cancelled; let them end.
 
-        On a machine that is too slow for both, that is `STUCK_SECONDS` later at the latest.
+        On a machine that is too slow for both, this ends at the latest `STUCK_SECONDS` later.
         """
         self._until = time.monotonic() + seconds
         self._latest = self._until + STUCK_SECONDS
@@ -240,7 +241,7 @@ class Crowd:
         return self.report
 
     def _goes_on(self) -> bool:
-        """Whether another trace begins."""
+        """Whether another trace may begin."""
         now = time.monotonic()
         return now < self._until or (not self.report.endings["cancelled"] and now < self._latest)
 
@@ -288,7 +289,7 @@ class Crowd:
                     continue
                 model, tracer = rng.choice(running)
                 self._cancelled.add(tracer.id)
-            with contextlib.suppress(InterposeError):  # what ran it may be gone
+            with contextlib.suppress(InterposeError):  # the engine that ran the trace may be gone
                 model.session.cancel(model.session.open(), tracer.id)
 
 
@@ -321,15 +322,15 @@ def _short(outcome: object) -> str:
 def stress(
     address: str, seconds: float, traces: int, clients: int = CLIENTS, count: int = CASES, name: str | None = None
 ) -> Report:
-    """Run the crowd against a service; return what happened.
+    """Run the crowd against a service; return the report.
 
     Args:
-        address: of the service.
-        seconds: how long new traces begin.
-        traces: how many run at a time.
-        clients: sessions that they share.
-        count: how many different cases there are.
-        name: of the served model, a demo llama; None: the only one.
+        address: address of the service.
+        seconds: seconds in which new traces begin.
+        traces: traces that run at a time.
+        clients: sessions that the traces share.
+        count: number of different cases.
+        name: name of the served model, a demo llama; None for the only model.
     """
     with interpose.connect(address, progress=False) as observer:
         before = observer.status()
@@ -339,19 +340,21 @@ def stress(
             ]
             known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
             for model in models:
-                model.session.open()  # or a cancellation would wait for it, with the crowd before it
+                model.session.open()  # otherwise a cancellation would wait for the session, behind the crowd
             report = Crowd(models, known).run(seconds, traces)
             report.wrong.extend(left_behind(observer, before, connected))
     return report
 
 
 def left_behind(observer: interpose.Client, before: StatusReply, connected: contextlib.ExitStack) -> list[str]:
-    """Return what still runs when every trace has ended, and what is still held when the clients have gone.
+    """Return what the traces and the clients have left behind.
+
+    These are requests that still run when every trace has ended, and values that are still held when the clients have gone.
 
     Args:
         observer: a client without a session.
-        before: what it was told before the others came.
-        connected: closes the others.
+        before: the observer's status reply before the other clients came.
+        connected: closes the other clients.
     """
     running = _beyond(observer, before, _running)
     connected.close()
@@ -378,7 +381,7 @@ def _held(status: StatusReply) -> dict[str, int]:
 def _beyond(
     observer: interpose.Client, before: StatusReply, counts: Callable[[StatusReply], dict[str, int]]
 ) -> list[str]:
-    """Return which counts are not back where they were, after some time for it."""
+    """Return the counts that do not return to their earlier values in time."""
     deadline = time.monotonic() + IDLE_SECONDS
     had = counts(before)
     while True:
@@ -393,7 +396,7 @@ def _beyond(
 
 
 def main() -> int:
-    """Run it as the command line says; return the exit status."""
+    """Run the stress test as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="how long new traces begin (default: 300)")
     parser.add_argument("--traces", type=int, default=200, help="how many run at a time (default: 200)")

@@ -1,10 +1,10 @@
-"""What a client waits for by tensor-parallel size: traces and saves, against stock vLLM on the same executor.
+"""The time that a client waits, by tensor-parallel size: traces and saves, against stock.
 
-For each size there are a whole service and, beside it, a stock engine: vLLM's own worker, runner and scheduler on the executor
-that the service has (`benchmarks.stock_engine`). Both have the same model and options. A round asks each of them for every
-case once; "stock again" is the stock engine asked a second time, and how far its ratio is from 1 says what to make of the
-others. A trace's time is that of the client's `with` block, over gRPC, with everything that it saved in the notebook; stock's is
-that of a request in the engine's own process. Each prompt is a new one, so that no prefix is cached.
+For each size there are a whole service and, beside it, a stock engine: vLLM's own worker, runner and scheduler on the executor of
+the service (`benchmarks.stock_engine`). Both have the same model and options. A round asks each of them for every case once.
+"stock again" is the stock engine asked a second time; how far its ratio is from 1 says how much to trust the others. A trace's
+time is that of the client's `with` block, over gRPC, with every saved value in the notebook. Stock's time is that of a request in
+the engine's own process. Each prompt is new, so no prefix is cached.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from benchmarks.rounds import Asked, Child, Measured, alternate
 from benchmarks.served import Service
 
 ROUNDS = 6
-LAYERS = 4  # whose MLP is saved
-MEMORY = 0.95  # of a GPU, that all engines may ask for which share it
+LAYERS = 4  # layers whose MLP is saved
+MEMORY = 0.95  # part of a GPU that all engines on it may ask for
 # vLLM's workers poll for their next step for a second before they sleep, which takes the cores from the other engine.
 POLLING_SECONDS = 1.1
 
@@ -38,9 +38,9 @@ class Group:
     """Cases that are measured in the same rounds.
 
     Attributes:
-        prompt_tokens, tokens: of each request.
+        prompt_tokens, tokens: numbers of tokens of each request.
         traces: by the case's name, the trace of `TRACES`.
-        mib: of the tensor that stock vLLM brings from its first worker, and that the traces save; 0: none.
+        mib: size of the tensor that stock vLLM brings from its first worker and that the traces save; 0 for none.
     """
 
     prompt_tokens: int
@@ -81,12 +81,12 @@ def run(
     dtype: str | None = None,
     rounds: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return ms of each case by tensor-parallel size, its ratio to stock vLLM, and the MiB/s of what is saved.
+    """Return ms of each case by tensor-parallel size, its ratio to stock, and MiB/s of saves.
 
     Args:
-        tensor_parallel_sizes: 1 and 2 without it, and 4 where there are GPUs for that.
+        tensor_parallel_sizes: by default 1 and 2, and 4 where there are GPUs for that.
         model, dtype: see `Model.chosen`.
-        rounds: that count, of each case.
+        rounds: counted rounds of each case.
 
     Raises:
         ValueError: there are fewer GPUs than ranks.
@@ -100,7 +100,7 @@ def run(
         together = measured_model.gpu and 2 * len(sizes) * options["gpu_memory_utilization"] <= MEMORY
         pairs = [_engines(size, folder, options) for size in sizes]
         started = [stack.enter_context(pair) for pair in pairs] if together else []
-        for service, stock in started:  # before the first of them is waited for
+        for service, stock in started:  # start all before waiting for the first
             stack.callback(service.stop)
             stack.callback(stock.stop)
         for place, size in enumerate(sizes):
@@ -120,7 +120,7 @@ def run(
 
 @contextlib.contextmanager
 def _engines(ranks: int, checkpoint: str, options: dict[str, Any]) -> Iterator[tuple[Service, Child]]:
-    """Begin to start both engines; end both."""
+    """Start both engines without waiting for them; end both afterwards."""
     with contextlib.ExitStack() as stack:
         service = Service(ranks, 1, options, Path(checkpoint))
         stack.callback(service.close)
@@ -151,7 +151,7 @@ def _figures(one: Measured, base: Measured, saved: int) -> dict[str, float]:
     figures = {"ms": one.median * 1e3}
     if one is not base:
         figures |= one.over(base).figures()
-    # What is saved beside the text in every trace is no transfer to speak of.
+    # The small saves of every trace beside the text are no transfer to measure.
     return {**figures, "MiB/s": saved / _MIB / one.median} if saved >= _MIB else figures
 
 
@@ -159,9 +159,9 @@ class Traces:
     """Runs timed traces on a service, one at a time.
 
     Args:
-        address: of the service.
-        number_bytes: of one number of the model's type.
-        name: of the model, a llama; None: the only one.
+        address: address of the service.
+        number_bytes: bytes of one number of the model's type.
+        name: name of the model, a llama; None for the only model.
 
     Attributes:
         saved: bytes that the latest trace of each kind saved.
@@ -185,9 +185,9 @@ class Traces:
 
         Args:
             trace: one of `TRACES`.
-            prompt_tokens, tokens: how many it reads and generates.
-            pause: seconds to wait before it.
-            numbers: of the tensor that it makes, where it makes one.
+            prompt_tokens, tokens: numbers of tokens that the trace reads and generates.
+            pause: seconds to wait before the trace.
+            numbers: elements of the tensor that the trace makes, if it makes one.
         """
         prompt = next(self._prompts.setdefault(prompt_tokens, prompts(prompt_tokens)))
         sampling = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "detokenize": False}
@@ -199,7 +199,7 @@ class Traces:
         return took
 
 
-Trace = Callable[[Any, list[int], dict[str, Any], int], list[Any]]  # returns what it saved
+Trace = Callable[[Any, list[int], dict[str, Any], int], list[Any]]  # returns the saved values
 
 
 def _nothing(model: Any, prompt: list[int], sampling: dict[str, Any], numbers: int) -> list[Any]:

@@ -1,6 +1,6 @@
-"""What a block costs the steps it runs in: captures and edits against stock vLLM's eager steps, in one run.
+"""What a block costs the steps it runs in: captures and edits against stock eager steps.
 
-The control is a second stock engine, as in `benchmarks.plain_decode`.
+Both are measured in one run. The control is a second stock engine, as in `benchmarks.plain_decode`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from interpose.cli.demo_model import Shape, write_demo_model
 ROUNDS = 24
 TOKENS = 64
 
-# Of each batch size: the block of the batch's first request by the case's name; the others have none.
+# By batch size: the block of the batch's first request, by the case's name. The other requests have no block.
 CASES = {
     1: {
         "plain": "",
