@@ -16,8 +16,9 @@ from executor.block.cache import Recorder, wish
 from executor.block.fiber import Strand
 from executor.block.state import BlockState
 from executor.block.traceback import describe, frames_here
+from executor.core.ended import Ended
 from executor.core.errors import Cancel, Refusal, Stop
-from executor.core.location import Kind, Location, State
+from executor.core.location import Kind, Location
 from executor.model.apply import Applier, Call
 from executor.model.items import check
 from executor.model.node import Node, Unreachable, View
@@ -78,21 +79,21 @@ class RunningBlock:
             with saving_with(self.save):
                 ended = self._run()
             state.late.check_all()
-            state.state = ended
+            state.ended = ended
         except Cancel:
-            state.state = State.CANCELLED
+            state.ended = Ended.CANCELLED
         except BaseException as error:
             state.failure = self.describe(error)
-            state.state = State.FAILED
+            state.ended = Ended.FAILED
         finally:
             state.waiting = None
 
-    def _run(self) -> State:
+    def _run(self) -> Ended:
         try:
             exec(self._code, self._state.namespace)
         except Stop:
-            return State.STOPPED
-        return State.DONE
+            return Ended.STOPPED
+        return Ended.DONE
 
     def describe(self, error: BaseException) -> pb.Failure:
         """Return what the client is told of an exception of the block's."""

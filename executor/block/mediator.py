@@ -17,8 +17,9 @@ from executor.block.budget import NOBODY, Budget
 from executor.block.process_state import OwnState, complaint
 from executor.block.rng import RandomState
 from executor.block.state import BlockState
+from executor.core.ended import Ended
 from executor.core.errors import BudgetExceeded, Cancel, Refusal
-from executor.core.location import Kind, Location, State
+from executor.core.location import Kind, Location
 from executor.model.apply import Applier
 from executor.model.meta_tensors import Fakes
 from executor.model.tree import ModuleTree
@@ -179,12 +180,12 @@ class Mediator(BlockState):
         """End the block with a failure that is not its own."""
         if self.live:
             self.cancel()
-        self.state, self.failure = State.FAILED, failure
+        self.ended, self.failure = Ended.FAILED, failure
 
     def cancel(self) -> None:
         """End the block without a result."""
         self._close()
-        self.state = State.CANCELLED
+        self.ended = Ended.CANCELLED
 
     def let_go(self, do: Callable[[], object]) -> None:
         """Drop objects of the block's, whose `__del__` may run, within its budget.
@@ -197,7 +198,7 @@ class Mediator(BlockState):
             self.used += seconds
         except BudgetExceeded as error:
             if self.failure is None:
-                self.state, self.failure = State.FAILED, self._block.describe(error)
+                self.ended, self.failure = Ended.FAILED, self._block.describe(error)
 
     def _close(self) -> None:
         """End the block's code where it is, however it takes that."""
@@ -239,15 +240,15 @@ class Mediator(BlockState):
             return
         if stray is not None and self._strand.dead:
             # The timer struck while the block was already ending; the block is over all the same.
-            self.state, self.failure = State.FAILED, self._block.describe(stray)
+            self.ended, self.failure = Ended.FAILED, self._block.describe(stray)
         elif stray is not None or (self._strand.alive and not self._strand.parked):
             self._break_off(_STRAYED)
-        elif self._budget.struck and self.state is not State.FAILED:
+        elif self._budget.struck and self.ended is not Ended.FAILED:
             self._break_off(self._budget.exceeded().message, pb.ERROR_CODE_DEADLINE_EXCEEDED)
-        elif left and self.state is not State.FAILED:
+        elif left and self.ended is not Ended.FAILED:
             self._break_off(complaint(left))
 
     def _break_off(self, message: str, code: pb.ErrorCode = pb.ERROR_CODE_INTERVENTION) -> None:
         self._close()
-        self.state, self.failure = State.FAILED, pb.Failure(code=code, message=message)
+        self.ended, self.failure = Ended.FAILED, pb.Failure(code=code, message=message)
         self.failure.trace_id, self.failure.invoke = self.trace_id, self.invoke

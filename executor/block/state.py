@@ -15,8 +15,9 @@ from executor.block.barrier import Barrier
 from executor.block.cache import Recorder
 from executor.block.stale_writes import Late
 from executor.block.tally import Tally
+from executor.core.ended import Ended
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location, State
+from executor.core.location import Kind, Location
 from executor.model.apply import Call
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
@@ -55,7 +56,7 @@ class BlockState:
         finished, result: whether the generation is over, and what it gave.
         result_asked: whether the block asked for the result, which lets the whole generation pass.
         used: seconds that it has taken in this step, with the modules that it applied.
-        state, failure: how it ended.
+        ended, failure: how it ended; None while it has not.
         logs: how often it printed.
         edit: the name of the standing edit that it is, "" for a request's own block.
         owner: the engine's id of the request that the edit runs in.
@@ -101,7 +102,7 @@ class BlockState:
         self.result: Any = None
         self.result_asked = False
         self.used = 0.0
-        self.state = State.WAITING
+        self.ended: Ended | None = None
         self.failure: pb.Failure | None = None
         self.logs = 0
         self.edit = ""
@@ -113,7 +114,7 @@ class BlockState:
     @property
     def live(self) -> bool:
         """Whether the block still waits for something."""
-        return self.state is State.WAITING
+        return self.ended is None
 
     @property
     def resting(self) -> bool:

@@ -1,19 +1,9 @@
-"""The places in a generation that a block can wait for, and the ways in which a block ends."""
+"""The places in a generation that a block can wait for."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-
-
-class State(enum.IntEnum):
-    """How far a block has come. A block ends in exactly one way."""
-
-    WAITING = 0
-    DONE = 1
-    STOPPED = 2
-    FAILED = 3
-    CANCELLED = 4
 
 
 class Kind(enum.StrEnum):

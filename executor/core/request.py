@@ -9,9 +9,6 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code
 from interpose.v1 import trace_pb2 as pb
 
-# How a block ended that needs nothing any more and changed nothing. Its request may be evicted and computed anew.
-READ_ONLY = "read only"
-
 
 @dataclass(frozen=True)
 class Work:

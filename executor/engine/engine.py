@@ -21,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from executor.cluster.start_failure import CannotStart, failure_of, noted
 from executor.cluster.verdicts import Verdicts
+from executor.core.ended import Ended, Ending
 from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import TraceCodes
 from executor.core.request import Work, step_tokens
@@ -271,14 +272,14 @@ class TraceEngine:
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
         codes = (await self._compiled(trace)).for_invokes([0])
         args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps, codes)
-        state = "failed"
+        how = Ended.FAILED
         try:
             replies = await call_workers(self.llm, "interpose_scan", *args)
-            state, ended, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+            how, ended, logs = _reported(replies)
         except EngineDeadError as error:
             raise TraceFailed(self._stopped(trace, 0, error).failed) from None
         finally:
-            if state == "failed":
+            if how is Ended.FAILED:
                 with contextlib.suppress(Exception):
                     await call_workers(self.llm, "interpose_drop", trace.id)
         finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
@@ -354,8 +355,8 @@ class TraceEngine:
         completion = output.outputs[0]
         reason = completion.finish_reason or "stop"
         result = results[index] = result_of(output, completion, reason)
-        state, ended, logs = await self._finish(trace.id, index, result)
-        reason = {"stopped": "tracer_stop", "failed": "error"}.get(state, reason)
+        how, ended, logs = await self._finish(trace.id, index, result)
+        reason = {Ended.STOPPED: "tracer_stop", Ended.FAILED: "error"}.get(how, reason)
         last = output_event(index, output, completion, sent_text, sent_ids, reason)
         last.output.logs = logs
         left = [pb.Event.FromString(data) for data in ended]
@@ -369,24 +370,23 @@ class TraceEngine:
 
         The block of such an invoke ran beside the blocks of all other invokes.
         """
-        state, ended, logs = await self._finish(trace.id, index, results)
+        how, ended, logs = await self._finish(trace.id, index, results)
         left = [pb.Event.FromString(data) for data in ended]
-        if state == "unknown":
+        if how is Ended.UNKNOWN:
             left = [_failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")]
         events.put_nowait(pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs)))
         for event in left:
             events.put_nowait(event)
         return not any(event.WhichOneof("kind") == "failed" for event in left)
 
-    async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
+    async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> Ending:
         plain: Any
         if isinstance(result, Result):
             name, plain = "interpose_finish", asdict(result)
         else:
             name, plain = "interpose_finish_whole", [asdict(one) for one in result]
         replies = await call_workers(self.llm, name, trace_id, index, plain)
-        # Only the rank that reports has saves and printed text. Every rank knows a failure.
-        return max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+        return _reported(replies)
 
     async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
         message = f"not run: it reads what invoke {broken} assigns, and that one failed"
@@ -435,6 +435,15 @@ class TraceEngine:
             return prompt_of(invoke.prompt, self._description, tokenizer), sampling
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
+
+
+def _reported(replies: list[tuple[str, list[bytes], int]]) -> Ending:
+    """Return the reply of the rank that reports; `Ended` travels as its text.
+
+    Only that rank has saves and printed text. Every rank knows a failure.
+    """
+    how, events, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+    return Ended(how), events, logs
 
 
 def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:

@@ -19,6 +19,7 @@ from executor.block.garbage import Garbage
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.block.watchdog import padded
+from executor.core.ended import Ended
 from executor.core.errors import Refusal
 from executor.core.programs import Codes
 from executor.core.request import Work
@@ -52,7 +53,7 @@ class Requests:
     def __init__(self, host: Host) -> None:
         self.mediators: dict[str, Mediator] = {}
         self.live: dict[str, Mediator] = {}
-        self.ended: dict[str, str] = {}
+        self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, TraceScope] = {}
         self.wholes: dict[str, list[Mediator]] = {}
         self.streams: dict[str, SaveStream] = {}
@@ -91,7 +92,7 @@ class Requests:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
         except Exception as error:
             self._reject(request_id, scope, work, work.invoke, _why_unbound(error))
-            self.ended[request_id] = "error"
+            self.ended[request_id] = Ended.FAILED
             return
         mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
         for edit in edits:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
+from executor.core.ended import Ended, Ending
 from executor.core.errors import BudgetExceeded
-from executor.core.location import State
 from executor.interleave.admission import Requests
 from executor.interleave.context import Host
 from executor.model.meta_tensors import explained
@@ -39,24 +39,24 @@ class Endings:
         self._reports = host.reports
         self._precision = host.precision
 
-    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> tuple[str, list[bytes], int]:
+    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
         """The engine finished an invoke's request: end its block, and send what it saved.
 
         Args:
             result: what the engine generated; for an invoke without a prompt, what it generated for each of the others.
 
         Returns:
-            How the block ended ("done", "stopped", "failed"; "unknown" if it is not here), events for the client (Saves,
+            How the block ended (`Ended.UNKNOWN` if it is not here), events for the client (Saves,
             Failed, Accounting), serialized, and how many times the block printed.
         """
         request_id = self._requests.take_id(trace_id, invoke)
         stillborn = self._requests.take_stillborn(request_id)
         if stillborn is not None:
             unbound, failure = stillborn
-            return "failed", self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
+            return Ended.FAILED, self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
         mediator = self._requests.mediators.get(request_id)
         if mediator is None:
-            return "unknown", [], 0
+            return Ended.UNKNOWN, [], 0
         self._finish_edits(mediator, result)
         writes = self._requests.leave(request_id)
         scope = self._requests.scopes[mediator.trace_id]
@@ -93,7 +93,7 @@ class Endings:
             accounting = mediator.tally.accounting(invoke, steps, mediator.prompt_tokens, generated, self._precision)
             events.append(pb.Event(accounting=accounting))
         return (
-            "failed" if failed is not None else mediator.state.name.lower(),
+            Ended.FAILED if failed is not None or mediator.ended is None else mediator.ended,
             self._close(scope, mediator.invoke, events),
             mediator.logs,
         )
@@ -101,7 +101,7 @@ class Endings:
     def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """End the standing edits of a request; one that fails now fails it."""
         for edit in self._requests.edits_of(mediator.request_id):
-            if edit.live and mediator.state in (State.STOPPED, State.FAILED):
+            if edit.live and mediator.ended in (Ended.STOPPED, Ended.FAILED):
                 edit.cancel()
             self._end(edit, result)
             mediator.logs += edit.logs

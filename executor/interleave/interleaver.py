@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from executor.block.mediator import Mediator
+from executor.core.ended import Ended
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location, State
-from executor.core.request import READ_ONLY, Batch, Span
+from executor.core.location import Kind, Location
+from executor.core.request import Batch, Span
 from executor.core.text import clip
 from executor.interleave.admission import Requests
 from executor.interleave.context import Host
@@ -58,8 +59,8 @@ class Interleaver:
         mediators: the mediators of all unfinished traced requests, by request id.
         live: those of them that wait for something in a coming step, or must see that there is none. Empty: steps are the
             engine's alone.
-        ended: how the blocks ended that ended in this step, by request id; the runner takes it. `READ_ONLY`: the request
-            goes on without its block; any other word: it must end too.
+        ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
+            request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
         admit, waits, drop: of `Requests`; finish: of `Endings`.
     """
@@ -95,7 +96,7 @@ class Interleaver:
         """Whether nothing of any trace is held."""
         return not (self._requests or self._hooks)
 
-    def take_ended(self) -> dict[str, str]:
+    def take_ended(self) -> dict[str, Ended]:
         """Return what `ended` holds, and empty it."""
         ended = dict(self.ended)
         self.ended.clear()
@@ -132,7 +133,7 @@ class Interleaver:
         """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
         wholes = self._requests.wholes.get(mediator.trace_id, ())
         blocks = (mediator, *self._requests.edits_of(mediator.request_id), *wholes)
-        ended = mediator.state in (State.WAITING, State.DONE) and not self.waits(mediator.request_id)
+        ended = mediator.ended in (None, Ended.DONE) and not self.waits(mediator.request_id)
         return ended and not any(block.changed for block in blocks)
 
     # A step.
@@ -290,7 +291,7 @@ class Interleaver:
             # A block without a prompt has changed what those with one go on with.
             prompts = self._requests.companions(mediator.trace_id) if mediator.whole else []
             for one in (mediator, *prompts):
-                if one.state is not State.FAILED:  # what the block itself ran into says more
+                if one.ended is not Ended.FAILED:  # what the block itself ran into says more
                     said = pb.Failure()
                     said.CopyFrom(failure)
                     self._fail(one, said)
@@ -302,7 +303,7 @@ class Interleaver:
             return
         if mediator.live:
             self._turns.run(mediator, lambda: mediator.throw(gap))
-        if mediator.state is not State.FAILED:
+        if mediator.ended is not Ended.FAILED:
             self._fail(mediator, pb.Failure(code=gap.code, message=gap.message, location=gap.location))
         self._enlist([mediator])
 
@@ -312,7 +313,7 @@ class Interleaver:
         if stream is not None:
             mediator = self.mediators[request_id]
             if not stream.step(mediator.namespace, mediator.steps, request_id not in self.live):
-                self.ended[request_id] = "error"
+                self.ended[request_id] = Ended.FAILED
 
     # The end of a request.
 
@@ -368,7 +369,7 @@ class Interleaver:
             if mediator.barrier is not None:
                 value = self._serving.settle(mediator, value, leaving=True)
         for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
-            if mediator.state in (State.WAITING, State.DONE):
+            if mediator.ended in (None, Ended.DONE):
                 location = f"{node.path}.{kind}"
                 give = partial(self._serving.give, mediator, place, location, value, *self._rows(mediator, rows_of))
                 scope = self._requests.scopes[mediator.trace_id]
@@ -411,7 +412,7 @@ class Interleaver:
     def _fail_for_edit(self, edit: Mediator) -> None:
         """A standing edit failed, and with it the request that it ran in."""
         mediator = self.mediators.get(edit.owner)
-        if mediator is not None and mediator.state is not State.FAILED and edit.failure is not None:
+        if mediator is not None and mediator.ended is not Ended.FAILED and edit.failure is not None:
             failure = pb.Failure()
             failure.CopyFrom(edit.failure)
             failure.message = clip(f"in the edit {edit.edit!r}: {failure.message}")
@@ -423,21 +424,21 @@ class Interleaver:
             if mediator.recorders and self._place < _BETWEEN:
                 self._recordings.enlist(mediator)
             if mediator.edit:
-                if mediator.state is State.FAILED:
+                if mediator.ended is Ended.FAILED:
                     self._fail_for_edit(mediator)
             elif mediator.whole:
                 pass  # it is no request that could end
-            elif mediator.state is State.FAILED:
-                self.ended[mediator.request_id] = "error"
-            elif mediator.state is State.STOPPED:
-                self.ended[mediator.request_id] = "tracer_stop"
+            elif mediator.ended is Ended.FAILED:
+                self.ended[mediator.request_id] = Ended.FAILED
+            elif mediator.ended is Ended.STOPPED:
+                self.ended[mediator.request_id] = Ended.STOPPED
             if mediator.resting:
                 stays = mediator.skips.owed or mediator.recorders
-                if not stays or mediator.state not in (State.WAITING, State.DONE):
+                if not stays or mediator.ended not in (None, Ended.DONE):
                     self.live.pop(mediator.request_id, None)
                 for owner in self._owners(mediator):
                     if owner.request_id not in self.ended and self._disposable(owner):
-                        self.ended[owner.request_id] = READ_ONLY
+                        self.ended[owner.request_id] = Ended.READ_ONLY
             elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.step:
                 self._wait(mediator, waiting)
 

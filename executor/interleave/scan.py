@@ -15,6 +15,7 @@ import torch
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
+from executor.core.ended import Ending
 from executor.core.request import Batch, Span, Work
 from executor.interleave.interleaver import Interleaver
 from interpose.contract.result import Result
@@ -28,7 +29,7 @@ def scan(
     prompt: list[int],
     steps: int,
     sampled: torch.dtype,
-) -> tuple[str, list[bytes], int]:
+) -> Ending:
     """Run a block on shapes; called on every rank, between two steps of the engine.
 
     Args:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
-from executor.core.location import State
+from executor.core.ended import Ended
 from executor.interleave.context import Host
 from executor.parallel.agreement import divergence, fingerprint
 from interpose.v1 import trace_pb2 as pb
@@ -77,7 +77,7 @@ class Turns:
             applied = []
             for i, mediator in enumerate(turned):
                 votes = [votes[i] for votes in everyone]
-                if len(set(votes)) > 1 and mediator.state is not State.FAILED:
+                if len(set(votes)) > 1 and mediator.ended is not Ended.FAILED:
                     fail(mediator, divergence(mediator, votes))
                 elif mediator.call is not None:
                     self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))

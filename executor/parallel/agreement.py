@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from vllm.distributed import get_world_group
 
-from executor.core.location import Location, State
+from executor.core.ended import Ended
+from executor.core.location import Location
 from executor.model.apply import Call
 from executor.model.skips import Skips
 from executor.model.values import digest
@@ -69,14 +70,14 @@ class Turned(Protocol):
     """A block that had a turn.
 
     Attributes:
-        state, failure: how the block ended, if it ended.
+        ended, failure: how the block ended, if it ended.
         waiting, call: what the block waits for, if it waits.
         skips: the modules that the block skips.
         step: the step of the block's request.
     """
 
     @property
-    def state(self) -> State: ...
+    def ended(self) -> Ended | None: ...
     @property
     def failure(self) -> pb.Failure | None: ...
     @property
@@ -102,7 +103,7 @@ def fingerprint(mediator: Turned, several: bool) -> int:
         given = [int(digest(value)) for value in mediator.call.tensors] if several else []
         call = f"{mediator.call.fingerprint()}{given}"
     kind, skips = (waiting.kind if waiting else ""), mediator.skips.fingerprint()
-    return zlib.crc32(f"{mediator.state.name}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
+    return zlib.crc32(f"{mediator.ended}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
 
 
 def divergence(mediator: Turned, votes: list[int]) -> pb.Failure:

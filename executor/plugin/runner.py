@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from executor.core.ended import Ended
 from executor.core.request import Batch, Span, Work
 from executor.interleave.interleaver import Interleaver
 from executor.plugin.kernels import EagerKernels
@@ -39,7 +40,7 @@ class EndedAsyncOutput(AsyncModelRunnerOutput):
         ended: as in `EndedModelRunnerOutput`.
     """
 
-    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, str]) -> None:
+    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, Ended]) -> None:
         self._output = output
         self._ended = ended
 
@@ -181,6 +182,6 @@ def batch_of(
     return Batch(spans, tokens, padded_tokens, requests)
 
 
-def _with_ended(output: ModelRunnerOutput, ended: dict[str, str]) -> EndedModelRunnerOutput:
+def _with_ended(output: ModelRunnerOutput, ended: dict[str, Ended]) -> EndedModelRunnerOutput:
     fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
     return EndedModelRunnerOutput(**fields, ended=ended)

@@ -39,8 +39,9 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow, in_turn
-from executor.core.request import READ_ONLY, Placement, step_tokens
+from executor.core.request import Placement, step_tokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,11 +57,11 @@ class EndedModelRunnerOutput(ModelRunnerOutput):
     """A step's output that also names the requests whose blocks ended in the step.
 
     Attributes:
-        ended: how each block ended, by request id. With `READ_ONLY` the request goes on as a plain request; with any other word
-            the request ends too.
+        ended: how each block ended, by request id. With `Ended.READ_ONLY` the request goes on as a plain request; with any
+            other member the request ends too.
     """
 
-    ended: dict[str, str] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
 
 
 class Closed(enum.Enum):
@@ -211,7 +212,7 @@ class _Tracing(InterposeScheduler):
         if isinstance(model_runner_output, EndedModelRunnerOutput):
             for request_id, how in model_runner_output.ended.items():
                 request = self.requests.get(request_id)
-                if how == READ_ONLY:
+                if how is Ended.READ_ONLY:
                     self._traced.pop(request_id, None)
                 elif request is not None:
                     request.max_tokens = request.num_output_tokens + 1

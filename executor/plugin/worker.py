@@ -21,6 +21,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from executor.block.budget import Budget
 from executor.block.tally import Precision
 from executor.block.watchdog import heartbeat
+from executor.core.ended import Ended, Ending
 from executor.core.programs import Code
 from executor.core.request import Work
 from executor.core.startup import Startup
@@ -52,11 +53,8 @@ else:
 
 logger = init_logger(__name__)
 
-# How a block ended, the serialized events for the client, and how many times the block printed.
-Ended = tuple[str, list[bytes], int]
 
-
-def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
+def answered(trace_id: str, invoke: int, do: Callable[[], Ending]) -> Ending:
     """Return what `do` returns, or a failure if it raises.
 
     The engine takes one answer from every rank. After a rank that raised, it would take none from the others, and the next
@@ -68,7 +66,7 @@ def answered(trace_id: str, invoke: int, do: Callable[[], Ended]) -> Ended:
         logger.exception("trace %s, invoke %d", trace_id, invoke)
         message = clip(f"the worker could not end the block: {type(error).__name__}: {error}")
         failed = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message, trace_id=trace_id, invoke=invoke)
-        return "failed", [pb.Event(failed=failed).SerializeToString()], 0
+        return Ended.FAILED, [pb.Event(failed=failed).SerializeToString()], 0
 
 
 class InterposeWorker(_Base):
@@ -154,14 +152,14 @@ class InterposeWorker(_Base):
 
     def interpose_scan(
         self, trace: bytes, session: str, prompt: list[int], steps: int, codes: dict[str, Code] | None = None
-    ) -> Ended:
+    ) -> Ending:
         """Run a block on shapes; see `executor.interleave.scan.scan`."""
         runner = self.model_runner
         work = Work(pb.Trace.FromString(trace), 0, 1, session, codes=codes)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
 
-        def run() -> Ended:
+        def run() -> Ending:
             with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
                 return scan(
                     runner.interleaver,
@@ -217,27 +215,27 @@ class InterposeWorker(_Base):
         """Return the model's description, a serialized ModelDescription."""
         return describe_model(self.vllm_config, self.interpose_tree).SerializeToString()
 
-    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> Ended:
+    def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> Ending:
         """End an invoke's block; see `Interleaver.finish`."""
         return self._finish(trace_id, invoke, Result.from_plain(result))
 
-    def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ended:
+    def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ending:
         """End the block of an invoke without a prompt, with the results of all others.
 
         See `Interleaver.finish`.
         """
         return self._finish(trace_id, invoke, [Result.from_plain(one) for one in results])
 
-    def _finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ended:
+    def _finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
         with self.model_runner.kernels.used():
             return answered(trace_id, invoke, lambda: self.model_runner.interleaver.finish(trace_id, invoke, result))
 
     def interpose_drop(self, trace_id: str) -> None:
         """Give a trace up; see `Interleaver.drop`."""
 
-        def drop() -> Ended:
+        def drop() -> Ending:
             self.model_runner.interleaver.drop(trace_id)
-            return "dropped", [], 0
+            return Ended.CANCELLED, [], 0
 
         answered(trace_id, -1, drop)
 

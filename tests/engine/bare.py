@@ -35,7 +35,7 @@ MODEL = torch.nn.ModuleDict({"layer": torch.nn.Identity()})
 
 
 @dataclass
-class Ended:
+class BlockRun:
     """How a block ended: its saved values by name, its failure, and the longest time that the worker was away for it."""
 
     saved: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Worker:
     def close(self) -> None:
         gc.unfreeze()
 
-    def run(self, *sources: str, steps: int = 2, shared: tuple[str, ...] = (), stream: bool = False) -> list[Ended]:
+    def run(self, *sources: str, steps: int = 2, shared: tuple[str, ...] = (), stream: bool = False) -> list[BlockRun]:
         """Run the blocks of one trace side by side, for so many steps."""
         trace = pb.Trace(id=f"t{self._count}", stream=stream)
         self._count += 1
@@ -92,10 +92,10 @@ class Worker:
                 program.reads.append(Binding(name="tracer", value=Value(tracer=True)))
             trace.invokes.append(pb.Invoke(program=program))
         codes = TraceCodes.of(trace, compile_here)
-        ended = [Ended() for _ in sources]
+        ended = [BlockRun() for _ in sources]
         keys = [f"{trace.id}-{index}" for index in range(len(sources))]
 
-        def timed(of: Ended, do: Any) -> Any:
+        def timed(of: BlockRun, do: Any) -> Any:
             begun = time.monotonic()
             try:
                 return do()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.core.ended import Ended
 from executor.core.programs import Code, TraceCodes, Unit, made
 from executor.core.request import Work
 from executor.engine.outputs import output_event, result_of
@@ -52,7 +53,7 @@ class Ran:
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
-    state: str = ""
+    state: Ended | None = None
     saved: dict[str, Any] = field(default_factory=dict)
     failure: pb.Failure | None = None
     updates: dict[int, Any] = field(default_factory=dict)

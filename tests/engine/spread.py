@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.cluster.shared_memory import forget_names_of_groups
+from executor.core.ended import Ended, Ending
 from executor.plugin.config import prepare_environment
 from executor.saves.outbox import LocalOutbox
 from interpose.v1.model_pb2 import ModelDescription
@@ -36,20 +37,20 @@ class _Workers:
         """Whether no rank holds anything of any trace."""
         return all(state["idle"] for state in self._llm.collective_rpc("interpose_idle"))
 
-    def interpose_finish(self, *args: Any) -> tuple[str, list[bytes], int]:
+    def interpose_finish(self, *args: Any) -> Ending:
         return self._finish("interpose_finish", args)
 
-    def interpose_finish_whole(self, *args: Any) -> tuple[str, list[bytes], int]:
+    def interpose_finish_whole(self, *args: Any) -> Ending:
         return self._finish("interpose_finish_whole", args)
 
-    def _finish(self, name: str, args: tuple[Any, ...]) -> tuple[str, list[bytes], int]:
+    def _finish(self, name: str, args: tuple[Any, ...]) -> Ending:
         replies = self._llm.collective_rpc(name, args=args)
         states = {state for state, _, _ in replies}
         assert len(states) == 1, f"the ranks ended differently: {states}"
         # One rank alone tells of saves, once; failures are known to all.
         assert sum(any(event for event in events) for _, events, _ in replies) in (0, 1, len(replies))
-        best: tuple[str, list[bytes], int] = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
-        return best
+        how, events, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
+        return Ended(how), events, logs
 
 
 class SpreadEngine(LocalEngine):

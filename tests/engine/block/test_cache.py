@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import interpose
+from executor.core.ended import Ended
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
@@ -152,7 +153,7 @@ def test_more_than_a_trace_may_save(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_request_that_still_records_is_not_given_up(bench: Bench) -> None:
-    ended: list[str] = []
+    ended: list[Ended] = []
     take = bench.engine.interleaver.take_ended
     bench.engine.interleaver.take_ended = lambda: ended.extend(take().values()) or {}
     try:

@@ -17,7 +17,7 @@ from executor.block import process_state
 from executor.block.binding import BindingFailed, Watch
 from executor.block.budget import NOBODY
 from interpose.v1 import trace_pb2 as pb
-from tests.engine.bare import Ended, Worker
+from tests.engine.bare import BlockRun, Worker
 
 STEP = 0.6
 # One step's budget, and a second on a machine that may be busy with others; blocks that nothing ends would be here for ever.
@@ -58,7 +58,7 @@ def _process_as_before(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert after_all.failure is None, after_all.failure
 
 
-def failed(ended: Ended, code: int, words: str) -> None:
+def failed(ended: BlockRun, code: int, words: str) -> None:
     assert ended.failure is not None, ended
     assert (ended.failure.code, words in ended.failure.message) == (code, True), ended.failure
     assert ended.seconds < SOON

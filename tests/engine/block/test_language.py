@@ -8,6 +8,7 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
+from executor.core.ended import Ended
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, check_failed
@@ -215,7 +216,7 @@ def test_prints_and_logs_arrive(bench: Bench) -> None:
 def test_stop_ends_the_request_whatever_min_tokens_say(bench: Bench) -> None:
     source = "first = model.logits.output.save()\nfor s in tracer.iter[1:]:\n    tracer.stop()\nnever = [1].save()"
     [ran] = bench.engine.run(Block(PROMPT, source, {"max_tokens": 50, "min_tokens": 40, "ignore_eos": True}))
-    assert ran.state == "stopped"
+    assert ran.state is Ended.STOPPED
     assert ran.failure is None
     assert len(ran.token_ids) == 2
     assert set(ran.saved) == {"first"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from executor.core.ended import Ended
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, Ran, close
@@ -101,7 +102,7 @@ def test_an_edit_that_fails_fails_the_request_that_named_it(bench: Bench, source
         setattr(bad.program.reads.add(name=name).value, field, value)
     [ran, plain] = run(bench, f"seen = {layer(bench)}.output.save()\nfound = tracer.result", bad, plain=True)
     assert ran.failure is not None and words in ran.failure.message, ran.failure
-    assert "'bad'" in ran.failure.message and ran.state == "failed"
+    assert "'bad'" in ran.failure.message and ran.state is Ended.FAILED
     assert len(plain.token_ids) == 4
     assert bench.engine.interleaver.idle
 
@@ -121,4 +122,4 @@ def test_names_of_an_edit_are_its_own(bench: Bench) -> None:
 def test_a_block_that_stops(bench: Bench) -> None:
     every = bench.engine.edit("every", f"for step in tracer.iter[:]:\n    {layer(bench)}.output[:] += 1")
     [ran] = run(bench, f"seen = {layer(bench)}.output.save()\ntracer.stop()", every, max_tokens=9, ignore_eos=True)
-    assert ran.state == "stopped" and ran.failure is None and len(ran.token_ids) == 1 and "seen" in ran.saved
+    assert ran.state is Ended.STOPPED and ran.failure is None and len(ran.token_ids) == 1 and "seen" in ran.saved

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from executor.core.ended import Ended
 from tests.engine.conftest import Bench
 from tests.engine.harness import EVERY_STEP, Block
 
@@ -79,11 +80,11 @@ def test_a_plain_stop_string_is_found_as_stock(bench: Bench, free: Any) -> None:
     assert len(plain.token_ids) < TOKENS
 
 
-@pytest.mark.parametrize(("end", "state"), [("tracer.stop()", "stopped"), ("1 / 0", "failed")])
-def test_a_block_ends_its_request_at_once_whatever_the_sampling_says(bench: Bench, end: str, state: str) -> None:
+@pytest.mark.parametrize(("end", "state"), [("tracer.stop()", Ended.STOPPED), ("1 / 0", Ended.FAILED)])
+def test_a_block_ends_its_request_at_once_whatever_the_sampling_says(bench: Bench, end: str, state: Ended) -> None:
     source = f"first = model.logits.output.save()\nfor step in tracer.iter[2:]:\n    {end}\nnever = [1].save()"
     sampling = {"max_tokens": 50, "min_tokens": 40, "ignore_eos": True, "stop": ["never there"]}
     [ran] = bench.engine.run(Block(PROMPT, source, sampling))
-    assert ran.state == state
+    assert ran.state is state
     assert len(ran.token_ids) == 3
-    assert set(ran.saved) == ({"first"} if state == "stopped" else set())
+    assert set(ran.saved) == ({"first"} if state is Ended.STOPPED else set())

@@ -18,6 +18,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from executor.core.ended import Ended
 from executor.core.request import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.contract.result import Result
@@ -229,7 +230,7 @@ def test_a_crowd(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, seed: int
                 pass
     kinds = {case.kind: case.alone for case in known}
     assert {kind for kind, ran in kinds.items() if ran.failure} == {"raise", "never reached", "out of order"}
-    assert kinds["stop"].state == "stopped"
+    assert kinds["stop"].state is Ended.STOPPED
 
     counts = counting(engine, monkeypatch)
     left, quiet, ended, cancelled = REQUESTS, 0, 0, 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import interpose
+from executor.core.ended import Ended
 from interpose.v1.value_pb2 import Value
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
@@ -219,7 +220,7 @@ def test_a_whole_block_counts_for_eviction(bench: Bench) -> None:
     """As long as it may see a request's rows, the request is not given up for another's."""
     ends = {"max_tokens": 3, "ignore_eos": True}
     seen = "for step in tracer.iter[:]:\n    model.logits.output"
-    ended: list[str] = []
+    ended: list[Ended] = []
     take = bench.engine.interleaver.take_ended
     bench.engine.interleaver.take_ended = lambda: ended.extend(take().values()) or {}
     try:

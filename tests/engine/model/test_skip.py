@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.core.ended import Ended
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, check_failed
@@ -136,7 +137,7 @@ def test_a_request_that_stops_after_a_skip_is_fine(bench: Bench) -> None:
     )
     ran = run_beside(bench, source)
     assert ran.failure is None, ran.failure
-    assert ran.state == "stopped"
+    assert ran.state is Ended.STOPPED
 
 
 REFUSALS = [

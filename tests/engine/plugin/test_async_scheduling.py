@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from executor.core.request import READ_ONLY
+from executor.core.ended import Ended
 from executor.plugin.scheduler import InterposeAsyncScheduler
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.value_pb2 import Barrier, Value
@@ -148,13 +148,13 @@ def test_no_block_sees_a_step_whose_token_is_not_in_the_result(
     assert ran.accounting.steps == len(ran.token_ids) == sum(map(bool, steps.ran))
 
 
-@pytest.mark.parametrize(("end", "state"), [("tracer.stop()", "stopped"), ("1 / 0", "failed")])
-def test_a_block_ends_its_request_in_the_very_step(engine: LocalEngine, end: str, state: str, steps: Steps) -> None:
+@pytest.mark.parametrize(("end", "state"), [("tracer.stop()", Ended.STOPPED), ("1 / 0", Ended.FAILED)])
+def test_a_block_ends_its_request_in_the_very_step(engine: LocalEngine, end: str, state: Ended, steps: Steps) -> None:
     source = f"first = model.logits.output.save()\nfor step in tracer.iter[2:]:\n    {end}\n"
     [ran, *_] = engine.run_traces(
         [[Block(PROMPT, source, {"max_tokens": 30, "ignore_eos": True})]], plain=OTHERS, plain_tokens=12
     )
-    assert ran.state == state
+    assert ran.state is state
     assert len(ran.token_ids) == 3
 
 
@@ -190,7 +190,7 @@ def test_an_edit_beside_others_and_penalties(engine: LocalEngine, oracle: Oracle
 def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine, steps: Steps) -> None:
     plain = list(engine.plain(PROMPT, max_tokens=6, ignore_eos=True).token_ids)
     steps.ahead.clear()
-    ended: list[dict[str, str]] = []
+    ended: list[dict[str, Ended]] = []
 
     def watched(scheduled: Any, output: Any) -> Any:
         ended.append(getattr(output, "ended", {}))
@@ -200,7 +200,7 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
         watch(patch, engine.scheduler, "update_from_output", watched)
         [ran] = engine.run(Block(PROMPT, "x = model.logits.output.save()", {"max_tokens": 6, "ignore_eos": True}))
     assert ran.token_ids == plain
-    assert [list(one.values()) for one in ended if one] == [[READ_ONLY]]
+    assert [list(one.values()) for one in ended if one] == [[Ended.READ_ONLY]]
     assert sum(map(bool, steps.ahead)) == 4, "all but the prompt's step and the one after it"
 
 

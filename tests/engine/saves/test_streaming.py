@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.core.ended import Ended
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench, expression
@@ -164,5 +165,5 @@ def test_what_cannot_be_sent_ends_the_request(bench: Bench, name: str) -> None:
     [ran] = bench.engine.run_streamed(Block(PROMPT, source, {"max_tokens": 50, "ignore_eos": True}))
     assert ran.failure is not None and words in ran.failure.message, ran.failure
     assert ran.failure.code in (pb.ERROR_CODE_INVALID_ARGUMENT, pb.ERROR_CODE_QUOTA_EXCEEDED)
-    assert ran.state == "failed" and len(ran.token_ids) < 10
+    assert ran.state is Ended.FAILED and len(ran.token_ids) < 10
     bench.engine.worker.interpose_outbox.blobs.clear()
