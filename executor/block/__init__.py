@@ -1,1 +1,1 @@
-"""One running block: its fiber, the names it sees, what it may use, and what it is told."""
+"""One running block: its fiber, the names it sees, its limits, and the errors it gets."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -21,8 +20,6 @@ from executor.plugin.contract_entries import Attributes, Call, Entry, Exactly, G
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("executor", "interpose", "serve_app", "actors")
 ENTRIES = [entry for group in contract.GROUPS for entry in group.entries]
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 @functools.cache
