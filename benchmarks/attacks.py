@@ -105,10 +105,15 @@ class Neighbour:
         """Return the longest time since `begin` in which no trace ended.
 
         Waits for two more traces to end.
+
+        Raises:
+            RuntimeError: a trace of the neighbour failed for another reason than an engine that is away.
         """
         for _ in range(2):
             ended = self._ended
             while self._ended == ended:
+                if not self._thread.is_alive():
+                    raise RuntimeError("a trace of the neighbour failed: a block of another tenant must not do that")
                 time.sleep(0.02)
         return self._longest
 
@@ -118,10 +123,13 @@ class Neighbour:
         self._client.close()
 
 
-def traces(source: str) -> Callable[[Any], None]:
-    """Return a function that runs a trace of a model with this source as its block."""
+def traces(source: str, folder: str) -> Callable[[Any], None]:
+    """Return a function that runs a trace of a model with this source as its block.
+
+    The folder keeps the source until the trace has run.
+    """
     text = f"def run(model):\n    with model.trace({PROMPT!r}, max_tokens=1):\n" + textwrap.indent(source, " " * 8)
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".py", dir=folder, delete=False) as file:
         file.write(text + "\n")
     run: Callable[[Any], None] = runpy.run_path(file.name)["run"]
     return run
@@ -131,12 +139,15 @@ def rows(address: str, say: Callable[[str], object]) -> None:
     """Run the attacks one by one; give the lines of a table to `say`."""
     neighbour = Neighbour(address)
     try:
-        with interpose.connect(address, api_key=KEYS["stranger"], progress=False) as client:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            interpose.connect(address, api_key=KEYS["stranger"], progress=False) as client,
+        ):
             neighbour.begin()
             time.sleep(QUIET_SECONDS)
             say(f"| block | ends with | s |\n| --- | --- | --- |\n| none | | {neighbour.longest():.2f} |")
             for name, source in ATTACKS.items():
-                run = traces(source)
+                run = traces(source, folder)
                 neighbour.begin()
                 try:
                     run(client.model("llama"))

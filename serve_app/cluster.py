@@ -234,7 +234,7 @@ def _has_node(address: str) -> bool:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Put this process's signal handlers back: Ray's core replaces them by one that aborts."""
+    """Put this process's signal handlers back: the handler of Ray's core aborts the process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

@@ -114,7 +114,7 @@ WORKER = Group(
         Attributes(
             _RUNNER,
             _names("device max_num_tokens intermediate_tensors"),
-            "a stage's dummy step goes on with what it is given",
+            "a stage's dummy step goes on with the tensors of the stage before",
         ),
         Attributes(_RUNNER_V2, _names("device max_num_tokens intermediate_tensors"), "the same in the second runner"),
         Source(
@@ -352,7 +352,7 @@ SCHEDULER = Group(
                 "self._handle_blocked_waiting_request(request)",
                 "skip_request(request_queue) continue",
             ),
-            "a step starts requests up to that number, and passes over those that we hold back",
+            "a step starts requests up to that number, and passes over the requests that our method holds back",
         ),
         Source(
             f"{_SCHEDULER}.schedule",

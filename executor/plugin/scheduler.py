@@ -77,7 +77,7 @@ class Group:
     """Requests of one trace that start in the same step.
 
     Attributes:
-        expected: how many requests the group has, without those that ended before they started.
+        expected: how many requests the group has; a request that ends before it starts counts no longer.
         members: the requests that have arrived and have not started.
     """
 

@@ -1,1 +1,1 @@
-"""What the code of a block may do, what it is told, and what it may not do."""
+"""What the code of a block may do, what it may not do, and the errors that a block gets."""

@@ -25,7 +25,7 @@ def chosen() -> tuple[str | None, str | None]:
 
 
 def addresses() -> list[tuple[str, str]]:
-    """The interfaces of this machine and their addresses; psutil writes the interface behind one that only its own link knows."""
+    """The interfaces of this machine and their addresses; psutil adds the interface's name to a link-local address."""
     return [
         (name, one.address.partition("%")[0])
         for name, them in psutil.net_if_addrs().items()
