@@ -39,6 +39,7 @@ def prepare_environment(workers: int) -> None:
     """
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if current_platform.is_cpu():
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # vLLM's default where Triton is installed is 1
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // workers
         if workers > 1:
@@ -129,6 +130,10 @@ def check_config(config: Any) -> None:
         ),
         "model": (config.model_config.uses_mrope, "positions with several rows for each token are not known to traces"),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
+        "VLLM_USE_V2_MODEL_RUNNER=1": (
+            current_platform.is_cpu() and config.use_v2_model_runner,
+            "on CPUs blocks run in the V1 runner; set it to 0",
+        ),
     }
     for name, (bad, why) in refused.items():
         if bad:

@@ -307,6 +307,13 @@ def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, opti
         check_config(config)
 
 
+def test_the_second_runner_is_refused_on_cpus(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineArgs(model=str(checkpoint)).create_engine_config()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")  # vLLM asks for Triton while it makes a config
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=1 .* set it to 0"):
+        check_config(config)
+
+
 def test_expert_parallelism_is_refused_at_start(tmp_path: Path) -> None:
     model = write_demo_model(tmp_path / "olmoe", "olmoe")
     config = EngineArgs(
