@@ -22,7 +22,16 @@ from benchmarks.models import DTYPES, SIZES
 
 # Modules of this folder. Each has a `run()` that returns figures by their name, by case. Its keyword arguments are the options
 # of the benchmark.
-BENCHMARKS = ("plain_decode", "plain_steps", "traced_steps", "graph_steps", "service", "tensor_parallel", "start_up")
+BENCHMARKS = (
+    "plain_decode",
+    "plain_steps",
+    "traced_steps",
+    "graph_steps",
+    "service",
+    "tensor_parallel",
+    "start_up",
+    "peers",
+)
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
 
 Run = Callable[..., dict[str, dict[str, float]]]

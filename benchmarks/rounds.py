@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,9 +70,13 @@ class Child:
     Args:
         module: run as `python -m module`.
         argv: its arguments.
+        environment: variables that the process has besides this one's; None takes a variable away.
     """
 
-    def __init__(self, module: str, *argv: str) -> None:
+    def __init__(self, module: str, *argv: str, environment: Mapping[str, str | None] | None = None) -> None:
+        # The same hash seed gives sets and dictionaries the same layout in all processes; otherwise two processes of one
+        # engine differ.
+        wanted = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *argv],
@@ -80,9 +84,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # The same hash seed gives sets and dictionaries the same layout in all processes; otherwise two processes of one
-            # engine differ.
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            env={name: value for name, value in wanted.items() if value is not None},
         )
 
     def ask(self, **request: Any) -> Any:

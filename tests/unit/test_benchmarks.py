@@ -25,6 +25,7 @@ from benchmarks import graph_steps, plain_steps, processes, rounds, start_up, te
 from benchmarks.__main__ import BENCHMARKS, chosen, options_of, run_of, table
 from benchmarks.blocks import BLOCKS
 from benchmarks.models import Model, prompts
+from benchmarks.peers_table import BEGIN, END, with_table
 from benchmarks.rounds import Measured, alternate
 from benchmarks.service import latency
 from benchmarks.soak import Memory
@@ -368,3 +369,21 @@ def test_memory_that_grows_is_noticed_and_what_comes_and_goes_is_not() -> None:
     growing = Memory("c", [(5.0 * i, (500 + 5 * i) * mib) for i in range(40)])
     assert [one.flat for one in (steady, loading, growing)] == [True, True, False]
     assert growing.seconds == 195 and growing.growth == (622.5 * mib, 672.5 * mib)
+
+
+def test_the_table_of_peers_is_made_from_the_results_with_losing_rows() -> None:
+    figures = {"ms/step": 3.0, "ratio": 1.5, "quartile 1": 1.4, "quartile 3": 1.75, "rounds": 4}
+    results = {
+        "plain, batch 1: stock": {"ms/step": 2.0, "rounds": 4},
+        "plain, batch 1: interpose": figures,
+        "plain, batch 1: nnsight-taps": {**figures, "ratio": 1.25},
+    }
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    made = with_table(page, results)
+    assert "| plain, batch 1 | 2.00 | not measured | not measured | 1.5 (1.4 to 1.75) | 1.25 (1.4 to 1.75) |" in made
+    assert "old" not in made
+    assert made.startswith("before\n")
+    assert made.endswith(f"{END}\nafter\n")
+    assert with_table(made, results) == made
+    with pytest.raises(ValueError, match="has no lines"):
+        with_table("no marks", results)
