@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.protocol import Order
 from actors.saved import Saved
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class KeptTrace:
     """One trace, with all that another actor needs to go on with it.
 
     Attributes:
-        order: the order to run the trace.
-        key: the trace's name inside the service.
+        request: the trace, without its standing edits.
         progress: how far the trace came.
         clock: clock offset of the process that noted the progress (see `clock`).
         events: the trace's serialized events.
@@ -33,8 +32,7 @@ class KeptTrace:
         again: values of earlier traces that the trace saved unchanged, by blob id.
     """
 
-    order: Order
-    key: str
+    request: TraceRequest
     progress: TraceProgress
     clock: float
     events: tuple[bytes, ...] = field(repr=False)
@@ -81,7 +79,7 @@ class Archive:
     def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
         """Store a trace and its session variables; ignored when the lease has ended."""
         if (held := self._sessions.get(session_id)) is not None:
-            held.traces[trace.key] = trace
+            held.traces[trace.request.key] = trace
             held.variables.update(variables)
 
     def drop(self, session_id: str, key: str) -> None:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray.exceptions import ActorDiedError
 
 from actors.failures import unavailable
-from actors.protocol import ModelState, Order, Target
+from actors.protocol import ModelState, Route, Target
 from actors.taking import taking
 from interpose.contract.errors import ServiceFailure
-from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 
 POLL_SECONDS = 1.0
 
@@ -43,27 +44,28 @@ class EngineCalls:
         """
         self._handle(target).options(stream=False, method_name="ping").remote()
 
-    async def run(self, order: Order, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
-        """Run a trace on one replica; closing the generator aborts the trace's requests.
+    async def run(self, route: Route, request: TraceRequest) -> AsyncGenerator[bytes, None]:
+        """Run a trace on one replica; yield its serialized events.
+
+        Closing the generator aborts the trace's requests.
 
         Args:
-            order: names the replica. If the replica is draining, another replica takes the trace.
-            trace: the trace to run.
+            route: names the replica. If the replica is draining, another replica takes the trace.
+            request: the trace to run.
 
         Raises:
             ServiceFailure: UNAVAILABLE, no engine can take the trace.
         """
-        handle = self._handle(order.target).options(session_id=order.replica)
-        whose = (order.tenant, order.session_id, order.share)
-        responses = handle.remote(trace.SerializeToString(), self._session, whose)
-        replica = order.replica
+        handle = self._handle(route.target).options(session_id=route.replica)
+        responses = handle.remote(dataclasses.replace(request, session=self._session))
+        replica = route.replica
         try:
             # The engine's first item says which replica has taken the trace.
-            replica = await self._taken(order.target, trace.id, responses)
-            if replica != order.replica:
-                self._directory.moved.remote(order.session_id, order.target, replica)
+            replica = await self._taken(route.target, request.trace_id, responses)
+            if replica != route.replica:
+                self._directory.moved.remote(request.session_id, route.target, replica)
             async for data in responses:
-                yield pb.Event.FromString(data)
+                yield data
         except ActorDiedError:
             if replica:
                 self._directory.lost.remote(replica)

@@ -7,15 +7,28 @@ the output with the tokens of its step comes. It goes on before that output, in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from interpose.v1 import trace_pb2 as pb
+
+
+class Arrived(NamedTuple):
+    """An increment that has come from a worker.
+
+    Attributes:
+        increment: the increment.
+        event: the serialized event that it came in.
+    """
+
+    increment: pb.Increment
+    event: bytes
 
 
 @dataclass
 class _Invoke:
     """The increments and outputs of one invoke so far."""
 
-    waiting: dict[int, pb.Increment] = field(default_factory=dict)  # by sequence
+    waiting: dict[int, Arrived] = field(default_factory=dict)  # by sequence
     next: int = 0
     tokens: int = 0
     steps: int = 0  # steps of the increments that have gone on
@@ -28,9 +41,9 @@ class Increments:
     def __init__(self) -> None:
         self._invokes: dict[int, _Invoke] = {}
 
-    def add(self, increment: pb.Increment) -> None:
+    def add(self, arrived: Arrived) -> None:
         """Note an increment that has come from a worker."""
-        self._of(increment.invoke).waiting[increment.sequence] = increment
+        self._of(arrived.increment.invoke).waiting[arrived.increment.sequence] = arrived
 
     def generated(self, output: pb.Output) -> None:
         """Note an output that has come from the engine."""
@@ -41,21 +54,21 @@ class Increments:
         state = self._of(invoke)
         if state.over or state.steps >= state.tokens:
             return True
-        return any(one.last or one.steps >= state.tokens for one in self._ready(state))
+        return any(one.last or one.steps >= state.tokens for one, _ in self._ready(state))
 
     def complete_before(self, increment: pb.Increment) -> bool:
         """Whether all increments before this increment have come."""
         state = self._of(increment.invoke)
         return all(number in state.waiting for number in range(state.next, increment.sequence))
 
-    def take(self, invoke: int) -> list[pb.Increment]:
+    def take(self, invoke: int) -> list[Arrived]:
         """Remove and return the increments of the tokens generated so far."""
         state = self._of(invoke)
-        taken = [one for one in self._ready(state) if one.steps <= state.tokens]
+        taken = [one for one in self._ready(state) if one.increment.steps <= state.tokens]
         self._took(state, taken)
         return taken
 
-    def take_all(self, invoke: int) -> list[pb.Increment]:
+    def take_all(self, invoke: int) -> list[Arrived]:
         """Remove and return all increments of an invoke."""
         state = self._of(invoke)
         taken = self._ready(state)
@@ -66,15 +79,15 @@ class Increments:
         return self._invokes.setdefault(invoke, _Invoke())
 
     @staticmethod
-    def _ready(state: _Invoke) -> list[pb.Increment]:
-        ready: list[pb.Increment] = []
+    def _ready(state: _Invoke) -> list[Arrived]:
+        ready: list[Arrived] = []
         while state.next + len(ready) in state.waiting:
             ready.append(state.waiting[state.next + len(ready)])
         return ready
 
     @staticmethod
-    def _took(state: _Invoke, taken: list[pb.Increment]) -> None:
-        for increment in taken:
+    def _took(state: _Invoke, taken: list[Arrived]) -> None:
+        for increment, _ in taken:
             del state.waiting[increment.sequence]
             state.over = state.over or increment.last
             state.steps = max(state.steps, increment.steps)

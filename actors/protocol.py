@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from actors.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -48,43 +46,16 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Order:
-    """One trace to run.
+class Route:
+    """Where a trace runs.
 
     Attributes:
-        session_id: the session that the trace was submitted to.
-        follower: id of the call that reads the events. A trace without a follower is cancelled, unless it is a job.
-        trace: the serialized `Trace`.
-        accepted: the serialized `Accepted`, the first event of the trace.
         target: the deployment that runs the trace.
         replica: the replica that the session's traces go to; "" for any.
-        tenant: name of the tenant.
-        share: part of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
-        max_saved_bytes: bytes of all values that the trace may save.
-        job: whether the trace runs to its end without a follower.
-        keep: whether a client may come back for the values until the retention time ends.
-        remotes: ids of the blobs of the session's earlier traces that this trace uses.
-        foreign: blobs of the tenant's other sessions that this trace uses, by id.
-        variables: ids of the session variables that the trace shares.
-        edits: the standing edits that the trace runs with, serialized `Edit`s.
     """
 
-    session_id: str
-    follower: str
-    trace_id: str
-    trace: bytes = field(repr=False)
-    accepted: bytes = field(repr=False)
     target: Target
-    max_saved_bytes: int
-    job: bool = False
-    keep: bool = False
-    remotes: tuple[str, ...] = ()
-    foreign: tuple[tuple[str, Saved], ...] = ()
-    variables: frozenset[str] = frozenset()
-    edits: tuple[bytes, ...] = field(default=(), repr=False)
     replica: str = ""
-    tenant: str = ""
-    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ class Recording:
         """All events, serialized."""
         return tuple(self._events)
 
-    def append(self, event: pb.Event) -> None:
-        """Add an event; ignored when the recording has ended."""
+    def append(self, data: bytes) -> None:
+        """Add a serialized event; ignored when the recording has ended."""
         if not self.ended:
-            data = event.SerializeToString()
             self.size += len(data)
             self._events.append(data)
             self._wake()

@@ -24,10 +24,13 @@ class Saved:
     size: int
 
 
-def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str]]:
+def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str], bool]:
     """Return the blob ids of the tensors that a trace saved: new tensors, and earlier traces'.
 
     Values of other sessions become the session's own, because the session now holds them too.
+
+    Returns:
+        The ids of new tensors, the ids of earlier traces' tensors, and whether the message has changed.
     """
     values: list[Value] = [*message.objects.values]
     values.extend(binding.value for binding in message.names)
@@ -37,14 +40,16 @@ def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str]]:
         values.extend(Value(tensor=patch.tensor) for patch in message.patches if patch.HasField("tensor"))
     own: set[str] = set()
     earlier: set[str] = set()
+    changed = False
     for value in nested(values):
         kind = value.WhichOneof("kind")
         if kind == "tensor" and value.tensor.WhichOneof("payload") == "blob":
             own.add(value.tensor.blob.id)
         elif kind == "remote":
+            changed = changed or bool(value.remote.session_id)
             value.remote.session_id = ""
             earlier.add(value.remote.blob_id)
-    return own, earlier
+    return own, earlier, changed
 
 
 def nested(values: Iterable[Value]) -> Iterator[Value]:

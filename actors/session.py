@@ -19,7 +19,7 @@ import ray
 
 from actors.archive import Kept, KeptTrace
 from actors.failures import not_found
-from actors.protocol import Order, SessionStats, Terms
+from actors.protocol import Route, SessionStats, Terms
 from actors.saved import Saved
 from actors.spilled import put
 from actors.trace_run import TraceRun
@@ -28,6 +28,7 @@ from actors.variables import Copy, SharedVariables
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 
 if TYPE_CHECKING:
     from actors.engine_stream import EngineCalls
@@ -101,7 +102,7 @@ class Session:
         """
         self._left = True
         for run in list(self._traces.values()):
-            if not run.order.job:
+            if not run.request.job:
                 await run.cancel()
                 self._forget(run)
         return bool(self._traces)
@@ -168,16 +169,24 @@ class Session:
             await asyncio.shield(upload.stored)
         return upload.received
 
-    async def run(self, order: Order) -> AsyncIterator[bytes]:
+    async def run(
+        self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved], follower: str
+    ) -> AsyncIterator[bytes]:
         """Run a trace, or follow a trace that was submitted before; yield serialized events.
+
+        Args:
+            request: the trace.
+            route: where the trace runs.
+            foreign: blobs of the tenant's other sessions that the trace uses, by id.
+            follower: id of the call that reads the events. A trace without a follower is cancelled, unless it is a job.
 
         Raises:
             ServiceFailure: the trace as a whole failed, or could not be started.
         """
-        async for event in self._follow(self._submitted(order), order.follower):
+        async for event in self._follow(self._submitted(request, route, foreign), follower):
             yield event
 
-    async def start(self, session_id: str, order: Order) -> bytes:
+    async def start(self, session_id: str, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> bytes:
         """Run a job, or find it if it was submitted before; return its first event.
 
         A job needs no follower.
@@ -186,10 +195,10 @@ class Session:
             ServiceFailure: the job could not be started.
         """
         self._check(session_id)
-        run = self._submitted(order)
+        run = self._submitted(request, route, foreign)
         if run.announced is not None:
             await run.announced
-        return pb.Event(accepted=pb.Accepted.FromString(order.accepted)).SerializeToString()
+        return request.accepted
 
     async def attach(self, session_id: str, trace_id: str, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
         """Follow a trace that was submitted before; yield its serialized events after `seen` events.
@@ -230,7 +239,7 @@ class Session:
             return
         run.followers.discard(follower)
         await asyncio.sleep(RECONNECT_SECONDS)
-        if not run.followers and run.running and not run.order.job:
+        if not run.followers and run.running and not run.request.job:
             run.abandoned = True
             await run.cancel()
 
@@ -299,16 +308,16 @@ class Session:
             await run.no_room()
 
     async def increment(self, key: str, data: bytes) -> None:
-        """Take a serialized `Increment`: values that a block of a streamed trace saved."""
+        """Take a serialized event with values that a block of a streamed trace saved."""
         run = self._by_key.get(key)
         if run is not None:
-            await run.increment(pb.Increment.FromString(data))
+            await run.increment(data)
 
     async def blobs(self, key: str, ids: list[str]) -> list[ray.ObjectRef]:
         """Return references to uploads and saved values, uint8 of shape [bytes] each.
 
         Args:
-            key: the trace that needs them. The trace gets only the saved values that its order names.
+            key: the trace that needs them. The trace gets only the saved values that its request names.
             ids: digests and blob ids.
 
         Raises:
@@ -342,14 +351,14 @@ class Session:
         since = "after the session was last used" if self._kept else "after the trace has ended"
         return not_found(f"there is no {what} (any more): values are kept for {self._retention:g} s {since}")
 
-    def _submitted(self, order: Order) -> TraceRun:
-        """Return the run of an order; a new order is started."""
-        self._check(order.session_id)
-        run = self._traces.get(order.trace_id)
-        if run is not None and run.order.trace != order.trace:
-            message = f"the trace id {order.trace_id} was used before, for another trace"
-            raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=order.trace_id))
-        return self._start(order) if run is None or run.repeatable else run
+    def _submitted(self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> TraceRun:
+        """Return the run of a trace; a new trace is started."""
+        self._check(request.session_id)
+        run = self._traces.get(request.trace_id)
+        if run is not None and run.request.trace != request.trace:
+            message = f"the trace id {request.trace_id} was used before, for another trace"
+            raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=request.trace_id))
+        return self._start(request, route, foreign) if run is None or run.repeatable else run
 
     async def _follow(self, run: TraceRun, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
         run.followers.add(follower)
@@ -361,22 +370,24 @@ class Session:
             run.followers.discard(follower)
             self._touched = time.monotonic()
 
-    def _start(self, order: Order) -> TraceRun:
-        self._forget(self._traces.get(order.trace_id))
-        refusal = self._no_room(len(order.trace), traces=1)
+    def _start(self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> TraceRun:
+        self._forget(self._traces.get(request.trace_id))
+        refusal = self._no_room(len(request.trace), traces=1)
         if refusal is not None:
             raise ServiceFailure(refusal)
-        remotes = {blob_id: self._saved(blob_id) for blob_id in order.remotes} | dict(order.foreign)
+        remotes = {blob_id: self._saved(blob_id) for blob_id in request.remotes} | dict(foreign)
         before = [
-            run for run in self._traces.values() if run.running and not run.order.variables.isdisjoint(order.variables)
+            run
+            for run in self._traces.values()
+            if run.running and not run.request.variables.isdisjoint(request.variables)
         ]
-        key = f"{uuid.uuid4().hex[:12]}.{order.trace_id}"
-        order = dataclasses.replace(order, keep=order.keep or self._kept)
-        run = TraceRun(order, key, self._no_room, self._keep, remotes, self._variables, before)
-        self._traces[order.trace_id] = self._by_key[key] = run
-        self._forgotten = self._forgotten or bool(order.foreign)
+        key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"
+        request = dataclasses.replace(request, key=key, keep=request.keep or self._kept)
+        run = TraceRun(request, self._no_room, self._keep, remotes, self._variables, before)
+        self._traces[request.trace_id] = self._by_key[key] = run
+        self._forgotten = self._forgotten or bool(foreign)
         try:
-            run.start(functools.partial(self._engines.run, order))
+            run.start(functools.partial(self._engines.run, route))
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._forget(run)
             raise
@@ -409,7 +420,7 @@ class Session:
     def _kept_for(self, run: TraceRun) -> bool:
         """Whether a client may come back for the values of a trace."""
         expires_at = self._expires_at(run)
-        return run.order.keep and (expires_at is None or expires_at > time.monotonic())
+        return run.request.keep and (expires_at is None or expires_at > time.monotonic())
 
     async def _store(self, upload: Upload) -> None:
         try:
@@ -459,7 +470,7 @@ class Session:
             self._directory.drop.remote(self._id, run.key)
 
     def _keep(self, trace: KeptTrace, variables: Mapping[str, Copy]) -> Awaitable[None]:
-        return self._directory.keep.remote(trace.order.session_id, trace, variables)
+        return self._directory.keep.remote(trace.request.session_id, trace, variables)
 
     def sweep(self) -> None:
         """Drop values that have expired; called periodically."""

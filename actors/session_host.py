@@ -123,7 +123,7 @@ class SessionHost:
             await session.no_room(key)
 
     async def increment(self, key: str, data: bytes) -> None:
-        """Take a serialized `Increment`: values that a block of a streamed trace saved."""
+        """Take a serialized event with values that a block of a streamed trace saved."""
         if (session := self._with(key)) is not None:
             await session.increment(key, data)
 

@@ -29,19 +29,22 @@ class TraceProgress:
         self.failure: pb.Failure | None = None
         self.ended_at: float | None = None
 
-    def observe(self, event: pb.Event) -> None:
-        """Count an event that came from the engine."""
+    def begin(self) -> None:
+        """Note that an event came from the engine."""
         if self._started_at is None:
             self._started_at = time.monotonic()
-        kind = event.WhichOneof("kind")
-        if kind == "output":
-            self._prompt_tokens += len(event.output.prompt_token_ids)
-            self._generated_tokens += len(event.output.token_ids)
-            if event.output.finished:
-                self._finished.add(event.output.invoke)
-        elif kind == "failed":
-            self._finished.add(event.failed.invoke)
-            self.failure = self.failure or event.failed
+
+    def generated(self, output: pb.Output) -> None:
+        """Count an output that came from the engine."""
+        self._prompt_tokens += len(output.prompt_token_ids)
+        self._generated_tokens += len(output.token_ids)
+        if output.finished:
+            self._finished.add(output.invoke)
+
+    def failed(self, failed: pb.Failure) -> None:
+        """Count an invoke that failed."""
+        self._finished.add(failed.invoke)
+        self.failure = self.failure or failed
 
     def end(self, failure: pb.Failure | None) -> None:
         """Note that no more events will come.

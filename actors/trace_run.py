@@ -12,19 +12,21 @@ from ray.exceptions import RayError
 
 from actors.archive import KeptTrace, clock
 from actors.failures import FULL, describe, full, unavailable
-from actors.increments import Increments
-from actors.protocol import Order
+from actors.increments import Arrived, Increments
 from actors.recording import Recording
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import kind_of
+from interpose.wire.request import TraceRequest
 
 # Seconds to wait for a blob after the engine has named it. A worker hands a blob over at about that time; later it is lost.
 ADOPTION_SECONDS = 60.0
 
-EngineStream = Callable[[pb.Trace], AsyncGenerator[pb.Event, None]]
+# Takes a trace; yields its serialized events.
+EngineStream = Callable[[TraceRequest], AsyncGenerator[bytes, None]]
 
 # Takes a number of bytes; returns a refusal if the session has no room for them.
 Room = Callable[[int], pb.Failure | None]
@@ -33,20 +35,15 @@ Room = Callable[[int], pb.Failure | None]
 Keep = Callable[[KeptTrace, Mapping[str, Copy]], Awaitable[None]]
 
 
-def _without_means(order: Order) -> Order:
-    """Return the part of an order that identifies a trace which has run.
-
-    Values of other traces and edits are left out, so that they are not kept with the trace.
-    """
-    return dataclasses.replace(order, foreign=(), edits=())
+# Kinds of events that the session looks into.
+_READ = frozenset({"failed", "output", "increment", "saves"})
 
 
 class TraceRun:
     """Runs a trace once and keeps its events and values.
 
     Args:
-        order: the order to run the trace.
-        key: the trace's name inside the service. Clients choose trace ids; keys never collide.
+        request: the trace.
         room: asks the session whether it has room for a saved value.
         keep: makes the trace's outcome outlive the session actor.
         remotes: values of earlier traces that this trace uses, by blob id; they stay as long as the trace runs.
@@ -65,18 +62,17 @@ class TraceRun:
 
     def __init__(
         self,
-        order: Order,
-        key: str,
+        request: TraceRequest,
         room: Room,
         keep: Keep,
         remotes: Mapping[str, Saved] | None = None,
         variables: SharedVariables | None = None,
         before: Iterable[TraceRun] = (),
     ) -> None:
-        self.id = order.trace_id
-        self.key = key
-        self.order = order
-        self.progress = TraceProgress(pb.Accepted.FromString(order.accepted))
+        self.id = request.trace_id
+        self.key = request.key
+        self.request = request
+        self.progress = TraceProgress(pb.Event.FromString(request.accepted).accepted)
         self.remotes = dict(remotes or {})
         self._room = room
         self._keep = keep
@@ -98,7 +94,6 @@ class TraceRun:
         self._logs_expected = 0
         self._logs = 0
         self._increments = Increments()
-        self._streamed = False
         self._adopted = asyncio.Condition()
         self._refusal: pb.Failure | None = None
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +104,7 @@ class TraceRun:
 
         A trace that had not ended has failed.
         """
-        run = cls(kept.order, kept.key, room, keep, variables=variables)
+        run = cls(kept.request, room, keep, variables=variables)
         run.progress = kept.progress
         run.progress.move(kept.clock - clock())
         if run.ended_at is None:
@@ -147,14 +142,14 @@ class TraceRun:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the trace keeps: saved values, the recording, and the order."""
-        submitted = len(self.order.trace) + sum(map(len, self.order.edits))
+        """Bytes that the trace keeps: saved values, the recording, and the trace itself."""
+        submitted = len(self.request.trace) + sum(map(len, self.request.edits))
         return self.saved_bytes + self.recording.size + submitted
 
     def start(self, engine: EngineStream) -> None:
         """Begin the trace; its events go to the recording."""
-        self.recording.append(pb.Event(accepted=pb.Accepted.FromString(self.order.accepted)))
-        if self.order.job:
+        self.recording.append(self.request.accepted)
+        if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
         # A separate context: otherwise Ray counts these calls as a part of the client's call, and cancels them with it.
@@ -198,17 +193,17 @@ class TraceRun:
 
     async def log(self, invoke: int, text: str) -> None:
         """Record a text that a block printed."""
-        self.recording.append(pb.Event(log=pb.Log(invoke=invoke, text=text)))
+        self.recording.append(pb.Event(log=pb.Log(invoke=invoke, text=text)).SerializeToString())
         self._logs += 1
         async with self._adopted:
             self._adopted.notify_all()
 
-    async def increment(self, increment: pb.Increment) -> None:
-        """Take an increment that a block of a streamed trace saved.
+    async def increment(self, event: bytes) -> None:
+        """Take a serialized event with an increment that a block of a streamed trace saved.
 
         It goes on with the output of its step.
         """
-        self._increments.add(increment)
+        self._increments.add(Arrived(pb.Event.FromString(event).increment, event))
         async with self._adopted:
             self._adopted.notify_all()
 
@@ -230,7 +225,7 @@ class TraceRun:
                 self.saved_bytes -= self.blobs.pop(unnamed).size
             self._settling = True
             usage.saved_bytes = self.saved_bytes
-            await self._settle(pb.Event(done=pb.Done(usage=usage)))
+            await self._settle(pb.Event(done=pb.Done(usage=usage)).SerializeToString())
         except asyncio.CancelledError:
             ended = self._cancelled()
         except Exception as error:
@@ -238,29 +233,27 @@ class TraceRun:
         finally:
             await self._end(ended)
 
-    async def _settle(self, done: pb.Event) -> None:
+    async def _settle(self, done: bytes) -> None:
         """Make the trace's outcome outlive the session actor, then record that the trace is done."""
         variables: dict[str, Copy] = {}
         if self._left is not None:
             saves, left = self._left
-            mine, earlier = named(saves)
+            mine, earlier, _ = named(saves)
             blobs = {name: self.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
             variables = copies(saves.objects, left, blobs)
-        if self.order.keep or self.blobs or self.again or variables:
+        if self.request.keep or self.blobs or self.again or variables:
             self.progress.end(None)
             await self._keep(self._kept(None, done), variables)
         self._variables.keep(variables)
         self.recording.append(done)
 
-    def _kept(self, failure: pb.Failure | None, *more: pb.Event) -> KeptTrace:
+    def _kept(self, failure: pb.Failure | None, *more: bytes) -> KeptTrace:
         """Return the part of the trace that outlives the session actor: its events, and `more`."""
-        events = (*self.recording.events, *(event.SerializeToString() for event in more))
         return KeptTrace(
-            _without_means(self.order),
-            self.key,
+            dataclasses.replace(self.request, edits=()),
             self.progress,
             clock(),
-            events,
+            (*self.recording.events, *more),
             failure,
             dict(self.blobs),
             dict(self.again),
@@ -274,72 +267,91 @@ class TraceRun:
         if self.running:
             self.progress.end(ended)
             self.remotes.clear()
-            self.order = _without_means(self.order)
+            self.request = dataclasses.replace(self.request, edits=())
             self._before = ()
             self.recording.end(ended)
-            if ended is not None and self.order.keep:
+            if ended is not None and self.request.keep:
                 with contextlib.suppress(*FULL):
                     self._said = self._keep(self._kept(ended), {})  # a follower of the trace does not wait for this
         async with self._adopted:
             self._adopted.notify_all()
 
     async def _forward(self, engine: EngineStream) -> pb.Usage:
-        trace = pb.Trace.FromString(self.order.trace)
-        trace.id = self.key
-        self._streamed = trace.stream
-        trace.applied.extend(pb.Edit.FromString(data) for data in self.order.edits)
-        own = len(trace.scope.values)
-        if trace.variables:
+        request = self.request
+        shared: tuple[pb.Trace, int] | None = (
+            None  # the trace of session variables, and how many entries the client's scope has
+        )
+        if request.variables:
             for run in self._before:
                 await run.wait()
+            trace = pb.Trace.FromString(request.trace)
+            shared = trace, len(trace.scope.values)
             self.remotes.update(self._variables.lend(trace))
-        shared: pb.Event | None = None
+            request = dataclasses.replace(request, trace=trace.SerializeToString())
+        saves: pb.Event | None = None  # those of the shared scope, held back until all invokes have ended
         failed = False
-        async with contextlib.aclosing(engine(trace)) as events:
-            async for event in events:
-                self.progress.observe(event)
-                kind = event.WhichOneof("kind")
-                if kind == "failed":
-                    failed = True
-                    event.failed.trace_id = self.id
-                    # A lost engine has failed every invoke. The trace as a whole may be tried again.
-                    with_retry(event.failed)
-                    if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
-                        raise ServiceFailure(event.failed)
-                elif kind == "output":
-                    self._logs_expected += event.output.logs
-                    if self._streamed:
-                        await self._before_output(event.output)
-                elif kind == "increment":
-                    await self._before_increment(event.increment)
-                    self._name(event.increment)
-                elif kind == "saves":
-                    if event.saves.invoke < 0 and trace.variables:
-                        shared = event  # held back until all invokes have ended
-                        continue
-                    self._name(event.saves)
-                self.recording.append(event)
+        async with contextlib.aclosing(engine(request)) as events:
+            async for data in events:
+                self.progress.begin()
+                kind = kind_of(data)
+                event = pb.Event.FromString(data) if kind in _READ else None
+                failed = failed or kind == "failed"
+                if event is not None and kind == "saves" and event.saves.invoke < 0 and shared is not None:
+                    saves = event
+                    continue
+                if event is not None and await self._look_into(kind, event):
+                    data = event.SerializeToString()
+                self.recording.append(data)
                 if self._refusal is not None:
                     raise ServiceFailure(self._refusal)
-        if shared is not None:
-            self._left = (shared.saves, self._variables.settle(trace, shared.saves, own, failed))
-            self._name(shared.saves)
-            self.recording.append(shared)
+        if saves is not None and shared is not None:
+            self._left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))
+            self._name(saves.saves)
+            self.recording.append(saves.SerializeToString())
         return self.progress.usage()
+
+    async def _look_into(self, kind: str, event: pb.Event) -> bool:
+        """Take what the session must know from an event of the engine.
+
+        Returns:
+            Whether the event has changed.
+        """
+        if kind == "output":
+            self.progress.generated(event.output)
+            self._logs_expected += event.output.logs
+            if self.request.stream:
+                await self._before_output(event.output)
+            return False
+        if kind == "increment":
+            await self._before_increment(event.increment)
+            return self._name(event.increment)
+        if kind == "saves":
+            return self._name(event.saves)
+        self.progress.failed(event.failed)
+        event.failed.trace_id = self.id
+        # A lost engine has failed every invoke. The trace as a whole may be tried again.
+        with_retry(event.failed)
+        if event.failed.code == pb.ERROR_CODE_UNAVAILABLE:
+            raise ServiceFailure(event.failed)
+        return True
 
     async def wait(self) -> None:
         """Wait until the trace has ended, well or not."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _name(self, message: pb.Saves | pb.Increment) -> None:
+    def _name(self, message: pb.Saves | pb.Increment) -> bool:
         """Note which saved values must come from the workers.
 
         Values of earlier traces are here already.
+
+        Returns:
+            Whether the message has changed (`named`).
         """
-        own, earlier = named(message)
+        own, earlier, changed = named(message)
         self._named |= own
         self.again.update((name, self.remotes[name]) for name in earlier)
+        return changed
 
     async def _before_output(self, output: pb.Output) -> None:
         """Record what the steps of an output's tokens saved, once it is here."""
@@ -354,10 +366,10 @@ class TraceRun:
         await self._wait_for(lambda: self._increments.complete_before(last), "what a block saved")
         self._record(self._increments.take_all(last.invoke))
 
-    def _record(self, increments: list[pb.Increment]) -> None:
-        for increment in increments:
-            self._name(increment)
-            self.recording.append(pb.Event(increment=increment))
+    def _record(self, arrived: list[Arrived]) -> None:
+        for increment, event in arrived:
+            changed = self._name(increment)
+            self.recording.append(pb.Event(increment=increment).SerializeToString() if changed else event)
 
     async def _wait_for_workers(self) -> None:
         await self._wait_for(lambda: self._named <= self.blobs.keys(), "a saved value")
@@ -375,7 +387,7 @@ class TraceRun:
                 raise ServiceFailure(unavailable(text, self.id)) from None
 
     def _too_much(self, size: int) -> pb.Failure | None:
-        limit = self.order.max_saved_bytes
+        limit = self.request.max_saved_bytes
         if self.saved_bytes + size <= limit:
             return None
         return failure(

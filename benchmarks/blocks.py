@@ -11,6 +11,7 @@ from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire.encoder import Encoder
+from interpose.wire.request import TraceRequest
 
 # Blocks for a llama of 8 layers. Its layers return the pair (hidden, residual).
 BLOCKS = {
@@ -61,9 +62,10 @@ class TracedRequest:
 
     def extra_args(self) -> dict[str, Any]:
         """Return the request's `SamplingParams.extra_args`."""
-        from executor.core.request import Work
+        from executor.core.request import InvokeRequest
 
-        return Work(self._trace, 0, 1, "").to_args()
+        request = TraceRequest(self._trace.SerializeToString(), key=self._trace.id)
+        return InvokeRequest.alone(request).to_args()
 
     def finish(self, worker: Any, output: Any) -> None:
         """End the block after its request, and drop its saved values.

@@ -33,7 +33,6 @@ MAX_SESSIONS = 16  # sessions whose saved values one trace uses
 MAX_LINE = 10_000_000  # the last line of a file where a program may begin; compilers count lines in 32 bits
 MAX_COLUMN = 10_000
 MAX_FILENAME = 4096
-MAX_SPREAD_BYTES = 1 << 30  # values that a trace brings to the engine: each request brings all the values of its trace
 _MAX_COMPARED = 100  # characters of an unknown name that are compared with known names
 
 _TRACE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
@@ -141,7 +140,6 @@ def check_trace(
     reason = together.refusal(trace)
     if reason:
         raise refuse(reason, trace.id)
-    _check_spread(trace)
     if len(trace.exchanged) > MAX_NAMES or not all(name.isidentifier() for name in trace.exchanged):
         raise refuse(f"a trace exchanges up to {MAX_NAMES} names", trace.id)
     _check_variables(trace)
@@ -262,21 +260,6 @@ def _check_variables(trace: pb.Trace) -> None:
             raise refuse(
                 f"a variable of the session cannot be the entry {variable.entry} of the trace's scope", trace.id
             )
-
-
-def _check_spread(trace: pb.Trace) -> None:
-    """Refuse values that would fill the engine's memory.
-
-    Each request of a trace brings all values of the trace to the engine.
-    """
-    requests = len(trace.invokes) - len(together.wholes(trace))
-    size = trace.scope.ByteSize()
-    if size * requests > MAX_SPREAD_BYTES:
-        raise refuse(
-            f"the trace brings {size} bytes of values to each of {requests} prompts; the limit for all of them "
-            f"together is {MAX_SPREAD_BYTES} bytes: send long lists and texts as tensors, or fewer prompts at a time",
-            trace.id,
-        )
 
 
 def _check_source(source: Source, what: str, limits: Limits, trace_id: str, invoke: int = -1) -> None:

@@ -25,9 +25,27 @@ from serve_app.statuses import STATUS_OF
 _MAX_FAILURE_BYTES = 4096
 _MAX_DETAILS = 512
 
+
+class Serialized:
+    """A reply as its bytes, which Serve sends as they are.
+
+    Args:
+        data: a serialized message.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializeToString(self) -> bytes:
+        """Return the bytes. Serve calls this method of every reply."""
+        return self._data
+
+
 I = TypeVar("I", bound="Ingress")  # noqa: E741
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
+# Messages, or `Serialized` ones.
+Replies = AsyncGenerator[Any, None]
 
 
 class Ingress(Protocol):
@@ -61,7 +79,7 @@ def unary(
 
 def streaming(
     request_type: type[Q], reply_type: type[R], *, keyless: bool = False
-) -> Callable[[Callable[[I, Q, Tenant], AsyncGenerator[R, None]]], Callable[..., AsyncGenerator[R, None]]]:
+) -> Callable[[Callable[[I, Q, Tenant], Replies]], Callable[..., Replies]]:
     """Make `async def method(self, request, tenant)`, which yields replies, a streaming call.
 
     A failed call ends with one empty reply: Serve copies the status onto the call with a message, never without one.
@@ -70,8 +88,8 @@ def streaming(
         keyless: as for `unary`.
     """
 
-    def decorate(method: Callable[[I, Q, Tenant], AsyncGenerator[R, None]]) -> Callable[..., AsyncGenerator[R, None]]:
-        async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[R, None]:
+    def decorate(method: Callable[[I, Q, Tenant], Replies]) -> Callable[..., Replies]:
+        async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> Replies:
             try:
                 request, tenant = _received(self, request_type, data, grpc_context, keyless)
                 async with contextlib.aclosing(method(self, request, tenant)) as replies:

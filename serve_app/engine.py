@@ -18,10 +18,10 @@ from actors.find_directory import directory, own_directory
 from actors.protocol import ReplicaReport, StartFailed, Target
 from executor.cluster.checkpoint import check_model
 from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
-from executor.core.fairness import Flow
+from executor.core.request import flow_of
 from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
-from interpose.v1 import trace_pb2
+from interpose.wire.request import TraceRequest
 from serve_app.listening import replica_on_this_machine
 from serve_app.places import Places
 from serve_app.session_watch import SessionWatch
@@ -102,16 +102,13 @@ class EngineDeployment:
         self._stage = ""
         await self._report()
 
-    async def run(self, trace: bytes, session: str, whose: tuple[str, str, float]) -> AsyncGenerator[bytes, None]:
+    async def run(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         """Run a trace; yield this replica's name first, then serialized events.
 
         The name says that this replica has taken the trace.
 
         Args:
-            trace: a serialized `Trace`.
-            session: the Ray name of the session actor, for saved values and logs.
-            whose: the tenant, the session's id, and the share of the engine that the tenant may use. Traces of tenants and of
-                sessions take turns.
+            request: the trace. Traces of tenants and of sessions take turns.
 
         Raises:
             ServiceFailure: the trace as a whole cannot run.
@@ -120,15 +117,18 @@ class EngineDeployment:
 
         yield self._replica.encode()
         try:
-            events = self._in_turn(trace_pb2.Trace.FromString(trace), session, Flow(*whose))
-            async with contextlib.aclosing(self._sessions.while_alive(session, events)) as alive:
+            events = self._in_turn(request)
+            async with contextlib.aclosing(self._sessions.while_alive(request.session, events)) as alive:
                 async for event in alive:
-                    yield event.SerializeToString()
+                    yield event
         except TraceFailed as error:
             raise ServiceFailure(error.failure) from None
 
-    async def _in_turn(self, trace: trace_pb2.Trace, session: str, flow: Flow) -> AsyncGenerator[trace_pb2.Event, None]:
-        async with self._places.place(flow), contextlib.aclosing(self._engine.run(trace, session, flow)) as events:
+    async def _in_turn(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
+        async with (
+            self._places.place(flow_of(request)),
+            contextlib.aclosing(self._engine.run(request)) as events,
+        ):
             async for event in events:
                 yield event
 

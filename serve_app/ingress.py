@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from grpc_health.v1 import health_pb2
@@ -22,17 +22,17 @@ from ray.serve.handle import DeploymentHandle
 from actors.directory import HEARTBEAT_SECONDS
 from actors.failures import describe, not_found, unavailable
 from actors.find_directory import directory, own_directory
-from actors.protocol import Announced, DirectoryStatus, Lease, ModelState
+from actors.protocol import Announced, DirectoryStatus, Lease, ModelState, Route
 from actors.saved import Saved
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app import admission, replies
-from serve_app.calls import streaming, unary
+from serve_app.calls import Serialized, streaming, unary
 from serve_app.listening import replica_on_this_machine
 from serve_app.models import ServedModel, ServedModels
-from serve_app.orders import order_of
+from serve_app.requests import request_of
 from serve_app.settings import Settings, Tenant
 from serve_app.windows import windows
 
@@ -48,6 +48,22 @@ _LONG_MESSAGE = 256 * 1024
 _NEED_UPLOADS = ("run", "start")
 # Health watchers at a time. Each watcher holds one of the ingress's calls and needs no key.
 MAX_WATCHERS = 64
+
+
+class _Submitted(NamedTuple):
+    """A trace that has passed the checks.
+
+    Attributes:
+        message: what the client sent.
+        trace: the trace in it.
+        remotes: the blobs of earlier traces that the trace uses.
+    """
+
+    message: service_pb2.UnparsedSubmit
+    trace: pb.Trace
+    tenant: Tenant
+    served: ServedModel
+    remotes: admission.Remotes
 
 
 class IngressDeployment:
@@ -137,27 +153,28 @@ class IngressDeployment:
         received = await self._ask(lease, "upload", request.digest, request.size, request.offset, request.data)
         return service_pb2.UploadReply(received=received)
 
-    @streaming(service_pb2.SubmitRequest, pb.Event)
-    async def Submit(self, request: service_pb2.SubmitRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
+    @streaming(service_pb2.UnparsedSubmit, pb.Event)
+    async def Submit(self, request: service_pb2.UnparsedSubmit, tenant: Tenant) -> AsyncGenerator[Serialized, None]:
         """Run a trace, or follow a trace that was submitted before; a job is only started."""
         admission.check_protocol(request.protocol)
-        trace = request.trace
+        trace = admission.parse(pb.Trace, request.trace, self.max_message_bytes)
         served = await self._model(trace.model)
         model, description = served.settings, await self._description(served)
-        if request.ByteSize() > _LONG_MESSAGE:
+        if len(request.trace) > _LONG_MESSAGE:
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
+        submitted = _Submitted(request, trace, tenant, served, remotes)
         if request.session_id:
-            events = self._run(await self._lease(request.session_id, tenant), request, tenant, served, remotes)
+            events = self._run(await self._lease(request.session_id, tenant), submitted)
         else:
-            events = self._run_in_own(request, tenant, served, remotes)
+            events = self._run_in_own(submitted)
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
 
     @streaming(service_pb2.AttachRequest, pb.Event)
-    async def Attach(self, request: service_pb2.AttachRequest, tenant: Tenant) -> AsyncGenerator[pb.Event, None]:
+    async def Attach(self, request: service_pb2.AttachRequest, tenant: Tenant) -> AsyncGenerator[Serialized, None]:
         """Follow a trace that was submitted before.
 
         The events begin with the first one, or after the events that the client has seen.
@@ -309,45 +326,45 @@ class IngressDeployment:
             self.settings = self.settings.model_copy(update={"models": self._models.settings})
             self.max_message_bytes = _longest(self.settings)
 
-    async def _run(
-        self,
-        lease: Lease,
-        request: service_pb2.SubmitRequest,
-        tenant: Tenant,
-        served: ServedModel,
-        remotes: admission.Remotes,
-    ) -> AsyncGenerator[pb.Event, None]:
+    async def _run(self, lease: Lease, submitted: _Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace that has passed the checks."""
-        trace = request.trace
-        replica = await self._place(lease, served)
+        message, trace, tenant, served, remotes = submitted
+        route = Route(served.target, await self._place(lease, served))
         edits = ()
         if trace.edits:
             edits = await self._directory.edits.remote(tenant.name, served.settings.name, list(trace.edits))
         foreign = await self._foreign(remotes, lease, tenant)
-        own = tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())})
-        order = order_of(
-            trace, own, foreign, edits, lease.session_id, served.settings, served.target, replica, request.job,
-            tenant.name, self.settings.share,
-        )  # fmt: skip
+        request = request_of(
+            message.trace,
+            trace,
+            served.settings,
+            lease.session_id,
+            tenant=tenant.name,
+            share=self.settings.share,
+            job=message.job,
+            edits=edits,
+            remotes=tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())}),
+        )
         if request.job:
-            yield pb.Event.FromString(await self._ask(lease, "start", order))
+            yield Serialized(await self._ask(lease, "start", request, route, foreign))
             return
-        async with contextlib.aclosing(self._follow(lease, "run", order.trace_id, order.follower, order)) as events:
+        follower = uuid.uuid4().hex
+        call = (request, route, foreign, follower)
+        async with contextlib.aclosing(self._follow(lease, "run", request.trace_id, follower, *call)) as events:
             async for event in events:
                 yield event
 
-    async def _run_in_own(
-        self, request: service_pb2.SubmitRequest, tenant: Tenant, served: ServedModel, remotes: admission.Remotes
-    ) -> AsyncGenerator[pb.Event, None]:
+    async def _run_in_own(self, submitted: _Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace in a session that is opened for it.
 
         If the trace fails as a whole, the session is closed.
         """
+        tenant, served = submitted.tenant, submitted.served
         _check_running(served, await self._directory.model_state.remote(served.target))
         lease = await self._open(tenant)
         begun = False
         try:
-            async with contextlib.aclosing(self._run(lease, request, tenant, served, remotes)) as events:
+            async with contextlib.aclosing(self._run(lease, submitted)) as events:
                 async for event in events:
                     begun = True
                     yield event
@@ -374,9 +391,9 @@ class IngressDeployment:
             served.description = model_pb2.ModelDescription.FromString(data)
         return served.description
 
-    async def _foreign(self, remotes: admission.Remotes, lease: Lease, tenant: Tenant) -> tuple[tuple[str, Saved], ...]:
+    async def _foreign(self, remotes: admission.Remotes, lease: Lease, tenant: Tenant) -> dict[str, Saved]:
         """Return the saved values of the tenant's other sessions that a trace uses, by blob id."""
-        found: list[tuple[str, Saved]] = []
+        found: dict[str, Saved] = {}
         for session_id in remotes.keys() - {"", lease.session_id}:
             try:
                 held = await self._ask(await self._lease(session_id, tenant), "saved", list(remotes[session_id]))
@@ -388,8 +405,8 @@ class IngressDeployment:
                     f"a value of another session, {session_id[:80]!r}, is not here (any more): {fact.message}; send what "
                     "x.fetch() gives, or run the trace that saved it again"
                 ) from None
-            found.extend(zip(remotes[session_id], held, strict=True))
-        return tuple(found)
+            found.update(zip(remotes[session_id], held, strict=True))
+        return found
 
     async def _open(self, tenant: Tenant, kept: bool = False) -> Lease:
         return self._cache(await self._directory.open.remote(tenant.name, kept))
@@ -433,7 +450,7 @@ class IngressDeployment:
 
     async def _follow(
         self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
-    ) -> AsyncGenerator[pb.Event, None]:
+    ) -> AsyncGenerator[Serialized, None]:
         """Yield the events of a session's streaming method.
 
         The session is told when the client goes.
@@ -444,7 +461,7 @@ class IngressDeployment:
                 try:
                     calls = lease.actor.follow.options(num_returns="streaming")
                     async for ref in calls.remote(lease.session_id, method, *args):
-                        event = pb.Event.FromString(await ref)
+                        event = Serialized(await ref)
                         begun = True
                         yield event
                     break

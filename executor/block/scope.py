@@ -193,12 +193,11 @@ class TraceScope:
         tree: the model's modules.
         get_blob: returns the bytes of an uploaded value.
         budget: bounds what the user's classes do while they are made.
-        codes: what the trace's texts compile to; every request brings those that it needs.
+        codes: what the trace's texts compile to.
         arrival: how many traces came to this worker before; blocks of earlier traces are served first.
         blame: the id of the client's trace if that is another, as the budget takes it.
 
     Attributes:
-        codes: as given.
         blame: the id of the client's trace.
         stayed: the tensors of earlier traces that it uses.
     """
@@ -216,12 +215,11 @@ class TraceScope:
         blame: bytes = b"",
     ) -> None:
         self.arrival = arrival
-        self.codes = codes
+        self._codes = codes
         self.id = trace.id
         self.expected = expected
         self.remote = trace.remote
         self.session = session
-        self.ended: set[int] = set()
         self.registry = SaveRegistry()
         self.saved_bytes = 0
         self.recorded_bytes = 0  # in the caches of its blocks
@@ -269,7 +267,7 @@ class TraceScope:
             WireError: this server's Python cannot compile the source, or a value is malformed or cannot be rebuilt here.
         """
         self.sources.add(program.source, program.filename, program.first_line)
-        code = self.codes.of(Unit.of_block(program))
+        code = self._codes.of(Unit.of_block(program))
         namespace = new_namespace()
         with ordinary_tensors():
             self._decoder.into(namespace, [binding for binding in program.reads if binding.name not in self.shared])

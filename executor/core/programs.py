@@ -11,8 +11,8 @@ import ast
 import hashlib
 import importlib.util
 import marshal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
 from types import CodeType
 from typing import Literal
 
@@ -106,11 +106,12 @@ def tracers_in(bindings: Iterable[Binding]) -> tuple[str, ...]:
     return tuple(sorted({binding.name for binding in bindings if binding.value.WhichOneof("kind") == "tracer"}))
 
 
-def common_units(trace: pb.Trace) -> list[Unit]:
-    """Return the units that all invokes of a trace share: of its values and standing edits."""
+def units_of(trace: pb.Trace) -> list[Unit]:
+    """Return the units of a trace: of its blocks, its values and its standing edits."""
     values: list[Value] = [*trace.scope.values, *(binding.value for binding in trace.shared)]
     units = []
     for invoke in trace.invokes:
+        units.append(Unit.of_block(invoke.program))
         values.extend(binding.value for binding in invoke.program.reads)
     for edit in trace.applied:
         units.append(Unit.of_block(edit.program))
@@ -179,7 +180,7 @@ def made(unit: Unit, max_nodes: int) -> Code:
     return f"the server's Python cannot compile {unit.what}: {reason}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Codes:
     """The codes of a trace in a worker.
 
@@ -188,14 +189,7 @@ class Codes:
             `TraceEngine` passes None, as tests do.
     """
 
-    known: dict[str, Code] | None = field(default_factory=dict)
-
-    def add(self, codes: Mapping[str, Code] | None) -> None:
-        """Add the codes that a request brings."""
-        if codes is None:
-            self.known = None
-        elif self.known is not None:
-            self.known.update(codes)
+    known: Mapping[str, Code] | None
 
     def of(self, unit: Unit) -> CodeType:
         """Return a unit's code.
@@ -213,34 +207,3 @@ class Codes:
             raise WireError("the engine and its workers run different versions of Python")
         loaded: CodeType = marshal.loads(code[head:])
         return loaded
-
-
-Compile = Callable[[list[Unit]], dict[str, Code]]
-
-
-@dataclass(frozen=True)
-class TraceCodes:
-    """The codes of a whole trace, as the engine gives them to its requests.
-
-    Attributes:
-        common: the codes that every request needs.
-        blocks: the codes of each invoke's own block.
-    """
-
-    common: dict[str, Code]
-    blocks: tuple[dict[str, Code], ...]
-
-    @classmethod
-    def of(cls, trace: pb.Trace, compile_all: Compile) -> TraceCodes:
-        """Compile the texts of a trace, each text once."""
-        common = [(unit.key, unit) for unit in common_units(trace)]
-        blocks = [(unit.key, unit) for unit in (Unit.of_block(invoke.program) for invoke in trace.invokes)]
-        codes = compile_all(list(dict([*common, *blocks]).values()))
-        return cls({key: codes[key] for key, _ in common}, tuple({key: codes[key]} for key, _ in blocks))
-
-    def for_invokes(self, indices: Iterable[int]) -> dict[str, Code]:
-        """Return the codes for a request that brings the blocks of these invokes."""
-        found = dict(self.common)
-        for index in indices:
-            found.update(self.blocks[index])
-        return found

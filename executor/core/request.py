@@ -1,68 +1,111 @@
-"""What the engine hands to a worker: the work of a traced request, and its place in a step."""
+"""What the engine hands to its workers: a trace, its requests, and their places in a step.
+
+All that the requests of a trace have in common reaches the workers once (`Opened`), before a request of the trace does. A
+request names its trace (`InvokeRequest`). The only request of a trace carries the trace instead, which spares a call.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest, parse_trace
+
+
+def shipped(request: TraceRequest, codes: dict[str, Code] | None) -> dict[str, Any]:
+    """Return a trace as vLLM carries it to the workers; `Opened.of` reads it there.
+
+    Args:
+        request: the trace.
+        codes: what the texts of the trace compile to (`executor.core.programs.Codes`).
+    """
+    return {
+        "key": request.key,
+        "trace": request.trace,
+        "edits": list(request.edits),
+        "session": request.session,
+        "codes": codes,
+    }
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a new traced request brings with it.
+class Opened:
+    """A trace in a worker: what all its requests have in common.
 
     Attributes:
-        trace: the trace with only this invoke in it.
-        invoke: the invoke's index.
-        expected: the number of invokes of the trace.
-        session: the session actor's name.
-        together: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
-        wholes: the outer blocks of the trace, by index. They run beside the blocks of all requests that start with this
-            request.
-        flow: the tenant and the session of the request.
-        codes: what the texts of the request compile to (`executor.core.programs.Codes`).
+        trace: the trace, with its standing edits.
+        session: Ray name of the session actor; "" for none.
+        codes: what the texts of the trace compile to.
     """
 
     trace: pb.Trace
-    invoke: int
-    expected: int
     session: str
+    codes: dict[str, Code] | None
+
+    @classmethod
+    def of(cls, carried: dict[str, Any]) -> Opened:
+        """Return the trace that `shipped` made ready."""
+        trace = parse_trace(carried["trace"], carried["edits"], carried["key"])
+        return cls(trace, carried["session"], carried["codes"])
+
+    @cached_property
+    def wholes(self) -> dict[int, pb.Invoke]:
+        """The outer blocks of the trace, by index. They run beside the blocks of its requests."""
+        return {index: invoke for index, invoke in enumerate(self.trace.invokes) if invoke.whole}
+
+
+@dataclass(frozen=True)
+class InvokeRequest:
+    """One request of a trace, as it lies in the request's `extra_args`.
+
+    Attributes:
+        trace: the key of the trace.
+        invoke: the invoke's index.
+        together: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
+        flow: the tenant and the session of the request.
+        carried: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
+            the trace already.
+    """
+
+    trace: str
+    invoke: int
     together: int = 0
-    wholes: dict[int, pb.Invoke] = field(default_factory=dict)
     flow: Flow = NOBODY
-    codes: dict[str, Code] | None = None
+    carried: dict[str, Any] | None = None
+
+    @classmethod
+    def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None) -> InvokeRequest:
+        """Return the request of a trace with one invoke."""
+        return cls(request.key, 0, 0, flow_of(request), shipped(request, codes))
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
         return {
             "interpose": {
-                "trace": self.trace.SerializeToString(),
+                "id": self.trace,
                 "invoke": self.invoke,
-                "expected": self.expected,
-                "session": self.session,
-                "id": self.trace.id,
                 "together": self.together,
-                "wholes": [(index, invoke.SerializeToString()) for index, invoke in self.wholes.items()],
                 "flow": (self.flow.tenant, self.flow.session, self.flow.share),
-                "codes": self.codes,
+                "carried": self.carried,
             }
         }
 
     @classmethod
-    def from_args(cls, extra_args: dict[str, Any] | None) -> Work | None:
-        """Return the work in a request's `extra_args`, or None if the request is not traced."""
+    def from_args(cls, extra_args: dict[str, Any] | None) -> InvokeRequest | None:
+        """Return the request in some `extra_args`, or None if the request is not traced."""
         args = extra_args.get("interpose") if extra_args else None
         if args is None:
             return None
-        trace = pb.Trace.FromString(args["trace"])
-        wholes = {index: pb.Invoke.FromString(data) for index, data in args["wholes"]}
-        flow = Flow(*args["flow"])
-        return cls(
-            trace, args["invoke"], args["expected"], args["session"], args["together"], wholes, flow, args["codes"]
-        )
+        return cls(args["id"], args["invoke"], args["together"], Flow(*args["flow"]), args["carried"])
+
+
+def flow_of(request: TraceRequest) -> Flow:
+    """Return the tenant and the session of a trace."""
+    return Flow(request.tenant, request.session_id, request.share)
 
 
 @dataclass(frozen=True)
@@ -71,8 +114,7 @@ class Placement:
 
     Attributes:
         trace: the trace's id.
-        together: as in `Work`.
-        flow: as in `Work`.
+        together, flow: as in `InvokeRequest`.
     """
 
     trace: str

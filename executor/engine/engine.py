@@ -22,9 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from executor.cluster.start_failure import CannotStart, failure_of, noted
 from executor.cluster.verdicts import Verdicts
 from executor.core.ended import Ended, Ending
-from executor.core.fairness import NOBODY, Flow
-from executor.core.programs import TraceCodes
-from executor.core.request import Work, step_tokens
+from executor.core.programs import Code, units_of
+from executor.core.request import InvokeRequest, flow_of, shipped, step_tokens
 from executor.core.text import clip
 from executor.engine.compiler import Compiler
 from executor.engine.options import engine_options
@@ -37,7 +36,9 @@ from interpose.contract.errors import with_retry
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import kind_of
 from interpose.wire.gang import companions, start_after, wholes
+from interpose.wire.request import TraceRequest
 
 MOST_STEPS = 16  # of a scan
 
@@ -164,37 +165,37 @@ class TraceEngine:
         self._compiler.close()
         await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
 
-    async def run(self, trace: pb.Trace, session: str = "", flow: Flow = NOBODY) -> AsyncIterator[pb.Event]:
+    async def run(self, request: TraceRequest) -> AsyncIterator[bytes]:
         """Run a trace, with one request for every invoke.
 
         An invoke that reads names of another invoke starts after that invoke has ended.
 
         Args:
-            trace: the trace, which is checked here against the model.
-            session: the Ray name of the session actor that takes saved bytes and printed text.
-            flow: the tenant and session of the trace; the scheduler lets them start requests in turn.
+            request: the trace, which is checked here against the model.
 
         Yields:
-            Output, Saves and Failed events, with one Failed for each invoke that fails. Closing the generator aborts the trace.
+            Serialized Output, Saves and Failed events, with one Failed for each invoke that fails. Closing the generator aborts
+                the trace.
 
         Raises:
             TraceFailed: nothing ran, because the trace asks for something that this engine does not take.
         """
+        trace = request.parse()
         if trace.scan:
-            for scanned in await self._scan(trace, session):
+            for scanned in await self._scan(request, trace):
                 yield scanned
             return
         # Checking grammars and chat templates may take a while.
         without = wholes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in without]
-        requests = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
-        codes = await self._compiled(trace)
-        events: asyncio.Queue[pb.Event | None] = asyncio.Queue()
+        prepared = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
+        carried = shipped(request, await self._compiled(trace))
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
         results: dict[int, Result] = {}
         failed: set[int] = set()
         together = companions(trace)
-        self._check_room(trace, together, requests)
+        self._check_room(trace, together, prepared)
         waits_for = start_after(trace)
         for index in without:  # Its block gets nothing more once the other invokes have ended.
             waits_for[index] = set(prompted)
@@ -219,25 +220,33 @@ class TraceEngine:
                     if index in without:
                         done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
                     else:
-                        count = len(together) if index in together else 0
-                        done = await self._invoke(
-                            trace, index, requests[index], session, flow, events, count, results, codes
+                        invoke = InvokeRequest(
+                            trace.id,
+                            index,
+                            len(together) if index in together else 0,
+                            flow_of(request),
+                            carried if alone else None,
                         )
+                        done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
                         failed.add(index)
                 finally:
                     self._running -= 1
             except VLLMValidationError as error:  # vLLM checks some parameters only when a request comes.
                 failed.add(index)
-                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)))
+                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).SerializeToString())
             except (EngineDeadError, EngineGenerateError) as error:
                 failed.add(index)
-                events.put_nowait(self._stopped(trace, index, error))
+                events.put_nowait(self._stopped(trace, index, error).SerializeToString())
             finally:
                 ended[index].set()
 
+        alone = len(trace.invokes) == 1
+
         async def all_of_them() -> None:
             try:
+                if not alone:
+                    await self._open(trace, carried)
                 await asyncio.gather(*(one(index) for index in range(len(trace.invokes))))
             finally:
                 events.put_nowait(None)
@@ -253,7 +262,20 @@ class TraceEngine:
             if not complete or failed:
                 await asyncio.shield(self._give_up(task, trace.id))
 
-    async def _scan(self, trace: pb.Trace, session: str) -> list[pb.Event]:
+    async def _open(self, trace: pb.Trace, carried: dict[str, Any]) -> None:
+        """Give the workers what the requests of a trace have in common, before the first of them comes.
+
+        Raises:
+            TraceFailed: a worker has no room for the trace, or the engine has ended.
+        """
+        try:
+            reasons = [reason for reason in await call_workers(self.llm, "interpose_open", carried) if reason]
+        except EngineDeadError as error:
+            raise TraceFailed(self._stopped(trace, -1, error).failed) from None
+        if reasons:
+            raise TraceFailed(_failed(trace, -1, pb.ERROR_CODE_ENGINE, reasons[0]).failed)
+
+    async def _scan(self, request: TraceRequest, trace: pb.Trace) -> list[bytes]:
         """Run a trace's block on shapes, with no request and no generated token."""
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
@@ -270,11 +292,10 @@ class TraceEngine:
                 "max_tokens=2 shows them"
             )
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
-        codes = (await self._compiled(trace)).for_invokes([0])
-        args = (trace.SerializeToString(), session, prompt["prompt_token_ids"], steps, codes)
+        carried = shipped(request, await self._compiled(trace))
         how = Ended.FAILED
         try:
-            replies = await call_workers(self.llm, "interpose_scan", *args)
+            replies = await call_workers(self.llm, "interpose_scan", carried, prompt["prompt_token_ids"], steps)
             how, ended, logs = _reported(replies)
         except EngineDeadError as error:
             raise TraceFailed(self._stopped(trace, 0, error).failed) from None
@@ -283,11 +304,11 @@ class TraceEngine:
                 with contextlib.suppress(Exception):
                     await call_workers(self.llm, "interpose_drop", trace.id)
         finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
-        return [finished, *map(pb.Event.FromString, ended)]
+        return [finished.SerializeToString(), *ended]
 
-    async def _compiled(self, trace: pb.Trace) -> TraceCodes:
+    async def _compiled(self, trace: pb.Trace) -> dict[str, Code]:
         """Return what a trace's texts compile to, compiled in a process of its own."""
-        return await asyncio.to_thread(TraceCodes.of, trace, self._compiler.compile)
+        return await asyncio.to_thread(lambda: self._compiler.compile(units_of(trace)))
 
     async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
         """Abort what still runs of a trace, and let the workers forget the trace."""
@@ -300,57 +321,32 @@ class TraceEngine:
     async def _invoke(
         self,
         trace: pb.Trace,
-        index: int,
-        request: tuple[Any, dict[str, Any]],
-        session: str,
-        flow: Flow,
+        invoke: InvokeRequest,
+        prepared: tuple[Any, dict[str, Any]],
         events: asyncio.Queue[Any],
-        together: int,
         results: dict[int, Result],
-        codes: TraceCodes,
     ) -> bool:
         """Run one invoke; return whether it ended without a failure.
 
         Args:
-            together: how many of the trace's invokes must start in the same step as this invoke.
+            invoke: what the workers are told of the invoke.
+            prepared: its prompt and sampling parameters for vLLM.
             results: takes the result of the invoke.
-            codes: what the trace's texts compile to.
         """
-        prompt, sampling = request
-        invoke = trace.invokes[index]
-        without = wholes(trace)
-        work = Work(
-            pb.Trace(
-                id=trace.id,
-                scope=trace.scope,
-                shared=trace.shared,
-                invokes=[invoke],
-                stream=trace.stream,
-                remote=trace.remote,
-                applied=trace.applied,
-                exchanged=trace.exchanged,
-                variables=trace.variables,
-            ),
-            index,
-            len(trace.invokes),
-            session,
-            together,
-            {number: trace.invokes[number] for number in without},
-            flow,
-            codes.for_invokes((index, *without)),
-        )
+        prompt, sampling = prepared
+        index = invoke.invoke
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps other requests from using this request's prefix cache, because its block may change activations.
         prompt = {**prompt, "cache_salt": request_id}
-        params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
+        params = SamplingParams(**sampling, extra_args=invoke.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
         sent_text, sent_ids = 0, 0
         output: Any = None
-        lora = self._adapters.request(invoke.lora or trace.lora)
+        lora = self._adapters.request(trace.invokes[index].lora or trace.lora)
         async for output in self.llm.generate(prompt, params, request_id, lora_request=lora):
             completion = output.outputs[0]
             if output.finished:
                 break
-            events.put_nowait(output_event(index, output, completion, sent_text, sent_ids, ""))
+            events.put_nowait(output_event(index, output, completion, sent_text, sent_ids, "").SerializeToString())
             sent_text, sent_ids = len(completion.text), len(completion.token_ids)
         completion = output.outputs[0]
         reason = completion.finish_reason or "stop"
@@ -359,11 +355,10 @@ class TraceEngine:
         reason = {Ended.STOPPED: "tracer_stop", Ended.FAILED: "error"}.get(how, reason)
         last = output_event(index, output, completion, sent_text, sent_ids, reason)
         last.output.logs = logs
-        left = [pb.Event.FromString(data) for data in ended]
         # An increment belongs to the last output and comes before it. All other events come after it.
-        for event in sorted((last, *left), key=lambda event: event.WhichOneof("kind") != "increment"):
+        for event in sorted((last.SerializeToString(), *ended), key=lambda event: kind_of(event) != "increment"):
             events.put_nowait(event)
-        return not any(event.WhichOneof("kind") == "failed" for event in left)
+        return not any(kind_of(event) == "failed" for event in ended)
 
     async def _whole(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
         """End an invoke without a prompt; return whether it ended without a failure.
@@ -371,13 +366,13 @@ class TraceEngine:
         The block of such an invoke ran beside the blocks of all other invokes.
         """
         how, ended, logs = await self._finish(trace.id, index, results)
-        left = [pb.Event.FromString(data) for data in ended]
         if how is Ended.UNKNOWN:
-            left = [_failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")]
-        events.put_nowait(pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs)))
-        for event in left:
+            failed = _failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")
+            ended = [failed.SerializeToString()]
+        finished = pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs))
+        for event in (finished.SerializeToString(), *ended):
             events.put_nowait(event)
-        return not any(event.WhichOneof("kind") == "failed" for event in left)
+        return not any(kind_of(event) == "failed" for event in ended)
 
     async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> Ending:
         plain: Any
@@ -394,7 +389,7 @@ class TraceEngine:
             message = (
                 f"not run: it starts together with an invoke that reads what invoke {broken} assigns, which failed"
             )
-        events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message))
+        events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message).SerializeToString())
 
     def _check_room(
         self, trace: pb.Trace, together: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]

@@ -1,14 +1,14 @@
 """The traced requests that a worker has: their blocks, what standing edits run in them, and the traces they belong to.
 
-A request is admitted when the engine first schedules it: its program is bound, its trace's scope made or found, and its
-block becomes a mediator that waits for the first step. A program that cannot be bound leaves a failure in its place, which
-the request's end reports.
+A trace comes before its requests, or with its only request. A request is admitted when the engine first schedules it: its
+program is bound, its trace's scope made or found, and its block becomes a mediator that waits for the first step. A program
+that cannot be bound leaves a failure in its place, which the request's end reports.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -22,7 +22,7 @@ from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
 from executor.core.programs import Codes
-from executor.core.request import Work
+from executor.core.request import InvokeRequest, Opened
 from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
@@ -32,6 +32,15 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A block that is bound: its code, the names that it reads, and the tokens of its prompt."""
+
+    code: CodeType
+    namespace: dict[str, Any]
+    prompt_tokens: int
 
 
 class Requests:
@@ -63,6 +72,8 @@ class Requests:
         self._outbox = host.outbox
         self._limits = host.limits
         self._reports = host.reports
+        self._opened: dict[str, Opened] = {}
+        self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
         self._garbage = Garbage(host.budget)
         self.after_step = self._garbage.look
         self._edits = Edits(host.tree, host.budget)
@@ -73,54 +84,87 @@ class Requests:
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self.mediators) + len(self.scopes) + len(self._stillborn) + len(self._edits)
+        return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn) + len(self._edits)
 
-    def admit(self, request_id: str, work: Work, prompt_tokens: int, cached_tokens: int) -> None:
-        """Make the mediator of a new request; the block starts when its first step begins."""
+    def open(self, opened: Opened) -> None:
+        """Take a trace whose requests come next. It stays until all its invokes have ended, or until it is dropped."""
         self._garbage.begin()
+        self._opened[opened.trace.id] = opened
+
+    def close(self, trace_id: str, invoke: int) -> bool:
+        """Note that an invoke has ended; return whether it was the last of its trace, which is then forgotten."""
+        opened = self._opened.get(trace_id)
+        done = self._done.setdefault(trace_id, set())
+        done.add(invoke)
+        if opened is not None and len(done) < len(opened.trace.invokes):
+            return False
+        self._forget(trace_id)
+        return True
+
+    def _forget(self, trace_id: str) -> TraceScope | None:
+        """Forget a trace whose blocks have gone; return its scope."""
+        self._opened.pop(trace_id, None)
+        self._done.pop(trace_id, None)
+        self._outbox.forget(trace_id)
+        return self.scopes.pop(trace_id, None)
+
+    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
+        """Make the mediator of a new request; the block starts when its first step begins."""
+        if request.carried is not None and request.trace not in self._opened:
+            self.open(Opened.of(request.carried))
+        opened = self._opened.get(request.trace)
+        if opened is None:
+            message = "the trace of this request was given up before the request could start"
+            failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
+            self._reject(request_id, None, request.trace, request.invoke, failure)
+            self.ended[request_id] = Ended.FAILED
+            return
+        trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
-        invoke = work.trace.invokes[0]
-        self._brought.update(_key_of(work.trace.id, index) for index in work.wholes)
+        invoke = trace.invokes[number]
+        self._brought.update(_key_of(trace.id, index) for index in opened.wholes)
         try:
             # What a block binds is its own to change; tensors made in the engine's inference mode are not.
             with torch.inference_mode(False):
-                scope = self._scope_of(work)
-                scope.codes.add(work.codes)
+                scope = self._scope_of(opened)
                 code, namespace = scope.program(invoke.program, invoke.after)
-                edits = self._edits.bind(request_id, work, scope.arrival)
+                edits = self._edits.bind(request_id, opened, scope.arrival)
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
         except Exception as error:
-            self._reject(request_id, scope, work, work.invoke, _why_unbound(error))
+            self._reject(request_id, scope, trace.id, number, _why_unbound(error))
             self.ended[request_id] = Ended.FAILED
             return
-        mediator = self._mediator(request_id, scope, work, prompt_tokens, code, namespace)
+        bound = _Bound(code, namespace, prompt_tokens)
+        mediator = self._mediator(request_id, scope, opened, number, bound, request.together)
         for edit in edits:
             self.scopes[edit.key] = edit.scope
-            one = self._mediator(edit.key, edit.scope, work, prompt_tokens, edit.code, edit.namespace, own=False)
+            bound = _Bound(edit.code, edit.namespace, prompt_tokens)
+            one = self._mediator(edit.key, edit.scope, opened, number, bound)
             one.become_edit(edit.name, request_id, edit.rank)
             self.mediators[edit.key] = self.live[edit.key] = one
         self.mediators[request_id] = self.live[request_id] = mediator
         self._writes[request_id] = list(invoke.program.writes)
-        if work.trace.stream and self._reports:
+        if trace.stream and self._reports:
             self.streams[request_id] = SaveStream(
-                scope, invoke.program, work.invoke, self._limits, self._budget, self._outbox
+                scope, invoke.program, number, self._limits, self._budget, self._outbox
             )
-        self._ids[(scope.id, work.invoke)] = request_id
-        for index, whole in work.wholes.items():
+        self._ids[(scope.id, number)] = request_id
+        for index, whole in opened.wholes.items():
             if (scope.id, index) not in self._ids:
-                self._admit_whole(scope, work, index, whole)
+                self._admit_whole(scope, opened, index, whole, request.together)
 
-    def _admit_whole(self, scope: TraceScope, work: Work, index: int, invoke: pb.Invoke) -> None:
+    def _admit_whole(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> None:
         """Make the mediator of an invoke without a prompt; it starts with the trace's other blocks."""
-        key = _key_of(work.trace.id, index)
+        key = _key_of(scope.id, index)
         try:
             with torch.inference_mode(False):
                 code, namespace = scope.program(invoke.program, ())
         except Exception as error:
-            self._reject(key, scope, work, index, _why_unbound(error))
+            self._reject(key, scope, scope.id, index, _why_unbound(error))
             return
-        mediator = self._mediator(key, scope, replace(work, invoke=index), 0, code, namespace, whole=True)
+        bound = _Bound(code, namespace, 0)
+        mediator = self._mediator(key, scope, opened, index, bound, together, whole=True)
         self.mediators[key] = self.live[key] = mediator
         self.wholes.setdefault(scope.id, []).append(mediator)
         self._writes[key] = list(invoke.program.writes)
@@ -130,56 +174,55 @@ class Requests:
         self,
         key: str,
         scope: TraceScope,
-        work: Work,
-        prompt_tokens: int,
-        code: CodeType,
-        namespace: dict[str, Any],
-        own: bool = True,
+        opened: Opened,
+        invoke: int,
+        bound: _Bound,
+        together: int = 0,
         whole: bool = False,
     ) -> Mediator:
         return Mediator(
             request_id=key,
             trace_id=scope.id,
-            invoke=work.invoke,
-            prompt_tokens=prompt_tokens,
-            code=code,
-            namespace=namespace,
+            invoke=invoke,
+            prompt_tokens=bound.prompt_tokens,
+            code=bound.code,
+            namespace=bound.namespace,
             sources=scope.sources.lines,
             tree=self._tree,
             applier=self._applier,
             budget=self._budget,
             registry=scope.registry,
-            emit=lambda text: self._outbox.log(work.session, work.trace.id, work.invoke, text),
+            emit=lambda text: self._outbox.log(opened.session, opened.trace.id, invoke, text),
             random_state=scope.random_state(),
-            companions=work.together if own else 0,
+            companions=together,
             whole=whole,
-            streamed=work.trace.stream,
-            fakes=Fakes() if work.trace.scan else None,
-            blame=padded(work.trace.id),
+            streamed=opened.trace.stream,
+            fakes=Fakes() if opened.trace.scan else None,
+            blame=padded(opened.trace.id),
         )
 
-    def _scope_of(self, work: Work) -> TraceScope:
-        scope = self.scopes.get(work.trace.id)
+    def _scope_of(self, opened: Opened) -> TraceScope:
+        scope = self.scopes.get(opened.trace.id)
         if scope is None:
             scope = TraceScope(
-                work.trace,
-                work.expected,
-                work.session,
+                opened.trace,
+                len(opened.trace.invokes),
+                opened.session,
                 self._tree,
-                lambda blob: self._outbox.get(work.session, work.trace.id, blob.id),
+                lambda blob: self._outbox.get(opened.session, opened.trace.id, blob.id),
                 self._budget,
-                Codes(),
+                Codes(opened.codes),
                 arrival=self._arrivals,
             )
             self._arrivals += 1
             self.scopes[scope.id] = scope
         return scope
 
-    def _reject(self, key: str, scope: TraceScope | None, work: Work, invoke: int, failure: pb.Failure) -> None:
-        failure.trace_id, failure.invoke = work.trace.id, invoke
+    def _reject(self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure) -> None:
+        failure.trace_id, failure.invoke = trace_id, invoke
         self._edits.forget(key)
         self._stillborn[key] = (scope, failure)
-        self._ids[(work.trace.id, invoke)] = key
+        self._ids[(trace_id, invoke)] = key
 
     def waits(self, request_id: str) -> list[str]:
         """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`.
@@ -269,8 +312,7 @@ class Requests:
                 del self._stillborn[request_id]
         for key in [key for key in self._ids if key[0] == trace_id]:
             del self._ids[key]
-        scope = self.scopes.pop(trace_id, None)
-        self._outbox.forget(trace_id)
+        scope = self._forget(trace_id)
         if scope is not None:
             scope.let_go()
         self.look_idle()

@@ -16,7 +16,7 @@ from executor.block.scope import TraceScope
 from executor.block.watchdog import padded
 from executor.core.errors import Refusal
 from executor.core.programs import Codes
-from executor.core.request import Work
+from executor.core.request import Opened
 from executor.model.tree import ModuleTree
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob
@@ -56,17 +56,17 @@ class Edits:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def bind(self, request_id: str, work: Work, arrival: int) -> list[BoundEdit]:
-        """Bind the edits that a request names.
+    def bind(self, request_id: str, opened: Opened, arrival: int) -> list[BoundEdit]:
+        """Bind the edits of a trace for one of its requests.
 
         Raises:
             Refusal, WireError: one of them cannot be bound here; the message names it.
         """
-        applied = work.trace.applied
+        applied = opened.trace.applied
         if not applied:
             return []
         bound = [
-            self._bind_one(f"{request_id}#{number}", edit, work, arrival, number - len(applied))
+            self._bind_one(f"{request_id}#{number}", edit, opened, arrival, number - len(applied))
             for number, edit in enumerate(applied)
         ]
         self._keys[request_id] = [edit.key for edit in bound]
@@ -80,21 +80,19 @@ class Edits:
         """Drop a request's edits; return their keys."""
         return self._keys.pop(request_id, [])
 
-    def _bind_one(self, key: str, edit: pb.Edit, work: Work, arrival: int, rank: int) -> BoundEdit:
+    def _bind_one(self, key: str, edit: pb.Edit, opened: Opened, arrival: int, rank: int) -> BoundEdit:
         try:
-            codes = Codes()
-            codes.add(work.codes)
             trace = pb.Trace(id=key, scope=edit.scope)
             scope = TraceScope(
                 trace,
                 1,
-                work.session,
+                opened.session,
                 self._tree,
                 _no_blob,
                 self._budget,
-                codes,
+                Codes(opened.codes),
                 arrival=arrival,
-                blame=padded(work.trace.id),
+                blame=padded(opened.trace.id),
             )
             code, namespace = scope.program(edit.program, ())
         except BindingFailed as error:

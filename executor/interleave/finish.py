@@ -53,7 +53,7 @@ class Endings:
         stillborn = self._requests.take_stillborn(request_id)
         if stillborn is not None:
             unbound, failure = stillborn
-            return Ended.FAILED, self._close(unbound, invoke, [pb.Event(failed=failure)]), 0
+            return Ended.FAILED, self._close(trace_id, unbound, invoke, [pb.Event(failed=failure)]), 0
         mediator = self._requests.mediators.get(request_id)
         if mediator is None:
             return Ended.UNKNOWN, [], 0
@@ -94,7 +94,7 @@ class Endings:
             events.append(pb.Event(accounting=accounting))
         return (
             Ended.FAILED if failed is not None or mediator.ended is None else mediator.ended,
-            self._close(scope, mediator.invoke, events),
+            self._close(trace_id, scope, invoke, events),
             mediator.logs,
         )
 
@@ -128,22 +128,18 @@ class Endings:
                 self._outbox.put(scope.session, scope.id, blob_id, data)
         return events
 
-    def _close(self, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
+    def _close(self, trace_id: str, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
         """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
-        if scope is not None:
-            scope.ended.add(invoke)
-            if len(scope.ended) >= scope.expected:
-                self._requests.scopes.pop(scope.id, None)
-                self._outbox.forget(scope.id)
-                if self._reports:
-                    shared = self._bounded(
-                        scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
-                    )
-                    events = events + shared
-                late = scope.let_go()
-                if late is not None:
-                    failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=invoke)
-                    kept = [event for event in events if event.WhichOneof("kind") not in ("saves", "failed")]
-                    events = [*kept, pb.Event(failed=failed)]
+        if self._requests.close(trace_id, invoke) and scope is not None:
+            if self._reports:
+                shared = self._bounded(
+                    scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
+                )
+                events = events + shared
+            late = scope.let_go()
+            if late is not None:
+                failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=invoke)
+                kept = [event for event in events if event.WhichOneof("kind") not in ("saves", "failed")]
+                events = [*kept, pb.Event(failed=failed)]
         self._requests.look_idle()
         return [event.SerializeToString() for event in events]

@@ -62,7 +62,7 @@ class Interleaver:
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
-        admit, waits, drop: of `Requests`; finish: of `Endings`.
+        open, admit, waits, drop: of `Requests`; finish: of `Endings`.
     """
 
     def __init__(self, host: Host) -> None:
@@ -76,6 +76,7 @@ class Interleaver:
         self.mediators = self._requests.mediators
         self.live = self._requests.live
         self.ended = self._requests.ended
+        self.open = self._requests.open
         self.admit = self._requests.admit
         self.waits = self._requests.waits
         self.drop = self._requests.drop

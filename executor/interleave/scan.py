@@ -16,7 +16,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
 from executor.core.ended import Ending
-from executor.core.request import Batch, Span, Work
+from executor.core.request import Batch, InvokeRequest, Span
 from executor.interleave.interleaver import Interleaver
 from interpose.contract.result import Result
 
@@ -25,7 +25,7 @@ def scan(
     interleaver: Interleaver,
     model: torch.nn.Module,
     dummy_run: Callable[[int], object],
-    work: Work,
+    request: InvokeRequest,
     prompt: list[int],
     steps: int,
     sampled: torch.dtype,
@@ -36,7 +36,7 @@ def scan(
         interleaver: runs the block.
         model: the model.
         dummy_run: runs the model on so many dummy tokens.
-        work: the trace, with one invoke.
+        request: the only invoke of the trace, which it carries.
         prompt: the prompt's ids; their number is all that matters.
         steps: of a generation; each after the first has one token.
         sampled: the type of the token ids that the runner samples.
@@ -44,14 +44,14 @@ def scan(
     Returns:
         As `Interleaver.finish`.
     """
-    key = f"{work.trace.id}:scan"
-    interleaver.admit(key, work, len(prompt), 0)
+    key = f"{request.trace}:scan"
+    interleaver.admit(key, request, len(prompt), 0)
     interleaver.admitted([key])
     for step in range(steps):
         if interleaver.waits(key):
             _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)
     interleaver.ended.pop(key, None)
-    return interleaver.finish(work.trace.id, work.invoke, Result(prompt_token_ids=prompt))
+    return interleaver.finish(request.trace, request.invoke, Result(prompt_token_ids=prompt))
 
 
 def _step(

@@ -20,7 +20,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from executor.core.ended import Ended
-from executor.core.request import Batch, Span, Work
+from executor.core.request import Batch, InvokeRequest, Span
 from executor.interleave.interleaver import Interleaver
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.scheduler import EndedModelRunnerOutput
@@ -137,14 +137,14 @@ class InterleavingRunner(_Base):
         traced = []
         for request in scheduler_output.scheduled_new_reqs:
             params = request.sampling_params
-            work = Work.from_args(params.extra_args) if params is not None else None
-            if work is None:
+            invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
+            if invoke is None:
                 continue
             if request.req_id in interleaver.mediators:  # The V2 runner gets an evicted request as a new request.
                 interleaver.preempted(request.req_id)
                 continue
             prompt_tokens = len(request.prompt_token_ids or ())
-            interleaver.admit(request.req_id, work, prompt_tokens, request.num_computed_tokens)
+            interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens)
             traced.append(request.req_id)
         if traced:
             interleaver.admitted(traced)

@@ -22,8 +22,7 @@ from executor.block.budget import Budget
 from executor.block.tally import Precision
 from executor.block.watchdog import heartbeat
 from executor.core.ended import Ended, Ending
-from executor.core.programs import Code
-from executor.core.request import Work
+from executor.core.request import InvokeRequest, Opened
 from executor.core.startup import Startup
 from executor.core.text import clip
 from executor.interleave.context import Host
@@ -150,12 +149,24 @@ class InterposeWorker(_Base):
             self.model_runner.end_traced()
         return output
 
-    def interpose_scan(
-        self, trace: bytes, session: str, prompt: list[int], steps: int, codes: dict[str, Code] | None = None
-    ) -> Ending:
+    def interpose_open(self, carried: dict[str, Any]) -> str:
+        """Take a trace whose requests come next; return why this failed, or "".
+
+        Args:
+            carried: the trace, as `executor.core.request.shipped` made it ready.
+        """
+
+        try:  # see `answered`
+            self.model_runner.interleaver.open(Opened.of(carried))
+        except Exception as error:
+            logger.exception("trace %s", carried["key"])
+            return clip(f"the worker could not take the trace: {type(error).__name__}: {error}")
+        return ""
+
+    def interpose_scan(self, carried: dict[str, Any], prompt: list[int], steps: int) -> Ending:
         """Run a block on shapes; see `executor.interleave.scan.scan`."""
         runner = self.model_runner
-        work = Work(pb.Trace.FromString(trace), 0, 1, session, codes=codes)
+        request = InvokeRequest(carried["key"], 0, carried=carried)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
 
@@ -165,13 +176,13 @@ class InterposeWorker(_Base):
                     runner.interleaver,
                     runner.get_model(),
                     lambda tokens: runner._dummy_run(tokens, is_profile=True),
-                    work,
+                    request,
                     prompt,
                     steps,
                     runner.sampled,
                 )
 
-        return answered(work.trace.id, 0, run)
+        return answered(request.trace, 0, run)
 
     def _dummy_step(self) -> None:
         """Run one forward without a request, eager and uncompiled.

@@ -77,7 +77,7 @@ class RayOutbox:
             self._submit(lambda: self._send_blob(session, trace_id, blob_id, array))
 
     def increment(self, session: str, trace_id: str, data: bytes) -> None:
-        """Send a serialized `Increment`, after the blobs that it names."""
+        """Send a serialized event with an increment, after the blobs that it names."""
         if self._reports:
             self._submit(lambda: self._send_increment(session, trace_id, data))
 
@@ -179,7 +179,7 @@ class LocalOutbox:
     Attributes:
         blobs: the saved bytes by blob id.
         logs: (trace id, invoke, text) in order.
-        increments: (trace id, serialized `Increment`) in order.
+        increments: (trace id, serialized event with an increment) in order.
         uploads: the bytes that traces refer to, by digest.
     """
 

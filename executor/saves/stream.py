@@ -83,7 +83,8 @@ class SaveStream:
             increment = self._bounded(namespace, steps, final=False)
             increment.last = last or self.failure is not None
             self._open = not increment.last
-            self._outbox.increment(self._scope.session, self._scope.id, increment.SerializeToString())
+            event = pb.Event(increment=increment).SerializeToString()
+            self._outbox.increment(self._scope.session, self._scope.id, event)
         return self.failure is None
 
     def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:

@@ -160,6 +160,18 @@ class SubmitRequest(_message.Message):
     job: bool
     def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ..., job: bool = ...) -> None: ...
 
+class UnparsedSubmit(_message.Message):
+    __slots__ = ("protocol", "session_id", "trace", "job")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    session_id: str
+    trace: bytes
+    job: bool
+    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[bytes] = ..., job: bool = ...) -> None: ...
+
 class AttachRequest(_message.Message):
     __slots__ = ("session_id", "trace_id", "seen")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -14,8 +14,8 @@ import torch
 
 from executor.block.budget import Budget
 from executor.block.tally import Precision
-from executor.core.programs import TraceCodes
-from executor.core.request import Batch, Span, Work
+from executor.core.programs import units_of
+from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.interleave.context import Host
 from executor.interleave.interleaver import Interleaver
 from executor.model.kv_guard import CacheGuard
@@ -91,7 +91,7 @@ class Worker:
             if "tracer" in reads:
                 program.reads.append(Binding(name="tracer", value=Value(tracer=True)))
             trace.invokes.append(pb.Invoke(program=program))
-        codes = TraceCodes.of(trace, compile_here)
+        self.interleaver.open(Opened(trace, "", compile_here(units_of(trace))))
         ended = [BlockRun() for _ in sources]
         keys = [f"{trace.id}-{index}" for index in range(len(sources))]
 
@@ -103,9 +103,8 @@ class Worker:
                 of.seconds = max(of.seconds, time.monotonic() - begun)
 
         for index, key in enumerate(keys):
-            one = pb.Trace(id=trace.id, shared=trace.shared, invokes=[trace.invokes[index]], stream=stream)
-            work = Work(one, index, len(sources), "", codes=codes.for_invokes([index]))
-            timed(ended[index], lambda key=key, work=work: self.interleaver.admit(key, work, 1, 0))
+            request = InvokeRequest(trace.id, index)
+            timed(ended[index], lambda key=key, request=request: self.interleaver.admit(key, request, 1, 0))
         for _ in range(steps):
             spans = {key: Span(i, i, i + 1) for i, key in enumerate(key for key in keys if self.interleaver.waits(key))}
             if spans:

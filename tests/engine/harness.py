@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from executor.core.ended import Ended
-from executor.core.programs import Code, TraceCodes, Unit, made
-from executor.core.request import Work
+from executor.core.programs import Code, Unit, made, units_of
+from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import output_event, result_of
 from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
@@ -25,6 +25,7 @@ from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire.decoder import Decoder, Resolver
 from interpose.wire.encoder import Encoder
+from interpose.wire.request import TraceRequest
 
 # A block that keeps the logits and the token of every step that it sees, and the result.
 EVERY_STEP = """\
@@ -109,6 +110,16 @@ def compile_here(units: list[Unit]) -> dict[str, Code]:
     return {unit.key: made(unit, 1 << 30) for unit in units}
 
 
+def request_of(trace: pb.Trace, edits: Sequence[pb.Edit] = ()) -> TraceRequest:
+    """Return a trace as an engine gets it, under its own id."""
+    return TraceRequest(trace.SerializeToString(), tuple(edit.SerializeToString() for edit in edits), key=trace.id)
+
+
+def lone_request(trace: pb.Trace) -> InvokeRequest:
+    """Return the only request of a trace, whose texts the worker compiles itself."""
+    return InvokeRequest.alone(request_of(trace))
+
+
 class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
@@ -159,7 +170,7 @@ class LocalEngine:
         from vllm import SamplingParams
 
         trace = self.trace([block], {})
-        params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=Work(trace, 0, 1, "").to_args())
+        params = SamplingParams(max_tokens=50, ignore_eos=True, extra_args=lone_request(trace).to_args())
         self.llm.llm_engine.add_request("dropped", {"prompt_token_ids": block.prompt, "cache_salt": "x"}, params)
         for _ in range(steps):
             self.llm.llm_engine.step()
@@ -222,29 +233,11 @@ class LocalEngine:
         by_invoke: dict[tuple[str, int], Ran] = {}
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
-            without = [number for number, invoke in enumerate(trace.invokes) if invoke.whole]
-            work = Work(
-                pb.Trace(
-                    id=trace.id,
-                    scope=trace.scope,
-                    shared=trace.shared,
-                    invokes=[trace.invokes[index]],
-                    stream=trace.stream,
-                    applied=self.applied,
-                    exchanged=trace.exchanged,
-                    variables=trace.variables,
-                ),
-                index,
-                count,
-                "",
-                block.together,
-                {number: trace.invokes[number] for number in without},
-                codes=codes[trace.id].for_invokes([index, *without]),
-            )
+            request = InvokeRequest(trace.id, index, block.together, carried=carried[trace.id] if count == 1 else None)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
-            params = SamplingParams(**sampling, extra_args=work.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
+            params = SamplingParams(**sampling, extra_args=request.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
             engine.add_request(
                 request_id,
                 {"prompt_token_ids": block.prompt, "cache_salt": request_id},
@@ -256,13 +249,16 @@ class LocalEngine:
 
         without: list[tuple[pb.Trace, int, dict[int, Result]]] = []
         generated: dict[str, dict[int, Result]] = {}
-        codes: dict[str, TraceCodes] = {}
+        carried: dict[str, dict[str, Any]] = {}
         for blocks in traces:
             trace = captured or self.trace(blocks, shared or {})
             generated[trace.id] = {}
-            codes[trace.id] = TraceCodes.of(self._with_edits(trace), self.compile)
             without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.whole]
             trace.stream = trace.stream or stream
+            request = request_of(trace, self.applied)
+            carried[trace.id] = shipped(request, self.compile(units_of(request.parse())))
+            if len(blocks) > 1:
+                assert not self.worker.interpose_open(carried[trace.id])
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
@@ -310,15 +306,9 @@ class LocalEngine:
         for trace_id, index, text in outbox.logs[before:]:
             by_invoke[(trace_id, index)].logs += text
         for trace_id, data in reversed(outbox.increments):
-            increment = pb.Increment.FromString(data)
+            increment = pb.Event.FromString(data).increment
             by_invoke[(trace_id, increment.invoke)].increments.insert(0, increment)
         return rans
-
-    def _with_edits(self, trace: pb.Trace) -> pb.Trace:
-        whole = pb.Trace()
-        whole.CopyFrom(trace)
-        whole.applied.extend(self.applied)
-        return whole
 
     def edit(self, name: str, source: str, **captured: Any) -> pb.Edit:
         """Make a standing edit of a block."""

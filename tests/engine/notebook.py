@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from executor.core.request import shipped
 from interpose.rpc.progress import Progress
 from interpose.rpc.session import Session
 from interpose.tracing.model import Model
@@ -20,7 +21,7 @@ from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Log, Output, Trace
 from interpose.v1.value_pb2 import Blob
 from interpose.wire.gang import companions, start_after
-from tests.engine.harness import Block, LocalEngine
+from tests.engine.harness import Block, LocalEngine, request_of
 
 LIMITS = Limits(
     max_message_bytes=16 << 20,
@@ -81,7 +82,7 @@ class LocalSession(Session):
         numbers = {binding.name: binding.value.integer for binding in trace.sampling}
         prompt = list(trace.invokes[0].prompt.token_ids.ids)
         steps = numbers.get("max_tokens", 1)
-        _, events, _ = self._engine.worker.interpose_scan(trace.SerializeToString(), "", prompt, steps)
+        _, events, _ = self._engine.worker.interpose_scan(shipped(request_of(trace), None), prompt, steps)
         yield "local", Event(output=Output(finished=True))
         for event in events:
             yield "local", Event.FromString(event)

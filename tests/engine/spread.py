@@ -37,6 +37,9 @@ class _Workers:
         """Whether no rank holds anything of any trace."""
         return all(state["idle"] for state in self._llm.collective_rpc("interpose_idle"))
 
+    def interpose_open(self, *args: Any) -> str:
+        return "".join(self._llm.collective_rpc("interpose_open", args=args))
+
     def interpose_finish(self, *args: Any) -> Ending:
         return self._finish("interpose_finish", args)
 

@@ -19,11 +19,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.core.ended import Ended
-from executor.core.request import Work
 from interpose.cli.demo_model import write_demo_model
 from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
-from tests.engine.harness import Block, LocalEngine, Ran, watch
+from tests.engine.harness import Block, LocalEngine, Ran, lone_request, watch
 
 REQUESTS = 160
 AT_ONCE = 14
@@ -93,7 +92,7 @@ class Crowd:
         trace = None
         if case.kind != "plain":
             trace = self.engine.trace([case.block], {})
-            sampling["extra_args"] = Work(trace, 0, 1, "").to_args()
+            sampling["extra_args"] = lone_request(trace).to_args()
             prompt["cache_salt"] = request_id
         params = SamplingParams(**sampling, output_kind=RequestOutputKind.CUMULATIVE)
         self.core.add_request(request_id, prompt, params)

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from executor.core.request import Work
+from executor.core.request import InvokeRequest
 from executor.engine.options import engine_options
 from executor.plugin.config import STEP_TOKENS, check_config
 from executor.plugin.scheduler import InterposeScheduler
@@ -433,7 +433,7 @@ def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracl
     core = engine.llm.llm_engine
     trace_id = f"t{engine.count + 1}"  # that of the trace below
     params = _sampling(max_tokens=1)
-    params.extra_args = Work(pb.Trace(id=trace_id), 2, 3, "", together=3).to_args()
+    params.extra_args = InvokeRequest(trace_id, 2, together=3).to_args()
     core.add_request("left", {"prompt_token_ids": prompt(5), "cache_salt": "left"}, params)
     core.abort_request(["left"])
     beside = prompt(12)

@@ -17,10 +17,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from executor.core.fairness import Flow
-from executor.core.request import Work
+from executor.core.request import InvokeRequest
 from executor.plugin.scheduler import MOST_PASSES, InterposeScheduler
 from interpose.cli.demo_model import write_demo_model
-from interpose.v1 import trace_pb2 as pb
 
 PLACES = 6
 BLOCKS = 16  # of 32 tokens each, without vLLM's own
@@ -46,8 +45,7 @@ class Steps:
 
     def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, together: int = 0) -> None:
         """Have a traced request come, which holds its part of the cache to its end."""
-        trace = pb.Trace(id=name.partition("/")[0])
-        args = Work(trace, 0, 1, "", together, flow=flow).to_args()
+        args = InvokeRequest(name.partition("/")[0], 0, together, flow).to_args()
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=args)
         self.scheduler.add_request(Request(name, [5] * tokens, params, None, cache_salt=name))
 

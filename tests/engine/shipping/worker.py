@@ -9,7 +9,7 @@ import torch
 
 from executor.block.budget import Budget
 from executor.block.tally import Precision
-from executor.core.request import Batch, Span, Work
+from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.interleave.context import Host
 from executor.interleave.interleaver import Interleaver
 from executor.model.kv_guard import CacheGuard
@@ -81,7 +81,8 @@ class Shipped(capture.CapturedContext):
                 CacheGuard({}),
             )
         )
-        worker.admit("r", Work(self.trace, 0, 1, ""), 1, 0)
+        worker.open(Opened(self.trace, "", None))
+        worker.admit("r", InvokeRequest(self.trace.id, 0), 1, 0)
         worker.begin_step(Batch({"r": Span(0, 0, 1)}, 1, 1, 1))
         worker.end_forward()
         worker.end_step()

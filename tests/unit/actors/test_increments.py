@@ -8,15 +8,27 @@ import numpy as np
 import pytest
 
 from actors import trace_run
-from actors.increments import Increments
-from actors.protocol import Order, Target
+from actors.increments import Arrived, Increments
 from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 from tests.unit.actors.local_directory import LocalDirectory
 
 
 def increment(sequence: int, steps: int, invoke: int = 0, last: bool = False) -> pb.Increment:
     return pb.Increment(invoke=invoke, sequence=sequence, steps=steps, last=last)
+
+
+def arrived(made: pb.Increment) -> Arrived:
+    return Arrived(made, pb.Event(increment=made).SerializeToString())
+
+
+def request() -> TraceRequest:
+    trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
+    accepted = pb.Event(accepted=pb.Accepted()).SerializeToString()
+    return TraceRequest(
+        trace.SerializeToString(), key="key", trace_id="t", accepted=accepted, max_saved_bytes=1 << 20, stream=True
+    )
 
 
 def output(tokens: int, invoke: int = 0, finished: bool = False) -> pb.Event:
@@ -28,22 +40,22 @@ def test_an_output_takes_what_its_steps_saved(order: tuple[int, ...]) -> None:
     increments = Increments()
     taken = []
     for sequence in order:
-        increments.add(increment(sequence, sequence + 1))
+        increments.add(arrived(increment(sequence, sequence + 1)))
     for _ in range(3):
         increments.generated(output(1).output)
         assert increments.complete(0)
-        taken.append([one.sequence for one in increments.take(0)])
+        taken.append([one.increment.sequence for one in increments.take(0)])
     assert taken == [[0], [1], [2]]
 
 
 def test_an_output_waits_for_the_increment_of_its_last_step() -> None:
     increments = Increments()
     increments.generated(output(2).output)
-    increments.add(increment(1, 2))
+    increments.add(arrived(increment(1, 2)))
     assert not increments.complete(0)
-    increments.add(increment(0, 1))
+    increments.add(arrived(increment(0, 1)))
     assert increments.complete(0)
-    assert [one.sequence for one in increments.take(0)] == [0, 1]
+    assert [one.increment.sequence for one in increments.take(0)] == [0, 1]
     increments.generated(output(0).output)  # text alone
     assert increments.complete(0) and not increments.take(0)
     increments.generated(output(1).output)
@@ -52,7 +64,7 @@ def test_an_output_waits_for_the_increment_of_its_last_step() -> None:
 
 def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
     increments = Increments()
-    increments.add(increment(0, 1, last=True))
+    increments.add(arrived(increment(0, 1, last=True)))
     for _ in range(3):
         increments.generated(output(1).output)
         assert increments.complete(0)
@@ -62,18 +74,16 @@ def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
 
 
 async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
-    order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
-    run = TraceRun(order, "key", lambda size: None, LocalDirectory().keep.remote)
+    run = TraceRun(request(), lambda size: None, LocalDirectory().keep.remote)
 
-    async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
-        await run.increment(increment(1, 2))  # a step ahead
-        await run.increment(increment(0, 1))
-        yield output(1)
-        yield output(1)
-        await run.increment(increment(2, 3))
-        yield pb.Event(increment=increment(3, 3, last=True))
-        yield output(1, finished=True)
+    async def engine(request: TraceRequest):  # type: ignore[no-untyped-def]
+        await run.increment(arrived(increment(1, 2)).event)  # a step ahead
+        await run.increment(arrived(increment(0, 1)).event)
+        yield output(1).SerializeToString()
+        yield output(1).SerializeToString()
+        await run.increment(arrived(increment(2, 3)).event)
+        yield pb.Event(increment=increment(3, 3, last=True)).SerializeToString()
+        yield output(1, finished=True).SerializeToString()
 
     run.start(engine)
     events = [pb.Event.FromString(data) async for data in run.recording.follow()]
@@ -92,12 +102,10 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
 
 async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_run, "ADOPTION_SECONDS", 0.05)
-    trace = pb.Trace(id="t", stream=True, invokes=[pb.Invoke()])
-    order = Order("s", "f", "t", trace.SerializeToString(), b"", Target("a", "d"), 1 << 20)
-    run = TraceRun(order, "key", lambda size: None, LocalDirectory().keep.remote)
+    run = TraceRun(request(), lambda size: None, LocalDirectory().keep.remote)
 
-    async def engine(trace: pb.Trace):  # type: ignore[no-untyped-def]
-        yield output(1)
+    async def engine(request: TraceRequest):  # type: ignore[no-untyped-def]
+        yield output(1).SerializeToString()
 
     run.start(engine)
     with pytest.raises(Exception, match="what a block saved did not arrive"):
@@ -109,7 +117,7 @@ async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.
 def test_numbers_of_invokes_are_their_own() -> None:
     increments = Increments()
     for invoke in np.random.default_rng(0).permutation(4).tolist():
-        increments.add(increment(0, 1, invoke))
+        increments.add(arrived(increment(0, 1, invoke)))
         increments.generated(output(1, invoke).output)
         assert increments.complete(invoke)
-        assert [one.invoke for one in increments.take_all(invoke)] == [invoke]
+        assert [one.increment.invoke for one in increments.take_all(invoke)] == [invoke]

@@ -11,8 +11,8 @@ from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 
-def log(text: str) -> pb.Event:
-    return pb.Event(log=pb.Log(text=text))
+def log(text: str) -> bytes:
+    return pb.Event(log=pb.Log(text=text)).SerializeToString()
 
 
 async def texts(recording: Recording) -> list[str]:

@@ -15,7 +15,7 @@ from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
 from tests.unit.actors import test_variables as variables
-from tests.unit.actors.test_session import TERMS, Engine, clock, ended, kinds, opened, order
+from tests.unit.actors.test_session import TERMS, Engine, clock, ended, kinds, opened, submission
 
 __all__ = ["clock"]
 
@@ -39,13 +39,13 @@ def saving(session: Session, engine: Engine) -> None:
     """Have each trace save a tensor of 8 bytes."""
     run = engine.run
 
-    async def script(target, trace):
-        async for event in run(target, trace):
-            if event.output.finished:
-                blob_id = f"{trace.id}/0/0"
+    async def script(route, request):
+        async for event in run(route, request):
+            if pb.Event.FromString(event).output.finished:
+                blob_id = f"{request.key}/0/0"
                 saved = Value(tensor=Tensor(dtype=DTYPE_UINT8, shape=[8], blob=Blob(id=blob_id, size=8)))
-                yield pb.Event(saves=pb.Saves(objects=Objects(values=[saved])))
-                await session.adopt(trace.id, blob_id, Saved(f"reference to {blob_id}", 8))
+                yield pb.Event(saves=pb.Saves(objects=Objects(values=[saved]))).SerializeToString()
+                await session.adopt(request.key, blob_id, Saved(f"reference to {blob_id}", 8))
             yield event
 
     engine.run = script  # type: ignore[method-assign]
@@ -54,7 +54,7 @@ def saving(session: Session, engine: Engine) -> None:
 async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], None]) -> None:
     session = await opened(engine, False)
     saving(session, engine)
-    await session.start("s", order())
+    await session.start("s", *submission())
     events = [data async for data in session.attach("s", "t", "f")]
     before = await session.job("s", "t")
     [key] = session._by_key
@@ -65,7 +65,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     assert after.generated_tokens == before.generated_tokens and 490 < after.seconds_left < 501
     assert [data async for data in other.attach("s", "t", "f")] == events
     assert await other.blob_ref("s", f"{key}/0/0") == [f"reference to {key}/0/0"]
-    await other.start("s", order())
+    await other.start("s", *submission())
     assert engine.runs == 1, "it ran; the same id again runs nothing"
     assert (await other.stats()).traces_done == 1
     clock(501)
@@ -76,7 +76,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
 async def test_times_are_those_of_the_new_clock(engine: Engine) -> None:
     """Another machine's monotonic clock has begun elsewhere."""
     session = await opened(engine, False)
-    await session.start("s", order())
+    await session.start("s", *submission())
     await ended(session)
     kept = session._directory.archive.of("s")
     [(key, one)] = kept.traces.items()
@@ -89,7 +89,7 @@ async def test_times_are_those_of_the_new_clock(engine: Engine) -> None:
 async def test_a_job_that_ran(engine: Engine) -> None:
     engine.gate.clear()
     session = await opened(engine, False)
-    await session.start("s", order())
+    await session.start("s", *submission())
     await engine.begun.wait()
     other = await recovered(session)
     status = await other.job("s", "t")
@@ -98,14 +98,14 @@ async def test_a_job_that_ran(engine: Engine) -> None:
     with pytest.raises(ServiceFailure, match="run it again"):
         await kinds(other.attach("s", "t", "f"))
     engine.gate.set()
-    await other.start("s", order())
+    await other.start("s", *submission())
     assert (await ended(other)).state == service_pb2.JOB_STATE_DONE and engine.runs == 2
 
 
 async def test_a_job_that_was_cancelled(engine: Engine) -> None:
     engine.gate.clear()
     session = await opened(engine, False)
-    await session.start("s", order())
+    await session.start("s", *submission())
     assert await session.cancel("s", "t")
     assert (await (await recovered(session)).job("s", "t")).state == service_pb2.JOB_STATE_CANCELLED
 
@@ -117,7 +117,7 @@ async def test_nobody_hears_that_a_trace_is_done_before_it_is_kept(engine: Engin
     told: list[str] = []
 
     async def follow() -> None:
-        async for data in session.run(order(job=False)):
+        async for data in session.run(*submission(job=False), "f"):
             told.append(str(pb.Event.FromString(data).WhichOneof("kind")))
 
     following = asyncio.create_task(follow())
@@ -135,12 +135,12 @@ async def test_nobody_hears_that_a_trace_is_done_before_it_is_kept(engine: Engin
 
 async def test_what_nobody_can_ask_for_is_not_kept(engine: Engine) -> None:
     session = await opened(engine, False)
-    await kinds(session.run(order(job=False)))
+    await kinds(session.run(*submission(job=False), "f"))
     assert not session._directory.archive.of("s").traces
     saving(session, engine)
-    await kinds(session.run(order("saves", job=False)))
+    await kinds(session.run(*submission("saves", job=False), "f"))
     [kept] = session._directory.archive.of("s").traces.values()
-    assert kept.order.trace_id == "saves"
+    assert kept.request.trace_id == "saves"
     await session.cancel("s", "saves", forget=True)
     assert not session._directory.archive.of("s").traces
 
@@ -148,12 +148,12 @@ async def test_what_nobody_can_ask_for_is_not_kept(engine: Engine) -> None:
 async def test_variables(clock: Callable[[float], None]) -> None:
     engine = variables.Engine()
     session = await opened(engine, True)
-    await kinds(session.run(variables.order("first", items=(1,), job=False)))
+    await kinds(session.run(*variables.submission("first", items=(1,), job=False), "f"))
     other = await recovered(session)
-    await kinds(other.run(variables.order("second", version=1, canonical=True, job=False)))
+    await kinds(other.run(*variables.submission("second", version=1, canonical=True, job=False), "f"))
     assert engine.seen == [[1], [1, "first"]]
     again = await recovered(other)
-    await kinds(again.run(variables.order("third", version=2, canonical=True, job=False)))
+    await kinds(again.run(*variables.submission("third", version=2, canonical=True, job=False), "f"))
     assert engine.seen[2] == [1, "first", "second"]
     clock(700)
     again.sweep()
@@ -163,7 +163,7 @@ async def test_variables(clock: Callable[[float], None]) -> None:
 
 async def test_a_session_that_its_client_had_left(engine: Engine) -> None:
     session = await opened(engine, False)
-    await session.start("s", order())
+    await session.start("s", *submission())
     await ended(session)
     assert await session.leave_jobs()
     session._directory.archive.leave("s")

@@ -15,10 +15,11 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from actors import engine_stream
 from actors.engine_stream import EngineCalls
-from actors.protocol import ModelState, Order, Target
+from actors.protocol import ModelState, Route, Target
 from actors.taking import taking
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 from serve_app.builder import ROUTER
 
 EVENT = pb.Event(output=pb.Output(token_ids=[1]))
@@ -101,7 +102,9 @@ class Handle:
         self.asked_for.append(session_id)
         return self
 
-    def remote(self, trace: bytes, session: str, whose: tuple[str, str, float]) -> Any:
+    def remote(self, request: TraceRequest) -> Any:
+        assert request.session == "actor"
+
         async def items() -> AsyncGenerator[bytes, None]:
             if not self._replica:
                 await asyncio.Event().wait()
@@ -128,8 +131,8 @@ class Handle:
 async def events_of(handle: Handle, directory: Directory, target: Target) -> list[pb.Event]:
     calls = EngineCalls("actor", directory)
     calls._handles[target] = handle
-    order = Order("s", "f", "t", b"", b"", target, 1, replica="a")
-    return [event async for event in calls.run(order, pb.Trace(id="t"))]
+    request = TraceRequest(b"", session_id="s", trace_id="t")
+    return [pb.Event.FromString(data) async for data in calls.run(Route(target, "a"), request)]
 
 
 async def test_the_sessions_own_replica_takes_its_trace() -> None:

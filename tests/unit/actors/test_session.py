@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import OutOfDiskError
 
-from actors.protocol import Order, Target, Terms
+from actors.protocol import Route, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
+from interpose.wire.request import TraceRequest
 from tests.unit.actors.local_directory import LocalDirectory
 
 TERMS = Terms(600.0, 1 << 20, 900.0)
@@ -39,12 +40,12 @@ class Engine:
         self.begun = asyncio.Event()
         self.last = OUTPUT
 
-    async def run(self, order: Order, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
+    async def run(self, route: Route, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         self.runs += 1
         self.begun.set()
-        yield pb.Event(output=pb.Output(token_ids=[6]))
+        yield pb.Event(output=pb.Output(token_ids=[6])).SerializeToString()
         await self.gate.wait()
-        yield self.last
+        yield self.last.SerializeToString()
 
 
 @pytest.fixture
@@ -81,13 +82,23 @@ async def session(engine: Engine) -> Session:
     return await opened(engine, False)
 
 
-def order(trace_id: str = "t", *, job: bool = True, session_id: str = "s", size: int = 10, remotes=()) -> Order:
+ROUTE = Route(Target("a", "d"))
+Submission = tuple[TraceRequest, Route, dict[str, Saved]]
+
+
+def submission(
+    trace_id: str = "t", *, job: bool = True, session_id: str = "s", size: int = 10, remotes: tuple[str, ...] = ()
+) -> Submission:
+    """What the ingress hands to a session."""
     trace = pb.Trace(id=trace_id, model="x" * size)
-    accepted = pb.Accepted(trace_id=trace_id, session_id=session_id, model="m", invokes=1)
-    return Order(
-        session_id, "f", trace_id, trace.SerializeToString(), accepted.SerializeToString(), Target("a", "d"), 1 << 30,
+    accepted = pb.Event(
+        accepted=pb.Accepted(trace_id=trace_id, session_id=session_id, model="m", invokes=1)
+    ).SerializeToString()
+    request = TraceRequest(
+        trace.SerializeToString(), session_id=session_id, trace_id=trace_id, accepted=accepted, max_saved_bytes=1 << 30,
         job=job, keep=job, remotes=remotes,
     )  # fmt: skip
+    return request, ROUTE, {}
 
 
 async def kinds(events: AsyncGenerator[bytes, None]) -> list[str]:
@@ -96,7 +107,7 @@ async def kinds(events: AsyncGenerator[bytes, None]) -> list[str]:
 
 async def submitted(session: Session) -> asyncio.Task[bytes]:
     """A job that the session has taken, in the turn of its loop before it begins to run."""
-    starting = asyncio.create_task(session.start("s", order()))
+    starting = asyncio.create_task(session.start("s", *submission()))
     await asyncio.sleep(0)
     return starting
 
@@ -111,7 +122,7 @@ async def test_a_job_goes_on_when_everybody_has_gone(
     session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.0)
-    first = pb.Event.FromString(await session.start("s", order()))
+    first = pb.Event.FromString(await session.start("s", *submission()))
     assert first.accepted.session_id == "s" and first.accepted.invokes == 1
     follower = asyncio.create_task(kinds(session.attach("s", "t", "f1")))
     await engine.begun.wait()
@@ -127,7 +138,7 @@ async def test_a_job_goes_on_when_everybody_has_gone(
     assert status.state == service_pb2.JOB_STATE_DONE and status.finished_invokes == 1
     assert (status.prompt_tokens, status.generated_tokens) == (3, 3)
     assert 590 < status.seconds_left <= 600 and status.seconds_since_ended > 0 and status.stored_bytes > 0
-    await session.start("s", order())
+    await session.start("s", *submission())
     assert engine.runs == 1, "the same id again runs nothing"
 
 
@@ -135,7 +146,7 @@ async def test_a_trace_that_is_no_job_ends_with_its_client(
     session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.0)
-    events = session.run(order(job=False))
+    events = session.run(*submission(job=False), "f")
     await anext(events)
     await engine.begun.wait()
     await session.leave("s", "t", "f")
@@ -147,15 +158,14 @@ async def test_a_client_whose_connection_broke_comes_back_to_the_same_run(
     session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.session.RECONNECT_SECONDS", 0.05)
-    first = session.run(order(job=False))
+    first = session.run(*submission(job=False), "f")
     assert pb.Event.FromString(await anext(first)).HasField("accepted")
     await engine.begun.wait()
     leaving = asyncio.create_task(session.leave("s", "t", "f"))
     # By its id, with what it has left out; or as it was sent, by a client that does not know how far it came.
     attached = asyncio.create_task(kinds(session.attach("s", "t", "f2", 1)))
     await asyncio.sleep(0)
-    again = dataclasses.replace(order(job=False), follower="f3")
-    submitted = asyncio.create_task(kinds(session.run(again)))
+    submitted = asyncio.create_task(kinds(session.run(*submission(job=False), "f3")))
     await leaving
     engine.gate.set()
     assert await attached == ["output", "output", "done"]
@@ -190,13 +200,13 @@ async def test_a_trace_that_is_cancelled_before_it_has_begun_to_run(session: Ses
 async def test_a_job_of_which_an_invoke_failed(session: Session, engine: Engine) -> None:
     engine.last = pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_INTERVENTION, message="boom"))
     engine.gate.set()
-    await session.start("s", order())
+    await session.start("s", *submission())
     status = await ended(session)
     assert status.state == service_pb2.JOB_STATE_FAILED and status.failure.message == "boom"
 
 
 async def test_nothing_of_another_session_is_there(session: Session) -> None:
-    await session.start("s", order())
+    await session.start("s", *submission())
     for call in (session.job("other", "t"), session.job("s", "other"), session.describe("other")):
         with pytest.raises(ServiceFailure) as caught:
             await call
@@ -204,15 +214,15 @@ async def test_nothing_of_another_session_is_there(session: Session) -> None:
     with pytest.raises(ServiceFailure):
         await kinds(session.attach("s", "other", "f"))
     with pytest.raises(ServiceFailure, match="kept for 600 s after the trace has ended"):
-        await session.start("s", order("t2", remotes=("blob",)))
+        await session.start("s", *submission("t2", remotes=("blob",)))
 
 
 async def test_a_client_that_leaves_leaves_its_jobs_until_their_time_is_over(
     session: Session, engine: Engine, clock: Callable[[float], None]
 ) -> None:
     engine.gate.set()
-    await session.start("s", order("job"))
-    await kinds(session.run(order("trace", job=False)))
+    await session.start("s", *submission("job"))
+    await kinds(session.run(*submission("trace", job=False), "f"))
     assert await session.leave_jobs()
     assert [one.trace_id for one in (await session.describe("s")).traces] == ["job"]
     assert (await ended(session, "job")).state == service_pb2.JOB_STATE_DONE
@@ -223,7 +233,7 @@ async def test_a_client_that_leaves_leaves_its_jobs_until_their_time_is_over(
 
 async def test_a_client_without_jobs_leaves_nothing(session: Session, engine: Engine) -> None:
     engine.gate.set()
-    await kinds(session.run(order(job=False)))
+    await kinds(session.run(*submission(job=False), "f"))
     assert not await session.leave_jobs()
     assert (await session.describe("s")).stored_bytes == 0
 
@@ -233,7 +243,7 @@ async def test_a_kept_session_counts_from_its_last_use(
 ) -> None:
     engine.gate.set()
     await session.open("s", True, TERMS)
-    await kinds(session.run(order(job=False)))
+    await kinds(session.run(*submission(job=False), "f"))
     for _ in range(3):
         clock(500)
         assert (await session.job("s", "t")).seconds_left > 599
@@ -248,14 +258,14 @@ async def test_a_kept_session_counts_from_its_last_use(
 
 async def test_room_is_made_of_what_nobody_comes_back_for(session: Session, engine: Engine) -> None:
     engine.gate.set()
-    await kinds(session.run(order("old", job=False, size=600_000)))
-    await session.start("s", order("job", size=600_000))
+    await kinds(session.run(*submission("old", job=False, size=600_000), "f"))
+    await session.start("s", *submission("job", size=600_000))
     assert [one.trace_id for one in (await session.describe("s")).traces] == ["job"], "the old trace gave way"
     await ended(session, "job")
     with pytest.raises(
         ServiceFailure, match=r"no room for .*; results of jobs .* go by themselves after 600 s"
     ) as caught:
-        await session.start("s", order("more", size=600_000))
+        await session.start("s", *submission("more", size=600_000))
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
     with pytest.raises(ServiceFailure, match="save less, or close it"):
         await session.upload("s", "sha256:0", 600_000, 0, b"")
@@ -267,13 +277,13 @@ async def test_traces_are_counted_however_little_they_keep(
 ) -> None:
     monkeypatch.setattr("actors.session.MAX_TRACES", 2)
     engine.gate.set()
-    await kinds(session.run(order("old", job=False)))
+    await kinds(session.run(*submission("old", job=False), "f"))
     for name in ("one", "two"):
-        await session.start("s", order(name))
+        await session.start("s", *submission(name))
         await ended(session, name)
     assert [one.trace_id for one in (await session.describe("s")).traces] == ["one", "two"], "the old trace gave way"
     with pytest.raises(ServiceFailure, match="of 2 traces and may hold .* of 2") as caught:
-        await session.start("s", order("more"))
+        await session.start("s", *submission("more"))
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
 
 
@@ -286,13 +296,13 @@ async def test_a_job_that_there_is_no_room_to_keep_has_not_begun(session: Sessio
 
     session._directory.keep = SimpleNamespace(remote=full)
     with pytest.raises(OutOfDiskError):
-        await session.start("s", order())
+        await session.start("s", *submission())
     with pytest.raises(ServiceFailure, match="there is no trace t"):
         await session.job("s", "t")
     assert not session._by_key
     session._directory.keep = keep
     engine.gate.set()
-    await session.start("s", order())
+    await session.start("s", *submission())
     assert (await ended(session)).state == service_pb2.JOB_STATE_DONE and engine.runs == 1
 
 
@@ -300,19 +310,19 @@ async def test_what_a_trace_ran_with_does_not_stay_with_it(session: Session, eng
     """Others' values, which count with others, and the text of standing edits."""
     engine.gate.set()
     edit = pb.Edit(name="x" * 1000).SerializeToString()
-    theirs = dataclasses.replace(order(), foreign=(("k/0/0", Saved("reference", 1 << 40)),), edits=(edit,))
-    await session.start("s", theirs)
+    theirs = dataclasses.replace(submission()[0], edits=(edit,))
+    await session.start("s", theirs, ROUTE, {"k/0/0": Saved("reference", 1 << 40)})
     during = (await session.stats()).stored_bytes
     await ended(session)
     assert during > 1000 > (await session.stats()).stored_bytes
     run = session._traces["t"]
     [kept] = session._directory.archive.of("s").traces.values()
-    assert run.order.foreign == kept.order.foreign == run.order.edits == kept.order.edits == ()
+    assert run.request.edits == kept.request.edits == ()
     assert not run.remotes
 
 
 async def test_a_value_that_comes_twice_counts_once(session: Session, engine: Engine) -> None:
-    await session.start("s", order())
+    await session.start("s", *submission())
     [key] = session._by_key
     before = (await session.stats()).stored_bytes
     for _ in range(2):
@@ -323,7 +333,7 @@ async def test_a_value_that_comes_twice_counts_once(session: Session, engine: En
 async def test_a_value_that_comes_late_from_an_invoke_that_failed_is_not_kept(session: Session, engine: Engine) -> None:
     engine.gate.set()
     gate = session._directory.keep.gate
-    await session.start("s", order())
+    await session.start("s", *submission())
     [key] = session._by_key
     gate.clear()  # the trace is about to end
     await engine.begun.wait()
@@ -340,7 +350,7 @@ async def test_terms_are_those_of_the_lease(session: Session) -> None:
     description = await session.describe("s")
     assert (description.max_stored_bytes, description.idle_seconds) == (100, 7.0)
     with pytest.raises(ServiceFailure, match="may hold 100"):
-        await session.start("s", order(size=200))
+        await session.start("s", *submission(size=200))
 
 
 async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Session, engine: Engine) -> None:
@@ -350,7 +360,7 @@ async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Ses
         return (await session.stats()).collected
 
     assert await collected(), "nothing was ever in it"
-    running = asyncio.create_task(kinds(session.run(order(job=False))))
+    running = asyncio.create_task(kinds(session.run(*submission(job=False), "f")))
     await engine.begun.wait()
     [key] = session._by_key
     engine.last = pb.Event(saves=pb.Saves(objects=Objects(values=[saved_value(f"{key}/0/0")])))
@@ -363,13 +373,13 @@ async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Ses
     assert await collected()
     await session.upload("s", "sha256:0", 8, 0, b"1234")
     assert await collected(), "what is uploaded is uploaded again"
-    await session.start("s", order("job"))
+    await session.start("s", *submission("job"))
     await session._traces["job"].wait()
     assert not await collected(), "nobody has read what came of the job"
 
 
 async def test_a_trace_whose_client_has_gone_is_not_collected(session: Session, engine: Engine) -> None:
-    following = asyncio.create_task(kinds(session.run(order(job=False))))
+    following = asyncio.create_task(kinds(session.run(*submission(job=False), "f")))
     await engine.begun.wait()
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -390,7 +400,7 @@ async def test_a_limit_that_a_block_has_reached_says_when_to_come_back(session: 
     engine.gate.set()
     [failed] = [
         event.failed
-        for event in [pb.Event.FromString(data) async for data in session.run(order(job=False))]
+        for event in [pb.Event.FromString(data) async for data in session.run(*submission(job=False), "f")]
         if event.WhichOneof("kind") == "failed"
     ]
     assert failed.retry_after > 0
@@ -401,9 +411,9 @@ async def test_a_full_session_says_when_the_next_results_go(
     session: Session, engine: Engine, clock: Callable[[float], None]
 ) -> None:
     engine.gate.set()
-    await session.start("s", order("job", size=600_000))
+    await session.start("s", *submission("job", size=600_000))
     await ended(session, "job")
     clock(500)
     with pytest.raises(ServiceFailure) as caught:
-        await session.start("s", order("more", size=600_000))
+        await session.start("s", *submission("more", size=600_000))
     assert 90 < caught.value.failure.retry_after <= 100

@@ -12,7 +12,7 @@ from actors.session_host import SessionHost
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.actors.local_directory import LocalDirectory
-from tests.unit.actors.test_session import TERMS, Engine, kinds, order
+from tests.unit.actors.test_session import TERMS, Engine, kinds, submission
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SessionHost:
 
 
 async def test_a_trace_is_known_in_its_own_session(host: SessionHost, engine: Engine) -> None:
-    await host.ask("s", "start", order())
+    await host.ask("s", "start", *submission())
     assert (await host.ask("s", "job", "t")).trace_id == "t"
     for session_id in ("other", "nobody", ""):
         with pytest.raises(ServiceFailure) as caught:
@@ -45,7 +45,7 @@ async def test_a_trace_is_known_in_its_own_session(host: SessionHost, engine: En
 
 async def test_what_workers_send_finds_the_session_of_its_trace(host: SessionHost, engine: Engine) -> None:
     for session_id in ("s", "other"):
-        await host.ask(session_id, "start", order("t", session_id=session_id))
+        await host.ask(session_id, "start", *submission("t", session_id=session_id))
     [key] = host._sessions["s"]._by_key
     await host.adopt(key, f"{key}/0/0", Saved("reference", 8))
     await host.log(key, 0, "printed")
@@ -62,7 +62,7 @@ async def test_what_workers_send_finds_the_session_of_its_trace(host: SessionHos
 
 async def test_a_session_that_ends_takes_nothing_of_others_along(host: SessionHost, engine: Engine) -> None:
     for session_id in ("s", "other"):
-        await host.ask(session_id, "start", order("t", session_id=session_id))
+        await host.ask(session_id, "start", *submission("t", session_id=session_id))
     stats = await host.close("s")
     assert stats is not None and stats.traces_done == 1 and await host.close("s") is None
     assert set(await host.stats()) == {"other"}

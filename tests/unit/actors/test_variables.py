@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 import numpy as np
 import pytest
 
-from actors.protocol import Order, Target, Terms
+from actors.protocol import Route, Terms
 from actors.saved import Saved
 from actors.session import Session
 from actors.variables import MAX_VARIABLES, SharedVariables, copies
@@ -18,7 +18,8 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
 from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
-from tests.unit.actors.test_session import clock, ended, kinds, opened
+from interpose.wire.request import TraceRequest
+from tests.unit.actors.test_session import ROUTE, Submission, clock, ended, kinds, opened
 
 __all__ = ["clock"]
 
@@ -31,7 +32,8 @@ class Engine:
         self.gates: dict[str, asyncio.Event] = {}
         self.fail = False
 
-    async def run(self, target: Target, trace: pb.Trace) -> AsyncGenerator[pb.Event, None]:
+    async def run(self, route: Route, request: TraceRequest) -> AsyncGenerator[bytes, None]:
+        trace = request.parse()
         [variable] = trace.variables
         decoder = Decoder(trace.scope, get_blob=lambda blob: b"")
         shared = decoder.object(variable.entry)
@@ -48,9 +50,9 @@ class Engine:
         saves.updates.add(index=variable.entry + 5, value=encoder.objects.values[0])
         saves.objects.CopyFrom(encoder.objects)
         if self.fail:
-            yield pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_INTERVENTION, message="boom"))
-        yield pb.Event(saves=saves)
-        yield pb.Event(output=pb.Output(token_ids=[7], finished=True))
+            yield pb.Event(failed=pb.Failure(code=pb.ERROR_CODE_INTERVENTION, message="boom")).SerializeToString()
+        yield pb.Event(saves=saves).SerializeToString()
+        yield pb.Event(output=pb.Output(token_ids=[7], finished=True)).SerializeToString()
 
 
 @pytest.fixture
@@ -63,20 +65,21 @@ async def session(engine: Engine) -> Session:
     return await opened(engine, True)
 
 
-def order(
+def submission(
     name: str, *, version: int = 0, canonical: bool = False, items: tuple[int, ...] = (), job: bool = True
-) -> Order:
+) -> Submission:
     trace = pb.Trace(id=name, model=name)
     trace.shared.add(name="rows", value=Value(ref=0))
     trace.scope.values.append(
         Value(none=True) if canonical else Value(list=Items(items=[Value(integer=item) for item in items]))
     )
     trace.variables.add(id="v", entry=0, version=version, canonical=canonical)
-    accepted = pb.Accepted(trace_id=name, session_id="s", model=name, invokes=1)
-    return Order(
-        "s", "f", name, trace.SerializeToString(), accepted.SerializeToString(), Target("a", "d"), 1 << 30, job=job,
-        keep=job, variables=frozenset({"v"}),
+    accepted = pb.Event(accepted=pb.Accepted(trace_id=name, session_id="s", model=name, invokes=1))
+    request = TraceRequest(
+        trace.SerializeToString(), session_id="s", trace_id=name, accepted=accepted.SerializeToString(),
+        max_saved_bytes=1 << 30, job=job, keep=job, variables=frozenset({"v"}),
     )  # fmt: skip
+    return request, ROUTE, {}
 
 
 async def told(session: Session, trace_id: str) -> pb.Saves | None:
@@ -86,21 +89,21 @@ async def told(session: Session, trace_id: str) -> pb.Saves | None:
 
 
 async def test_the_next_trace_sees_what_the_one_before_left(session: Session, engine: Engine) -> None:
-    await session.start("s", order("a", items=(1,)))
+    await session.start("s", *submission("a", items=(1,)))
     saves = await told(session, "a")
     assert saves is not None and [(one.id, one.version) for one in saves.variables] == [("v", 1)]
     assert [binding.name for binding in saves.names] == ["count"], "a list that was changed in place keeps its identity"
     assert [update.index for update in saves.updates] == [0], "of what is not the client's it is told nothing"
-    await session.start("s", order("b", version=1, canonical=True))
+    await session.start("s", *submission("b", version=1, canonical=True))
     await told(session, "b")
     assert engine.seen == [[1], [1, "a"]]
 
 
 async def test_traces_that_share_take_turns(session: Session, engine: Engine) -> None:
     engine.gates["a"] = asyncio.Event()
-    await session.start("s", order("a", items=(1,)))
-    await session.start("s", order("b", version=0, canonical=True))
-    await session.start("s", order("c", version=0, canonical=True))
+    await session.start("s", *submission("a", items=(1,)))
+    await session.start("s", *submission("b", version=0, canonical=True))
+    await session.start("s", *submission("c", version=0, canonical=True))
     for _ in range(20):
         await asyncio.sleep(0)
     assert engine.seen == [[1]] and (await session.job("s", "c")).state == service_pb2.JOB_STATE_QUEUED
@@ -111,29 +114,29 @@ async def test_traces_that_share_take_turns(session: Session, engine: Engine) ->
 
 
 async def test_a_trace_that_fails_leaves_it_as_it_was(session: Session, engine: Engine) -> None:
-    await session.start("s", order("a", items=(1,)))
+    await session.start("s", *submission("a", items=(1,)))
     await ended(session, "a")
     engine.fail = True
-    await session.start("s", order("b", version=1, canonical=True))
+    await session.start("s", *submission("b", version=1, canonical=True))
     saves = await told(session, "b")
     assert saves is not None and not saves.variables and not saves.updates and not saves.objects.values
     assert [binding.name for binding in saves.names] == ["count"]
     engine.fail = False
-    await session.start("s", order("c", version=1, canonical=True))
+    await session.start("s", *submission("c", version=1, canonical=True))
     saves = await told(session, "c")
     assert saves is not None and saves.variables[0].version == 2
     assert engine.seen == [[1], [1, "a"], [1, "a"]]
 
 
 async def test_a_copy_that_is_not_the_latest_is_refused(session: Session, engine: Engine) -> None:
-    await session.start("s", order("a", items=(1,)))
+    await session.start("s", *submission("a", items=(1,)))
     await ended(session, "a")
-    await session.start("s", order("stale", version=0, items=(1, 2)))
+    await session.start("s", *submission("stale", version=0, items=(1, 2)))
     status = await ended(session, "stale")
     assert status.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT and "wait for that one" in status.failure.message
-    await session.start("s", order("b", version=1, items=(1, 9)))
+    await session.start("s", *submission("b", version=1, items=(1, 9)))
     await ended(session, "b")
-    await session.start("s", order("c", version=2, canonical=True))
+    await session.start("s", *submission("c", version=2, canonical=True))
     await ended(session, "c")
     assert engine.seen == [[1], [1, 9], [1, 9, "b"]]
 
@@ -141,7 +144,7 @@ async def test_a_copy_that_is_not_the_latest_is_refused(session: Session, engine
 async def test_it_goes_with_the_session_and_with_its_time(
     session: Session, engine: Engine, clock: Callable[[float], None]
 ) -> None:
-    await session.start("s", order("a", items=(1,)))
+    await session.start("s", *submission("a", items=(1,)))
     await ended(session, "a")
     assert (await session.describe("s")).stored_bytes > 0
     await session.cancel("s", "a", forget=True)
@@ -149,7 +152,7 @@ async def test_it_goes_with_the_session_and_with_its_time(
     clock(601)
     session.sweep()
     assert (await session.stats()).stored_bytes == 0
-    await session.start("s", order("b", version=1, canonical=True))
+    await session.start("s", *submission("b", version=1, canonical=True))
     status = await ended(session, "b")
     assert status.failure.code == pb.ERROR_CODE_NOT_FOUND and "share it anew" in status.failure.message
 
@@ -157,13 +160,13 @@ async def test_it_goes_with_the_session_and_with_its_time(
 async def test_a_kept_session_that_is_full_says_so(engine: Engine) -> None:
     session = await opened(engine, True, Terms(600.0, 16 << 10, 900.0))
     items = tuple(range(2_000))
-    await session.start("s", order("a", items=items))
+    await session.start("s", *submission("a", items=items))
     await ended(session, "a")
     with pytest.raises(ServiceFailure, match=r"no room for .*; results of jobs and of kept sessions") as caught:
-        await session.start("s", order("b", items=items))
+        await session.start("s", *submission("b", items=items))
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED
     with pytest.raises(ServiceFailure):
-        await kinds(session.run(order("c", items=items, job=False)))
+        await kinds(session.run(*submission("c", items=items, job=False), "f"))
 
 
 def trace(*variables: pb.SessionVariable, values: int = 1) -> pb.Trace:

@@ -130,15 +130,6 @@ def test_a_program_stands_where_a_file_has_lines(place: dict[str, object]) -> No
     assert "'f' is said to begin" in refusal(trace(scope=value_pb2.Objects(values=[function]))).message
 
 
-def test_values_that_each_of_many_prompts_would_bring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_SPREAD_BYTES", 2000)
-    message = trace(scope=value_pb2.Objects(values=[value_pb2.Value(text="x" * 900)]))
-    message.invokes.append(message.invokes[0])
-    admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
-    message.invokes.append(message.invokes[0])
-    assert "to each of 3 prompts" in refusal(message).message
-
-
 def test_absurdly_long_names_are_refused_as_others_are() -> None:
     """Near misses of a name are looked for in its beginning only: looking takes time and memory."""
     long = "x" * 5_000_000

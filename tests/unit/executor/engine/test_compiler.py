@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.core.programs import Codes, TraceCodes, Unit, weight
+from executor.core.programs import Codes, Unit, units_of, weight
 from executor.engine.compiler import Compiler
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Function, Objects, Value
@@ -95,20 +95,18 @@ def test_leaving_a_try_counts_what_is_written_again() -> None:
     assert weight(ast.parse("def f():\n" + body)) > weight(ast.parse(plain)) + 30
 
 
-def test_a_trace_brings_each_request_what_it_needs(compiler: Compiler) -> None:
+def test_the_texts_of_a_trace_are_compiled_once(compiler: Compiler) -> None:
     function = Value(function=Function(name="f", source="def f(): pass", filename="a", first_line=1))
-    trace = pb.Trace(id="t", scope=Objects(values=[function]))
-    for number in range(3):
+    trace = pb.Trace(id="t", scope=Objects(values=[function, function]))
+    for number in (0, 1, 1):
         program = pb.Program(source=f"a = {number}", filename="b", first_line=1)
         program.reads.append(Binding(name="f", value=Value(ref=0)))
         trace.invokes.append(pb.Invoke(program=program))
-    codes = TraceCodes.of(trace, compiler.compile)
-    assert len(codes.common) == 1
-    keys = [Unit.of_block(invoke.program).key for invoke in trace.invokes]
-    assert codes.for_invokes([1]).keys() == {keys[1], *codes.common}
-    assert codes.for_invokes([0, 2]).keys() == {keys[0], keys[2], *codes.common}
+    units = units_of(trace)
+    assert [unit.kind for unit in units] == ["block", "block", "function"]
+    assert compiler.compile(units).keys() == {unit.key for unit in units}
 
 
 def test_a_worker_compiles_nothing_that_did_not_come() -> None:
     with pytest.raises(WireError, match="was not compiled"):
-        Codes().of(block("x = 1"))
+        Codes({}).of(block("x = 1"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from actors.protocol import Target
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Items, Value
-from serve_app.orders import order_of
+from serve_app.requests import request_of
 from serve_app.settings import ModelSettings
 
 MODEL = ModelSettings(model="folder/m")
@@ -26,18 +25,18 @@ def trace() -> pb.Trace:
 
 
 def test_names_of_containers_go_to_whoever_attaches() -> None:
-    order = order_of(trace(), ("b",), (), (b"e",), "s", MODEL, Target("a", "d"), "r", True)
-    accepted = pb.Accepted.FromString(order.accepted)
+    request = request_of(b"data", trace(), MODEL, "s", job=True, edits=(b"e",), remotes=("b",))
+    accepted = pb.Event.FromString(request.accepted).accepted
     assert (accepted.trace_id, accepted.session_id, accepted.model, accepted.invokes) == ("t", "s", "m", 2)
     assert [(one.name, one.index) for one in accepted.captured] == [("acc", 0), ("table", 2), ("alias", 0)]
-    assert order.remotes == ("b",) and order.edits == (b"e",) and order.job and order.keep
+    assert request.remotes == ("b",) and request.edits == (b"e",) and request.job and request.keep
+    assert request.trace == b"data", "the client's own bytes"
 
 
 def test_what_stays_for_whoever_comes_back() -> None:
     blocking = trace()
-    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False)
-    assert not order.job and not order.keep
+    request = request_of(b"", blocking, MODEL, "s")
+    assert not request.job and not request.keep
     blocking.remote = True
-    order = order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False)
-    assert not order.job and order.keep
-    assert order.follower != order_of(blocking, (), (), (), "s", MODEL, Target("a", "d"), "", False).follower
+    request = request_of(b"", blocking, MODEL, "s")
+    assert not request.job and request.keep

@@ -1,64 +1,54 @@
-"""Turns an admitted trace into the order that a session gets."""
+"""Turns an admitted trace into the request that travels on to its session and its engine."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
-from actors.protocol import Order, Target
-from actors.saved import Saved
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 from serve_app.settings import ModelSettings
 
 # Kinds of values that a block can change in place. Their new contents come back under their index in the trace's scope.
 _CONTAINERS = ("list", "dict", "set")
 
 
-def order_of(
+def request_of(
+    data: bytes,
     trace: pb.Trace,
-    remotes: tuple[str, ...],
-    foreign: tuple[tuple[str, Saved], ...],
-    edits: tuple[bytes, ...],
-    session_id: str,
     model: ModelSettings,
-    target: Target,
-    replica: str,
-    job: bool,
+    session_id: str,
+    *,
     tenant: str = "",
     share: float = 1.0,
-) -> Order:
-    """Return the order to run a trace.
+    job: bool = False,
+    edits: tuple[bytes, ...] = (),
+    remotes: tuple[str, ...] = (),
+) -> TraceRequest:
+    """Return the request to run a trace.
 
     Args:
-        remotes: ids of the blobs of the session's earlier traces that this trace uses.
-        foreign: blobs of the tenant's other sessions that this trace uses, by id.
-        edits: the standing edits that the trace names, serialized.
+        data: the trace as the client sent it.
+        trace: the same, parsed.
+        model: the settings of the trace's model.
         session_id: the session that runs the trace.
-        target: the deployment that runs the trace.
-        replica: the replica of the deployment; "" for any.
-        job: whether the trace goes on when its client goes.
-        tenant: name of the tenant.
-        share: the part of an engine that the tenant may use, from 0 to 1.
+        tenant, share, job, edits, remotes: as in `TraceRequest`.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
-    return Order(
+    return TraceRequest(
+        trace=data,
+        edits=edits,
         session_id=session_id,
-        follower=uuid.uuid4().hex,
+        tenant=tenant,
+        share=share,
         trace_id=trace.id,
-        trace=trace.SerializeToString(),
-        accepted=accepted.SerializeToString(),
-        target=target,
+        accepted=pb.Event(accepted=accepted).SerializeToString(),
         max_saved_bytes=model.limits.max_saved_bytes,
         job=job,
         keep=job or trace.remote,
+        stream=trace.stream,
         remotes=remotes,
-        foreign=foreign,
         variables=frozenset(variable.id for variable in trace.variables),
-        edits=edits,
-        replica=replica,
-        tenant=tenant,
-        share=share,
     )
 
 

@@ -1,0 +1,307 @@
+"""The way of a trace in one process: ingress, session, engine and worker are real, Ray and gRPC are not there.
+
+What travels between two of them is pickled, or encoded as vLLM encodes it, and measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from actors.protocol import Lease, ModelState, Target, Terms
+from actors.session_host import SessionHost
+from executor.cluster.verdicts import Verdicts
+from executor.engine.compiler import Compiler
+from executor.engine.engine import TraceEngine
+from executor.model.lora import Adapters
+from interpose.v1 import service_pb2
+from interpose.v1 import trace_pb2 as pb
+from serve_app.engine import EngineDeployment
+from serve_app.ingress import IngressDeployment
+from serve_app.models import ServedModels
+from serve_app.places import Places
+from serve_app.session_watch import SessionWatch
+from serve_app.settings import settings_from
+from tests.engine.harness import LocalEngine, watch
+from tests.unit.actors.local_directory import LocalDirectory
+
+TRACES = (pb.Trace, service_pb2.SubmitRequest)
+EVENTS = (pb.Event, pb.Accepted, pb.Increment)
+# The part of the service that a file belongs to; what is not listed works for its caller.
+PARTS = {
+    "/serve_app/engine": "engine",
+    "/serve_app/": "ingress",
+    "/actors/": "session",
+    "/executor/engine/": "engine",
+    "/executor/interleave/": "worker",
+    "/executor/plugin/": "worker",
+    "/executor/saves/": "worker",
+}
+
+
+class Counts:
+    """What was counted on the way of a trace.
+
+    Attributes:
+        calls: how often each part serialized or parsed a trace or an event, by (what, part, "serialized" or "parsed").
+        sent: bytes on each hop, by (from, to).
+        messages: the number of messages on each hop.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.sent: Counter[tuple[str, str]] = Counter()
+        self.messages: Counter[tuple[str, str]] = Counter()
+
+    def crossed(self, start: str, end: str, size: int) -> None:
+        """Count a message of `size` bytes."""
+        self.sent[start, end] += size
+        self.messages[start, end] += 1
+
+    def pickled(self, start: str, end: str, value: Any) -> Any:
+        """Return what arrives of a value that is sent with pickle."""
+        data = pickle.dumps(value, protocol=5)
+        self.crossed(start, end, len(data))
+        return pickle.loads(data)
+
+    @contextlib.contextmanager
+    def counting(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Count serializations and parses of traces and events."""
+        with patch.context() as patched:
+            for what, kinds in (("trace", TRACES), ("event", EVENTS)):
+                for kind in kinds:
+                    patched.setattr(kind, "SerializeToString", self._serializing(what, kind.SerializeToString))
+                    patched.setattr(kind, "FromString", staticmethod(self._parsing(what, kind.FromString)))
+            yield
+
+    def _serializing(self, what: str, method: Any) -> Callable[..., bytes]:
+        def serialize(message: Any, **options: Any) -> bytes:
+            self.calls[what, _part(), "serialized"] += 1
+            data: bytes = method(message, **options)
+            return data
+
+        return serialize
+
+    def _parsing(self, what: str, method: Any) -> Callable[[bytes], Any]:
+        def parse(data: bytes) -> Any:
+            self.calls[what, _part(), "parsed"] += 1
+            return method(data)
+
+        return parse
+
+
+def _part() -> str:
+    """Return the part of the service that called."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == __file__:
+            return "client" if frame.f_code.co_name == "submit" else "ingress"
+        for path, part in PARTS.items():
+            if path in name:
+                return part
+        frame = frame.f_back  # type: ignore[assignment]
+    raise AssertionError("a part of the service that is not listed")
+
+
+class LocalLLM:
+    """vLLM's AsyncLLM over an engine core in this process.
+
+    Args:
+        engine: the engine.
+        counts: takes what crosses from the engine's front to its core, and to the workers.
+        patch: undoes what is put between them.
+    """
+
+    def __init__(self, engine: LocalEngine, counts: Counts, patch: pytest.MonkeyPatch) -> None:
+        self._engine = engine.llm.llm_engine
+        self.vllm_config = self._engine.vllm_config
+        self._counts = counts
+        self._encoder = MsgpackEncoder()
+        self._outputs: dict[str, asyncio.Queue[Any]] = {}
+        self._stepping: asyncio.Task[None] | None = None
+        core, executor = self._engine.engine_core, self._engine.model_executor
+        add, call = core.add_request, executor.collective_rpc
+
+        def add_encoded(request: EngineCoreRequest) -> None:
+            frames = self._encoder.encode(request)
+            counts.crossed("engine", "core", sum(len(memoryview(frame).cast("B")) for frame in frames))
+            add(MsgpackDecoder(EngineCoreRequest).decode(frames))
+
+        def call_pickled(
+            method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None, **options: Any
+        ) -> Any:
+            # A worker in another process would have its own copy; the sizes are the same.
+            counts.crossed("core", "worker", len(pickle.dumps((method, args, kwargs), protocol=5)))
+            return call(method, timeout, args, kwargs, **options)
+
+        watch(patch, core, "add_request", add_encoded)
+        watch(patch, executor, "collective_rpc", call_pickled)
+
+    def get_tokenizer(self) -> Any:
+        return self._engine.get_tokenizer()
+
+    async def check_health(self) -> None:
+        pass
+
+    async def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        frames = self._encoder.encode((0, 0, "collective_rpc", (method, timeout, args, None)))
+        self._counts.crossed("engine", "core", sum(len(memoryview(frame).cast("B")) for frame in frames))
+        answers = self._engine.engine_core.collective_rpc(method, timeout, args)
+        self._counts.crossed("worker", "engine", len(pickle.dumps(answers, protocol=5)))
+        return list(answers)
+
+    async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any) -> AsyncIterator[Any]:
+        queue = self._outputs[request_id] = asyncio.Queue()
+        self._engine.add_request(request_id, prompt, params, lora_request=lora_request)
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._steps())
+        while True:
+            output = await queue.get()
+            yield output
+            if output.finished:
+                del self._outputs[request_id]
+                return
+
+    async def _steps(self) -> None:
+        await asyncio.sleep(0)
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                self._outputs[output.request_id].put_nowait(output)
+            await asyncio.sleep(0)
+
+
+class _Responses:
+    """Stands in for a streaming answer of Serve."""
+
+    def __init__(self, items: AsyncGenerator[Any, None]) -> None:
+        self._items = items
+        self._over = False
+
+    def __aiter__(self) -> _Responses:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._items)
+
+    def cancel(self) -> None:
+        self._over = True
+
+
+class _Replica(EngineDeployment):
+    """The engine deployment without Serve."""
+
+    def __init__(self, engine: TraceEngine) -> None:
+        self._replica = "r"
+        self._engine = engine
+        self._sessions = SessionWatch()
+        self._places = Places(8, 8)
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+class _Ingress(IngressDeployment):
+    """The ingress without Serve.
+
+    Args:
+        actor: stands in for the session actor.
+        description: of the only model.
+        settings: of the service.
+    """
+
+    def __init__(self, actor: Any, description: Any, settings: Any) -> None:
+        self.settings = settings
+        self.max_message_bytes = settings.models[0].limits.max_message_bytes
+        self._models = ServedModels("app", settings.models, {settings.models[0].name: None})  # type: ignore[dict-item]
+        self._models[settings.models[0].name].description = description
+        self._leases = OrderedDict(s=Lease("s", "anonymous", actor))
+
+        async def place(session_id: str, target: Target) -> tuple[str, ModelState]:
+            return "r", ModelState("RUNNING", 1, 0, 0)
+
+        self._directory = SimpleNamespace(place=SimpleNamespace(remote=place))
+
+
+class _Actor:
+    """Stands in for a session actor's handle: every call and every item is pickled."""
+
+    def __init__(self, host: SessionHost, counts: Counts) -> None:
+        self._host = host
+        self._counts = counts
+        self.follow = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._follow))
+
+    async def _follow(self, *args: Any) -> AsyncIterator[Any]:
+        async for item in self._host.follow(*self._counts.pickled("ingress", "session", args)):
+            made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            made.set_result(self._counts.pickled("session", "ingress", item))
+            yield made
+
+
+class Way:
+    """A service in this process.
+
+    Args:
+        engine: runs the traces.
+        patch: undoes what is put between the parts.
+
+    Attributes:
+        counts: what was counted of the traces so far.
+    """
+
+    def __init__(self, engine: LocalEngine, patch: pytest.MonkeyPatch) -> None:
+        self.counts = Counts()
+        self._engine = engine
+        self._patch = patch
+        settings = settings_from({"models": [{"model": "folder/m"}]})
+        llm: Any = LocalLLM(engine, self.counts, patch)
+        patch.setenv("INTERPOSE_ENGINE_VERDICTS", "")  # is set by `Verdicts`, and goes with the patch
+        self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
+        self._replica = _Replica(TraceEngine(llm, engine.describe(), Adapters({}), self._compiler, Verdicts()))
+        self._host = SessionHost("actor", LocalDirectory())
+        handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
+        watch(patch, self._host._engines, "_handle", lambda target: handle)
+        self._ingress = _Ingress(_Actor(self._host, self.counts), engine.describe(), settings)
+
+    def _run(self, *args: Any) -> _Responses:
+        return _Responses(self._items(*self.counts.pickled("session", "engine", args)))
+
+    async def _items(self, *args: Any) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(self._replica.run(*args)) as items:
+            async for item in items:
+                yield self.counts.pickled("engine", "session", item)
+
+    async def submit(self, trace: pb.Trace) -> list[pb.Event]:
+        """Run a trace as a client does; return its events."""
+        await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
+        with self.counts.counting(self._patch):
+            data = service_pb2.SubmitRequest(protocol=1, session_id="s", trace=trace).SerializeToString()
+            self.counts.crossed("client", "ingress", len(data))
+            context = SimpleNamespace(invocation_metadata=list, set_code=print, set_details=print)
+            context.set_trailing_metadata = print
+            events = []
+            async for reply in self._replies(data, context):
+                events.append(pb.Event.FromString(reply))  # in a list comprehension the frame would not be the client's
+        await self._host.close("s")
+        return events
+
+    async def _replies(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """Yield what Serve sends to the client."""
+        async for reply in self._ingress.Submit(data, context):
+            sent = reply.SerializeToString()
+            self.counts.crossed("ingress", "client", len(sent))
+            yield sent
+
+    def close(self) -> None:
+        """End the compiler's process."""
+        self._compiler.close()
