@@ -5,17 +5,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from executor.core.ended import Ended
+from executor.core.request import InvokeRequest, Opened
+from interpose.contract.result import Result
+from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Items, Value
 from tests.engine.conftest import Bench
 from tests.engine.engine.travel import Way
-from tests.engine.harness import Block
+from tests.engine.harness import Block, request_of
 
 MIB = 1 << 20
+PAGE = Path(__file__).parents[3] / "docs" / "how-a-trace-travels.md"
 INVOKES = 32
 WORDS = ["x" * (8 * MIB)]
 # What a hop may carry beside the trace: prompts, names, what the texts compile to, and for each message what vLLM adds.
@@ -50,6 +59,13 @@ def trace_of(bench: Bench, *blocks: Block) -> pb.Trace:
     return trace
 
 
+def told(head: str) -> dict[str, list[str]]:
+    """Return the rows of a table of the page, by their first cell: what each cell says of today."""
+    rows = PAGE.read_text().split(head)[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: [cell.partition(" / ")[0] for cell in others] for name, *others in cells}
+
+
 def kinds(events: list[pb.Event]) -> Counter[str]:
     return Counter(str(event.WhichOneof("kind")) for event in events)
 
@@ -67,6 +83,15 @@ async def test_a_trace_of_many_invokes(bench: Bench, way: Way) -> None:
     assert saved == [8 * MIB] * INVOKES
     assert counted(way, "trace") == TRACE
     assert counted(way, "event") == EVENTS
+    columns = [("trace", "serialized"), ("trace", "parsed"), ("event", "serialized"), ("event", "parsed")]
+    assert told("| part |") == {
+        part: [str(way.counts.calls[what, part, how]) for what, how in columns]
+        for part in ("client", "ingress", "session", "engine", "worker")
+    }
+    assert told("| hop |") == {
+        " → ".join(hop): [str(messages), f"{way.counts.sent[hop] / MIB:.1f}"]
+        for hop, messages in way.counts.messages.items()
+    }
     there = [
         ("client", "ingress"),
         ("ingress", "session"),
@@ -76,8 +101,7 @@ async def test_a_trace_of_many_invokes(bench: Bench, way: Way) -> None:
     ]
     for hop in there:
         assert 8 * MIB < way.counts.sent[hop] < 8 * MIB + AROUND, (hop, way.counts.sent[hop])
-    back = [("worker", "engine"), ("engine", "session"), ("session", "ingress"), ("ingress", "client")]
-    assert {hop: way.counts.messages[hop] for hop in (*there, *back)} == {
+    assert way.counts.messages == {
         ("client", "ingress"): 1,
         ("ingress", "session"): 1,
         ("session", "engine"): 1,
@@ -98,6 +122,64 @@ async def test_a_trace_of_one_invoke_costs_no_further_call(bench: Bench, way: Wa
     assert kinds(events) == {"accepted": 1, "output": 1, "saves": 1, "accounting": 1, "done": 1}
     assert counted(way, "trace") == TRACE
     assert way.counts.messages["engine", "core"] == 2  # the request with its trace, and the question how it ended
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_a_session_parses_a_trace_that_shares_its_variables(bench: Bench, way: Way) -> None:
+    trace = trace_of(bench, Block([5, 6], "acc.append(1)"), Block([5, 7], "acc.append(2)"))
+    trace.scope.values.add(list=Items())
+    trace.shared.add(name="acc", value=Value(ref=0))
+    for invoke in trace.invokes:
+        invoke.program.reads.add(name="acc", value=Value(ref=0))
+    trace.variables.add(id="v", entry=0)
+    events = await way.submit(trace)
+    [saves] = [event.saves for event in events if event.HasField("saves") and event.saves.invoke < 0]
+    assert [(one.id, one.version) for one in saves.variables] == [("v", 1)]
+    assert counted(way, "trace") == {**TRACE, ("session", "parsed"): 1, ("session", "serialized"): 1}
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_the_ingress_refuses_bytes_that_are_no_trace(bench: Bench, way: Way) -> None:
+    refused = await way.refusal(service_pb2.UnparsedSubmit(protocol=1, session_id="s", trace=b"\xff"))
+    assert refused.code == pb.ERROR_CODE_INVALID_ARGUMENT and "not a valid interpose.v1.Trace" in refused.message
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_a_trace_that_a_worker_cannot_take_is_refused(
+    bench: Bench, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(carried: object) -> Opened:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Opened, "of", full)
+    trace = trace_of(bench, Block([5, 6], "a = 1"), Block([5, 7], "b = 2"))
+    refused = await way.refusal(service_pb2.SubmitRequest(protocol=1, session_id="s", trace=trace))
+    assert refused.code == pb.ERROR_CODE_ENGINE and "could not take the trace: MemoryError: no room" in refused.message
+    assert bench.engine.interleaver.idle
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_a_trace_whose_requests_never_come_leaves_nothing(bench: Bench, way: Way) -> None:
+    """It is given up while the workers have it and no request has come."""
+    trace = trace_of(bench, Block([5, 6], "a = 1"), Block([5, 7], "b = 2"))
+    running = asyncio.ensure_future(anext(way.engine.run(request_of(trace))))
+    while bench.engine.interleaver.idle:
+        await asyncio.sleep(0)
+    assert not bench.engine.llm.llm_engine.has_unfinished_requests()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert bench.engine.interleaver.idle
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+def test_a_request_without_its_trace_fails(bench: Bench) -> None:
+    interleaver = bench.engine.interleaver
+    interleaver.admit("r", InvokeRequest("nowhere", 0), 1, 0)
+    assert interleaver.take_ended() == {"r": Ended.FAILED}
+    how, events, _ = interleaver.finish("nowhere", 0, Result())
+    assert how is Ended.FAILED and "given up" in pb.Event.FromString(events[0]).failed.message
+    assert interleaver.idle
 
 
 @pytest.mark.parametrize("bench", ["llama"], indirect=True)

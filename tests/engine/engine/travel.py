@@ -198,6 +198,29 @@ class _Responses:
         self._over = True
 
 
+class _Call:
+    """Stands in for Serve's context of a call.
+
+    Attributes:
+        failure: why the call failed, if it did.
+    """
+
+    failure: pb.Failure | None = None
+
+    def invocation_metadata(self) -> list[Any]:
+        return []
+
+    def set_code(self, code: Any) -> None:
+        pass
+
+    def set_details(self, details: str) -> None:
+        pass
+
+    def set_trailing_metadata(self, metadata: list[tuple[str, bytes]]) -> None:
+        [(_, data)] = metadata
+        self.failure = pb.Failure.FromString(data)
+
+
 class _Replica(EngineDeployment):
     """The engine deployment without Serve."""
 
@@ -257,6 +280,7 @@ class Way:
 
     Attributes:
         counts: what was counted of the traces so far.
+        engine: the engine as its replica has it.
     """
 
     def __init__(self, engine: LocalEngine, patch: pytest.MonkeyPatch) -> None:
@@ -267,7 +291,9 @@ class Way:
         llm: Any = LocalLLM(engine, self.counts, patch)
         patch.setenv("INTERPOSE_ENGINE_VERDICTS", "")  # is set by `Verdicts`, and goes with the patch
         self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
-        self._replica = _Replica(TraceEngine(llm, engine.describe(), Adapters({}), self._compiler, Verdicts()))
+        self._verdicts = Verdicts()
+        self.engine = TraceEngine(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts)
+        self._replica = _Replica(self.engine)
         self._host = SessionHost("actor", LocalDirectory())
         handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
         watch(patch, self._host._engines, "_handle", lambda target: handle)
@@ -283,21 +309,31 @@ class Way:
 
     async def submit(self, trace: pb.Trace) -> list[pb.Event]:
         """Run a trace as a client does; return its events."""
+        call = _Call()
+        events = []
         await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
         with self.counts.counting(self._patch):
             data = service_pb2.SubmitRequest(protocol=1, session_id="s", trace=trace).SerializeToString()
             self.counts.crossed("client", "ingress", len(data))
-            context = SimpleNamespace(invocation_metadata=list, set_code=print, set_details=print)
-            context.set_trailing_metadata = print
-            events = []
-            async for reply in self._replies(data, context):
+            async for reply in self._replies(data, call):
                 events.append(pb.Event.FromString(reply))  # in a list comprehension the frame would not be the client's
         await self._host.close("s")
+        assert call.failure is None, call.failure
         return events
 
-    async def _replies(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def refusal(self, message: Any) -> pb.Failure:
+        """Send a message as a client does; return why its call failed."""
+        call = _Call()
+        await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
+        async for _ in self._replies(message.SerializeToString(), call):
+            pass
+        await self._host.close("s")
+        assert call.failure is not None
+        return call.failure
+
+    async def _replies(self, data: bytes, call: _Call) -> AsyncIterator[bytes]:
         """Yield what Serve sends to the client."""
-        async for reply in self._ingress.Submit(data, context):
+        async for reply in self._ingress.Submit(data, call):
             sent = reply.SerializeToString()
             self.counts.crossed("ingress", "client", len(sent))
             yield sent
@@ -305,3 +341,4 @@ class Way:
     def close(self) -> None:
         """End the compiler's process."""
         self._compiler.close()
+        self._verdicts.close()
