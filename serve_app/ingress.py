@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from grpc_health.v1 import health_pb2
@@ -32,7 +32,7 @@ from serve_app import admission, replies
 from serve_app.calls import Serialized, streaming, unary
 from serve_app.listening import replica_on_this_machine
 from serve_app.models import ServedModel, ServedModels
-from serve_app.requests import request_of
+from serve_app.requests import Submitted, request_of
 from serve_app.settings import Settings, Tenant
 from serve_app.windows import windows
 
@@ -48,22 +48,6 @@ _LONG_MESSAGE = 256 * 1024
 _NEED_UPLOADS = ("run", "start")
 # Health watchers at a time. Each watcher holds one of the ingress's calls and needs no key.
 MAX_WATCHERS = 64
-
-
-class _Submitted(NamedTuple):
-    """A trace that has passed the checks.
-
-    Attributes:
-        message: what the client sent.
-        trace: the trace in it.
-        remotes: the blobs of earlier traces that the trace uses.
-    """
-
-    message: service_pb2.UnparsedSubmit
-    trace: pb.Trace
-    tenant: Tenant
-    served: ServedModel
-    remotes: admission.Remotes
 
 
 class IngressDeployment:
@@ -164,7 +148,7 @@ class IngressDeployment:
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
-        submitted = _Submitted(request, trace, tenant, served, remotes)
+        submitted = Submitted(request, trace, tenant, served, remotes)
         if request.session_id:
             events = self._run(await self._lease(request.session_id, tenant), submitted)
         else:
@@ -326,7 +310,7 @@ class IngressDeployment:
             self.settings = self.settings.model_copy(update={"models": self._models.settings})
             self.max_message_bytes = _longest(self.settings)
 
-    async def _run(self, lease: Lease, submitted: _Submitted) -> AsyncGenerator[Serialized, None]:
+    async def _run(self, lease: Lease, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace that has passed the checks."""
         message, trace, tenant, served, remotes = submitted
         route = Route(served.target, await self._place(lease, served))
@@ -354,7 +338,7 @@ class IngressDeployment:
             async for event in events:
                 yield event
 
-    async def _run_in_own(self, submitted: _Submitted) -> AsyncGenerator[Serialized, None]:
+    async def _run_in_own(self, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace in a session that is opened for it.
 
         If the trace fails as a whole, the session is closed.

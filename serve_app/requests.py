@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
-from serve_app.settings import ModelSettings
+from serve_app.admission import Remotes
+from serve_app.models import ServedModel
+from serve_app.settings import ModelSettings, Tenant
 
 # Kinds of values that a block can change in place. Their new contents come back under their index in the trace's scope.
 _CONTAINERS = ("list", "dict", "set")
+
+
+class Submitted(NamedTuple):
+    """A trace that has passed the checks.
+
+    Attributes:
+        message: what the client sent.
+        trace: the trace in it.
+        remotes: the blobs of earlier traces that the trace uses.
+    """
+
+    message: service_pb2.UnparsedSubmit
+    trace: pb.Trace
+    tenant: Tenant
+    served: ServedModel
+    remotes: Remotes
 
 
 def request_of(
