@@ -6,6 +6,7 @@ come to parks the block; one that asks for something that cannot be given raises
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -31,40 +32,45 @@ from interpose.contract.saving import saving_with
 from interpose.v1 import trace_pb2 as pb
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The code of one block, bound to the values that it reads.
+
+    Attributes:
+        code: the compiled block.
+        names: the block's names; the code runs in this dict.
+        sources: the user's source lines by file name, for tracebacks.
+        streamed: whether what the block saves leaves step by step.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    sources: dict[str, dict[int, str]]
+    streamed: bool = False
+
+
 class RunningBlock:
     """The code of one block, and what it asks for.
 
     Args:
-        state: how far the block has come; what it asks for is written there.
-        code: the compiled block.
-        sources: the user's source lines by file name, for tracebacks.
+        state: the block's state; what the block asks for is written there.
+        program: the code and its names.
         tree: the model's modules.
         applier: applies modules to the block's values.
-        streamed: whether what it saves leaves step by step.
 
     Attributes:
-        strand: runs it.
+        strand: runs the code.
         pointer: the step that locations are asked for in.
     """
 
-    def __init__(
-        self,
-        state: BlockState,
-        code: CodeType,
-        sources: dict[str, dict[int, str]],
-        tree: ModuleTree,
-        applier: Applier,
-        streamed: bool,
-    ) -> None:
+    def __init__(self, state: BlockState, program: Program, tree: ModuleTree, applier: Applier) -> None:
         self.strand = Strand(self._main, self, tree.device)
         self.pointer = 0
         self._offsets: dict[str, int] = {}
         self._state = state
-        self._code = code
-        self._sources = sources
+        self._program = program
         self._tree = tree
         self._applier = applier
-        self._streamed = streamed
 
     @property
     def steps(self) -> int:
@@ -78,19 +84,19 @@ class RunningBlock:
         try:
             with saving_with(self.save):
                 ended = self._run()
-            state.late.check_all()
-            state.ended = ended
+            state.record.late.check_all()
+            state.ending.ended = ended
         except Cancel:
-            state.ended = Ended.CANCELLED
+            state.ending.ended = Ended.CANCELLED
         except BaseException as error:
-            state.failure = self.describe(error)
-            state.ended = Ended.FAILED
+            state.ending.failure = self.describe(error)
+            state.ending.ended = Ended.FAILED
         finally:
-            state.waiting = None
+            state.waits.location = None
 
     def _run(self) -> Ended:
         try:
-            exec(self._code, self._state.namespace)
+            exec(self._program.code, self._program.names)
         except Stop:
             return Ended.STOPPED
         return Ended.DONE
@@ -98,7 +104,7 @@ class RunningBlock:
     def describe(self, error: BaseException) -> pb.Failure:
         """Return what the client is told of an exception of the block's."""
         state = self._state
-        return describe(error, self._sources, state.trace_id, state.invoke)
+        return describe(error, self._program.sources, state.identity.trace_id, state.identity.invoke)
 
     # Values of the model.
 
@@ -146,11 +152,11 @@ class RunningBlock:
 
     def skip(self, node: Node, value: Any) -> None:
         """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
-        state = self._state
+        progress = self._state.progress
         self._check_prompt("module.skip(value) is a request's own")
         step = self.pointer + self._offsets.get(node.path, 0)
-        place = -1 if step > state.step else 1 << 62 if step < state.step else state.position
-        state.skips.begin(node, step, place)
+        position = -1 if step > progress.step else 1 << 62 if step < progress.step else progress.position
+        self._state.record.skips.begin(node, step, position)
         self._at(node, Kind.OUTPUT).assign(value)
 
     def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +173,7 @@ class RunningBlock:
             value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
             if self._state.fakes is not None:
                 return self._state.fakes.like(value)
-            self._state.late.watch(value, refuse_write(node.path, name))
+            self._state.record.late.watch(value, refuse_write(node.path, name))
             return value
 
         return self._applier.parameters.open(node, name, read)
@@ -176,76 +182,80 @@ class RunningBlock:
         """Park until the engine has answered a call."""
         state = self._state
         self.strand.check_modes(f"{call} was asked for", call.node.path)
-        state.call = call
+        state.waits.call = call
         try:
             made = self.strand.park(call)
         finally:
-            state.call = None
+            state.waits.call = None
         return made if state.fakes is None else state.fakes.of(made)
 
     def await_barrier(self, barrier: Barrier) -> None:
         """Wait until as many invokes have come to a barrier as it counts."""
         state = self._state
-        if not state.companions:
+        if not state.identity.gang:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "this block has no other invokes to wait for: a barrier belongs to the invokes of the trace that made it",
                 location="barrier()",
             )
         self._check_prompt("barrier() waits for the blocks of other prompts")
-        if state.finished:
+        if state.progress.finished:
             raise barrier.too_late()
         if barrier.broken:
             raise barrier.refusal()
         if barrier.count == 1:
             return
-        if state.served is not None:  # others may have it while this block waits
-            state.registry.hold(state.served)
+        if state.progress.served is not None:  # others may have it while this block waits
+            state.registry.hold(state.progress.served)
         barrier.waiting.append(state)
-        state.barrier = barrier
+        state.waits.barrier = barrier
         try:
             self._park(Location("", Kind.BARRIER, 0, str(barrier)))
         finally:
-            state.barrier = None
+            state.waits.barrier = None
             if state in barrier.waiting:
                 barrier.waiting.remove(state)
 
     def log(self, text: str) -> None:
         """Send text to the notebook."""
-        self._state.logs += self._state.emit(text)
+        self._state.record.logs += self._state.emit(text)
 
     def save(self, value: Any) -> Any:
         """Keep a value past the block; return what the block goes on with."""
         state = self._state
-        if state.edit:
+        if state.identity.edit:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit saves nothing, it runs inside other requests; save in the block of a trace that names it",
             )
         refuse_names(value)
-        return state.registry.save(value, state.served)
+        return state.registry.save(value, state.progress.served)
 
     def record(
         self, modules: object, device: object, dtype: object, include_output: bool, include_inputs: bool
     ) -> Cache:
         """Record modules from here on; return what fills."""
         state = self._state
-        if state.edit or self._streamed:
-            what = "an edit saves nothing" if state.edit else "a streamed trace brings what is new with every output"
+        if state.identity.edit or self._program.streamed:
+            what = (
+                "an edit saves nothing"
+                if state.identity.edit
+                else "a streamed trace brings what is new with every output"
+            )
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what}, so there is no tracer.cache() in it; append the values to a list: kept.append(layer.output.save())",
                 location="tracer.cache",
             )
-        frames = frames_here(self._sources)
+        frames = frames_here(self._program.sources)
         recorder = Recorder(wish(self._tree, modules, device, dtype, include_output, include_inputs, frames))
-        state.recorders.append(recorder)
+        state.record.recorders.append(recorder)
         state.registry.mark(recorder.cache, recorder.cache)
         return recorder.cache
 
     def stop(self) -> NoReturn:
         """End the request."""
-        if self._state.edit:
+        if self._state.identity.edit:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 "an edit does not end the requests that it runs in; use tracer.stop() in the block of a trace",
@@ -254,7 +264,7 @@ class RunningBlock:
         raise Stop
 
     def _check_prompt(self, what: str) -> None:
-        if self._state.whole:
+        if self._state.identity.outer:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what}, and tracer.invoke() without a prompt has none; write it in the blocks of the prompts",
@@ -266,19 +276,19 @@ class RunningBlock:
 
     def await_step(self, step: int) -> bool:
         """Wait until `step` begins; return False if the generation ends before."""
-        state = self._state
-        if step < state.step:
+        waits, progress = self._state.waits, self._state.progress
+        if step < progress.step:
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,
-                f"step {step} had already passed (the block is in step {state.step}); "
+                f"step {step} had already passed (the block is in step {progress.step}); "
                 + (
                     "read tracer.result last: it waits for the end"
-                    if state.result_asked
+                    if waits.result_asked
                     else "go through steps in rising order"
                 ),
                 location=f"tracer.iter[{step}]",
             )
-        if step > state.step and (state.finished or not self._park(Location("", Kind.STEP, step))):
+        if step > progress.step and (progress.finished or not self._park(Location("", Kind.STEP, step))):
             return False
         self.pointer = step
         self._offsets.clear()
@@ -286,9 +296,9 @@ class RunningBlock:
 
     def await_result(self) -> Any:
         """Wait for the end of the generation and return its result."""
-        state = self._state
-        state.result_asked = state.result_asked or not state.finished
-        return state.result if state.finished else self._park(Location("", Kind.RESULT, 0))
+        waits, progress = self._state.waits, self._state.progress
+        waits.result_asked = waits.result_asked or not progress.finished
+        return progress.result if progress.finished else self._park(Location("", Kind.RESULT, 0))
 
     def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:
         """Return what is served at a location, waiting for it if need be.
@@ -299,17 +309,17 @@ class RunningBlock:
             owner: the path that `next()` counts for, if another than the module's.
             shown: what errors call the location, if otherwise than by its raw name.
         """
-        state = self._state
+        state, progress = self._state, self._state.progress
         step = self.pointer + self._offsets.get(node.path if owner is None else owner, 0)
         location = Location(node.path, kind, step, shown)
-        if state.served is not None and state.served_at == location:
-            state.served.put_back()
-            return state.served
+        if progress.served is not None and progress.served_at == location:
+            progress.served.put_back()
+            return progress.served
         place = self._tree.order_of(node.path, kind)
-        if state.finished:
+        if progress.finished:
             raise state.never(location)
-        if location.step < state.step or (location.step == state.step and place <= state.position):
-            skipped = state.skips.around(node.path, location.step)
+        if location.step < progress.step or (location.step == progress.step and place <= progress.position):
+            skipped = state.record.skips.around(node.path, location.step)
             if skipped:
                 raise Refusal(
                     pb.ERROR_CODE_OUT_OF_ORDER,
@@ -317,9 +327,9 @@ class RunningBlock:
                     location=str(location),
                 )
             at = (
-                f" (the block is at {state.served_at})"
-                if state.served_at
-                else f" (the request is in step {state.step})"
+                f" (the block is at {progress.served_at})"
+                if progress.served_at
+                else f" (the request is in step {progress.step})"
             )
             raise Refusal(
                 pb.ERROR_CODE_OUT_OF_ORDER,
@@ -332,9 +342,9 @@ class RunningBlock:
     def _park(self, location: Location) -> Any:
         state = self._state
         self.strand.check_modes(f"{location} was asked for", str(location))
-        state.late.check_recent()
-        state.waiting = location
+        state.record.late.check_recent()
+        state.waits.location = location
         try:
             return self.strand.park(location)
         finally:
-            state.waiting = None
+            state.waits.location = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from executor.block.identity import Identity
 from executor.core.errors import Refusal
 from interpose.v1 import trace_pb2 as pb
 
@@ -21,18 +22,15 @@ class Waiting(Protocol):
     """A block as a barrier knows it.
 
     Attributes:
-        request_id: the engine's id of its request.
-        invoke: its index in the trace.
-        step: the step that its request is in.
+        identity: which block it is.
+        steps: how many steps of its request have begun.
         live: whether it waits for something.
     """
 
     @property
-    def request_id(self) -> str: ...
+    def identity(self) -> Identity: ...
     @property
-    def invoke(self) -> int: ...
-    @property
-    def step(self) -> int: ...
+    def steps(self) -> int: ...
     @property
     def live(self) -> bool: ...
 
@@ -74,14 +72,14 @@ class Barrier:
             group: those who have come.
             present: the requests that are in this step.
         """
-        absent = [one for one in group if one.request_id not in present]
-        step = group[0].step
+        absent = [one for one in group if one.identity.request_id not in present]
+        step = group[0].steps
         self._passes = self._passes + 1 if step == self._step else 1
         self._step = step
         if absent:
-            invokes = ", ".join(str(one.invoke) for one in absent)
+            invokes = ", ".join(str(one.identity.invoke) for one in absent)
             self.broken = f"the generation of invoke {invokes} had ended when the others came to {self}"
-        elif any(one.step != step for one in group):
+        elif any(one.steps != step for one in group):
             self.broken = f"the invokes came to {self} in different steps of their generations"
         elif self._passes > _MOST_PASSES:
             self.broken = f"{self} was passed {_MOST_PASSES} times in one step"

@@ -14,7 +14,7 @@ import importlib
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from types import CodeType
 from typing import Any
 
@@ -231,7 +231,9 @@ class TraceScope:
         self._random: RandomState | None = None
         self.blame = blame or padded(trace.id)
         self._budget = budget
-        self._spaces: list[dict[str, Any]] = []  # the names of functions and classes, and of blocks that define some
+        self._spaces: list[
+            MutableMapping[str, Any]
+        ] = []  # the names of functions and classes, and of blocks that define some
         watch = Watch(budget, self.sources.lines, self.random_state, self.blame)
         rebuild = Rebuilder(self._new_space, self.sources.add, watch, codes)
         self.barriers: dict[int, Barrier] = {}
@@ -281,8 +283,9 @@ class TraceScope:
         return self.sources.final
 
     def _new_space(self) -> dict[str, Any]:
-        self._spaces.append(new_namespace())
-        return self._spaces[-1]
+        made = new_namespace()
+        self._spaces.append(made)
+        return made
 
     def random_state(self) -> RandomState | None:
         """Return the trace's random generators, or None if none of its code can use any."""
@@ -290,38 +293,38 @@ class TraceScope:
             self._random = RandomState(int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:6], "little"))
         return self._random
 
-    def share_into(self, namespace: dict[str, Any], together: bool) -> None:
+    def share_into(self, names: MutableMapping[str, Any], gang: bool) -> None:
         """Give a block the shared names' current values.
 
         Args:
-            together: whether it is one of the invokes that start together, which exchange further names.
+            gang: whether the block is one of a gang, whose blocks exchange further names.
         """
-        namespace.update(self.shared)
-        if together:
-            namespace.update(self._exchanged)
+        names.update(self.shared)
+        if gang:
+            names.update(self._exchanged)
 
-    def share_from(self, namespace: dict[str, Any], together: bool) -> None:
+    def share_from(self, names: MutableMapping[str, Any], gang: bool) -> None:
         """Take over what a block bound to the shared names."""
         for name in self.shared:
-            if name in namespace:
-                self.shared[name] = namespace[name]
-        if together:
-            self._exchanged.update({name: namespace[name] for name in self._exchanges if name in namespace})
+            if name in names:
+                self.shared[name] = names[name]
+        if gang:
+            self._exchanged.update({name: names[name] for name in self._exchanges if name in names})
 
-    def export(self, invoke: int, namespace: dict[str, Any], writes: Iterable[str]) -> None:
+    def export(self, invoke: int, names: MutableMapping[str, Any], writes: Iterable[str]) -> None:
         """Keep what an ended block bound, for invokes that read it."""
-        self._exports[invoke] = {name: namespace[name] for name in writes if name in namespace}
+        self._exports[invoke] = {name: names[name] for name in writes if name in names}
 
-    def leave(self, namespace: dict[str, Any], defines: bool) -> None:
+    def leave(self, names: MutableMapping[str, Any], lends: bool) -> None:
         """An invoke's block has ended: drop what its names are bound to; called within the block's budget.
 
         Args:
-            defines: whether the block defines functions. Other invokes may call them, so their names stay to the trace's end.
+            lends: whether other invokes may call functions of the block's, so that their names stay to the trace's end.
         """
-        if defines and self.expected > 1:
-            self._spaces.append(namespace)
+        if lends and self.expected > 1:
+            self._spaces.append(names)
         else:
-            namespace.clear()
+            names.clear()
         if self.final and self.expected == 1:
             gc.collect()
 
@@ -335,7 +338,12 @@ class TraceScope:
 
     def _drop(self) -> None:
         self.registry.clear()
-        names: list[dict[str, Any]] = [self.shared, self._shared_at_start, self._exchanged, *self._exports.values()]
+        names: list[MutableMapping[str, Any]] = [
+            self.shared,
+            self._shared_at_start,
+            self._exchanged,
+            *self._exports.values(),
+        ]
         for one in (*names, *self._spaces):
             one.clear()
         self._decoder.forget()

@@ -1,18 +1,20 @@
-"""What is known of one block: where its request is, what it waits for, what it was served, and how it ended.
+"""What is known of one block, as data: where its request is, what it waits for, what it did, and how it ended.
 
-It is data that two sides share, which take strict turns. The block's side (`executor.block.api`) writes what the block asks for;
-the forward's side (`executor.block.mediator`) writes what the block is given, and where the model is.
+Two sides hold the state, and take strict turns. The block's side (`executor.block.runner`) writes what the block waits for and
+how the block ended. The forward's side (`executor.block.mediator`) writes where the model is and what the block is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from executor.block.barrier import Barrier
 from executor.block.cache import Recorder
+from executor.block.identity import Identity
 from executor.block.stale_writes import Late
 from executor.block.tally import Tally
 from executor.core.ended import Ended
@@ -21,119 +23,133 @@ from executor.core.location import Kind, Location
 from executor.model.apply import Call
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
-from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.saves.encoder import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
 
 
+@dataclass(slots=True)
+class Progress:
+    """Where a block's request is. The forward's side writes it.
+
+    Attributes:
+        prompt_tokens: the length of the prompt; of an outer block, of all prompts that it sees, once it has started.
+        step: the step that the request is in; -1 before the first step.
+        position: the model's position in that step (`ModuleTree.order_of`).
+        served, served_at: the value that the block was served, and its location, while the block is there.
+        used: the seconds that the block has taken in this step, with the modules that it applied.
+        finished, result: whether the generation is over, and the generation's result.
+    """
+
+    prompt_tokens: int
+    step: int = -1
+    position: int = -1
+    served: Served | None = None
+    served_at: Location | None = None
+    used: float = 0.0
+    finished: bool = False
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Waits:
+    """What a block waits for. The block's side writes it.
+
+    Attributes:
+        location: the location, the step, the result or the barrier; None while the block waits for a module or has ended.
+        call: the module that the block wants applied, while it waits for that.
+        barrier: the barrier, while the block waits there.
+        result_asked: whether the block has asked for the result, which lets the whole generation pass.
+    """
+
+    location: Location | None = None
+    call: Call | None = None
+    barrier: Barrier | None = None
+    result_asked: bool = False
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a block ended.
+
+    Attributes:
+        ended: None while the block lives.
+        failure: why the block failed, if it did.
+    """
+
+    ended: Ended | None = None
+    failure: pb.Failure | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """What a block did.
+
+    Attributes:
+        skips: the modules that the block skips.
+        recorders: what the block has recorded from step to step.
+        late: the values that the block was served and may change no longer.
+        tally: where the block was served, and where it wrote.
+        wrote: digests of the values that the block wrote in this step, where other ranks are to have written the same.
+        logs: how often the block printed.
+    """
+
+    skips: Skips
+    recorders: list[Recorder] = field(default_factory=list)
+    late: Late = field(default_factory=Late)
+    tally: Tally = field(default_factory=Tally)
+    wrote: list[torch.Tensor] = field(default_factory=list)
+    logs: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class BlockState:
     """The state of one block.
 
-    Args:
-        request_id: the engine's id of the request.
-        trace_id: the trace.
-        invoke: the invoke's index in the trace.
-        namespace: the block's names; the block runs in it.
-        tree: the model's modules.
-        registry: the trace's saved values.
-        emit: called with text that the block prints; returns whether it was sent.
-        companions: how many invokes of the trace start together with it, itself included; 0: none does.
-        whole: whether it has no prompt and sees the rows of its companions.
-        fakes: makes its tensors, of a block that is scanned.
-
     Attributes:
-        request_id, trace_id, invoke, namespace, registry, emit, companions, whole, fakes: as given.
-        step: the step the request is in; -1 before the first.
-        position: the model's place in that step (`ModuleTree.order_of`).
-        served, served_at: what the block was served, and where, while it is there.
-        waiting: what it waits for.
-        call: the module that it wants applied, while it waits for that.
-        barrier: where it waits for other invokes, while it does.
-        skips: the modules that it skips.
-        recorders: what it has recorded from step to step.
-        late: what it was served and may change no longer.
-        finished, result: whether the generation is over, and what it gave.
-        result_asked: whether the block asked for the result, which lets the whole generation pass.
-        used: seconds that it has taken in this step, with the modules that it applied.
-        ended, failure: how it ended; None while it has not.
-        logs: how often it printed.
-        edit: the name of the standing edit that it is, "" for a request's own block.
-        owner: the engine's id of the request that the edit runs in.
-        rank: its place among the blocks of one request.
-        tally: where it was served and where it wrote.
-        wrote: digests of what it wrote in this step, where other ranks are to have written the same.
+        identity: which block it is.
+        registry: the trace's saved values.
+        emit: called with text that the block prints; returns whether the text was sent.
+        progress: where the request is.
+        record: what the block did.
+        fakes: makes the tensors of a block that is scanned; None for any other block.
+        waits: what the block waits for.
+        ending: how the block ended.
     """
 
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        trace_id: str,
-        invoke: int,
-        namespace: dict[str, Any],
-        tree: ModuleTree,
-        registry: SaveRegistry,
-        emit: Callable[[str], bool],
-        companions: int = 0,
-        whole: bool = False,
-        fakes: Fakes | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.trace_id = trace_id
-        self.invoke = invoke
-        self.namespace = namespace
-        self.registry = registry
-        self.emit = emit
-        self.companions = companions
-        self.whole = whole
-        self.fakes = fakes
-        self.step = -1
-        self.position = -1
-        self.served: Served | None = None
-        self.served_at: Location | None = None
-        self.waiting: Location | None = None
-        self.call: Call | None = None
-        self.barrier: Barrier | None = None
-        self.skips = Skips(tree)
-        self.recorders: list[Recorder] = []
-        self.late = Late()
-        self.finished = False
-        self.result: Any = None
-        self.result_asked = False
-        self.used = 0.0
-        self.ended: Ended | None = None
-        self.failure: pb.Failure | None = None
-        self.logs = 0
-        self.edit = ""
-        self.owner = ""
-        self.rank = 0
-        self.tally = Tally()
-        self.wrote: list[torch.Tensor] = []
+    identity: Identity
+    registry: SaveRegistry
+    emit: Callable[[str], bool]
+    progress: Progress
+    record: Record
+    fakes: Fakes | None = None
+    waits: Waits = field(default_factory=Waits)
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def live(self) -> bool:
         """Whether the block still waits for something."""
-        return self.ended is None
+        return self.ending.ended is None
 
     @property
     def resting(self) -> bool:
         """Whether the block has ended or waits for the result: it asks for nothing in a coming step."""
-        return not self.live or (self.waiting is not None and self.waiting.kind == Kind.RESULT)
+        location = self.waits.location
+        return self.ending.ended is not None or (location is not None and location.kind == Kind.RESULT)
 
     @property
     def changed(self) -> bool:
         """Whether the block changed anything in the model's pass, so that computing the request anew would be wrong."""
-        return bool(self.tally.writes or self.skips.fingerprint())
+        return bool(self.record.tally.writes or self.record.skips.fingerprint())
 
     @property
     def steps(self) -> int:
         """Steps begun."""
-        return self.step + 1
+        return self.progress.step + 1
 
     def never(self, location: Location) -> Refusal:
         """Why a location is not served: the generation is over."""
         message = f"{location} was never reached: the generation ended after {self.steps} step{'s' if self.steps != 1 else ''}"
-        if self.result_asked:
+        if self.waits.result_asked:
             message += ". tracer.result waits for the end of the generation, and the block read it first; read it last"
         return Refusal(pb.ERROR_CODE_UNKNOWN_LOCATION, message, location=str(location))

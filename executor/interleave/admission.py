@@ -14,10 +14,14 @@ from typing import Any
 
 import torch
 
+from executor.block.api import Program
 from executor.block.binding import BindingFailed
 from executor.block.garbage import Garbage
+from executor.block.greenlet_runner import Bounds, GreenletRunner
+from executor.block.identity import Identity
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
+from executor.block.state import BlockState, Progress, Record
 from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
@@ -27,6 +31,7 @@ from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
 from executor.model.meta_tensors import Fakes
+from executor.model.skips import Skips
 from executor.saves.stream import SaveStream
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
@@ -136,12 +141,13 @@ class Requests:
             self.ended[request_id] = Ended.FAILED
             return
         bound = _Bound(code, namespace, prompt_tokens)
-        mediator = self._mediator(request_id, scope, opened, number, bound, request.together)
+        identity = Identity(request_id, scope.id, number, gang=request.together)
+        mediator = self._mediator(identity, scope, opened, bound)
         for edit in edits:
             self.scopes[edit.key] = edit.scope
             bound = _Bound(edit.code, edit.namespace, prompt_tokens)
-            one = self._mediator(edit.key, edit.scope, opened, number, bound)
-            one.become_edit(edit.name, request_id, edit.rank)
+            identity = Identity(edit.key, edit.scope.id, number, edit=edit.name, owner=request_id, rank=edit.rank)
+            one = self._mediator(identity, edit.scope, opened, bound)
             self.mediators[edit.key] = self.live[edit.key] = one
         self.mediators[request_id] = self.live[request_id] = mediator
         self._writes[request_id] = list(invoke.program.writes)
@@ -164,42 +170,26 @@ class Requests:
             self._reject(key, scope, scope.id, index, _why_unbound(error))
             return
         bound = _Bound(code, namespace, 0)
-        mediator = self._mediator(key, scope, opened, index, bound, together, whole=True)
+        identity = Identity(key, scope.id, index, gang=together, outer=True)
+        mediator = self._mediator(identity, scope, opened, bound)
         self.mediators[key] = self.live[key] = mediator
         self.wholes.setdefault(scope.id, []).append(mediator)
         self._writes[key] = list(invoke.program.writes)
         self._ids[(scope.id, index)] = key
 
-    def _mediator(
-        self,
-        key: str,
-        scope: TraceScope,
-        opened: Opened,
-        invoke: int,
-        bound: _Bound,
-        together: int = 0,
-        whole: bool = False,
-    ) -> Mediator:
-        return Mediator(
-            request_id=key,
-            trace_id=scope.id,
-            invoke=invoke,
-            prompt_tokens=bound.prompt_tokens,
-            code=bound.code,
-            namespace=bound.namespace,
-            sources=scope.sources.lines,
-            tree=self._tree,
-            applier=self._applier,
-            budget=self._budget,
-            registry=scope.registry,
-            emit=lambda text: self._outbox.log(opened.session, opened.trace.id, invoke, text),
-            random_state=scope.random_state(),
-            companions=together,
-            whole=whole,
-            streamed=opened.trace.stream,
-            fakes=Fakes() if opened.trace.scan else None,
-            blame=padded(opened.trace.id),
+    def _mediator(self, identity: Identity, scope: TraceScope, opened: Opened, bound: _Bound) -> Mediator:
+        trace = opened.trace
+        state = BlockState(
+            identity,
+            scope.registry,
+            emit=lambda text: self._outbox.log(opened.session, trace.id, identity.invoke, text),
+            progress=Progress(bound.prompt_tokens),
+            record=Record(Skips(self._tree)),
+            fakes=Fakes() if trace.scan else None,
         )
+        program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
+        bounds = Bounds(self._budget, padded(trace.id), scope.random_state())
+        return Mediator(state, GreenletRunner(state, program, self._tree, self._applier, bounds))
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)
@@ -241,7 +231,7 @@ class Requests:
     def _seen(self, request_id: str) -> bool:
         mediator = self.mediators.get(request_id)
         return mediator is not None and any(
-            one.request_id in self.live for one in self.wholes.get(mediator.trace_id, ())
+            one.identity.request_id in self.live for one in self.wholes.get(mediator.identity.trace_id, ())
         )
 
     def edits_of(self, request_id: str) -> list[Mediator]:
@@ -252,21 +242,23 @@ class Requests:
         """A request's block has no step more: it is served no longer. Return the names that it may give to other invokes."""
         mediator = self.mediators.pop(request_id)
         self.live.pop(request_id, None)
-        if mediator.whole:
+        if mediator.identity.outer:
             self._forget_whole(mediator)
         return self._writes.pop(request_id)
 
     def _forget_whole(self, mediator: Mediator) -> None:
-        left = [one for one in self.wholes.pop(mediator.trace_id) if one is not mediator]
+        left = [one for one in self.wholes.pop(mediator.identity.trace_id) if one is not mediator]
         if left:
-            self.wholes[mediator.trace_id] = left
+            self.wholes[mediator.identity.trace_id] = left
 
     def companions(self, trace_id: str) -> list[Mediator]:
         """Return the blocks of a trace's requests that start together and have not left, in the order of their invokes."""
         found = [
-            one for one in self.mediators.values() if one.trace_id == trace_id and one.companions and not one.whole
+            one
+            for one in self.mediators.values()
+            if one.identity.trace_id == trace_id and one.identity.gang and not one.identity.outer
         ]
-        return sorted(found, key=lambda one: one.invoke)
+        return sorted(found, key=lambda one: one.identity.invoke)
 
     def rejected(self, trace_id: str) -> int:
         """Return how many of a trace's requests that are here could not be bound."""
@@ -287,20 +279,20 @@ class Requests:
             self.live.pop(key, None)
             scope = self.scopes.pop(key, None)
             if edit is not None:
-                edit.let_go(edit.namespace.clear)
+                edit.let_go(edit.names.clear)
             if scope is not None:
                 scope.let_go()
 
     def drop(self, trace_id: str) -> None:
         """The trace was given up: end its blocks and forget it. Idempotent."""
         for request_id, mediator in list(self.mediators.items()):
-            if mediator.trace_id == trace_id:
+            if mediator.identity.trace_id == trace_id:
                 for edit in self.edits_of(request_id):
-                    if edit.live:
+                    if edit.state.live:
                         edit.cancel()
                 self.forget_edits(request_id)
                 mediator.cancel()
-                mediator.let_go(mediator.namespace.clear)
+                mediator.let_go(mediator.names.clear)
                 self.live.pop(request_id, None)
                 self.mediators.pop(request_id)
                 self._writes.pop(request_id, None)

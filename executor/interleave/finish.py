@@ -59,53 +59,55 @@ class Endings:
             return Ended.UNKNOWN, [], 0
         self._finish_edits(mediator, result)
         writes = self._requests.leave(request_id)
-        scope = self._requests.scopes[mediator.trace_id]
+        scope = self._requests.scopes[mediator.identity.trace_id]
         stream = self._requests.streams.pop(request_id, None)
-        steps = mediator.steps
+        steps = mediator.state.steps
         self._end(mediator, result)
         self._requests.ended.pop(request_id, None)
         events: list[pb.Event] = []
-        failed = mediator.failure
-        if failed is not None and mediator.fakes is not None:
+        failed = mediator.state.ending.failure
+        if failed is not None and mediator.state.fakes is not None:
             failed = explained(failed)
         if stream is not None:
-            events = [stream.end(mediator.namespace, mediator.steps)]
+            events = [stream.end(mediator.names, mediator.state.steps)]
             failed = failed or stream.failure
         if failed is None:
             if scope.expected > 1:
-                scope.export(mediator.invoke, mediator.namespace, writes)
+                scope.export(mediator.identity.invoke, mediator.names, writes)
             if self._reports and stream is None:
                 events = self._bounded(
                     scope,
-                    mediator.invoke,
-                    mediator.used,
+                    mediator.identity.invoke,
+                    mediator.state.progress.used,
                     # Its values are named nowhere else, or they could not go with the block.
-                    lambda put: collect(scope, mediator.invoke, mediator.bound(writes), {}, self._limits, put),
+                    lambda put: collect(scope, mediator.identity.invoke, mediator.bound(writes), {}, self._limits, put),
                 )
-        mediator.let_go(lambda: scope.leave(mediator.namespace, mediator.defines))
-        if failed is None and mediator.failure is not None:  # an object that it let go of ran too long
-            failed = mediator.failure
+        mediator.let_go(lambda: scope.leave(mediator.names, mediator.lends_names))
+        if failed is None and mediator.state.ending.failure is not None:  # an object that it let go of ran too long
+            failed = mediator.state.ending.failure
             events = [event for event in events if event.WhichOneof("kind") == "increment"]
         if failed is not None:
             events.append(pb.Event(failed=failed))
         if self._reports:
             generated = sum(len(one.token_ids) for one in (result if isinstance(result, list) else [result]))
-            accounting = mediator.tally.accounting(invoke, steps, mediator.prompt_tokens, generated, self._precision)
+            accounting = mediator.state.record.tally.accounting(
+                invoke, steps, mediator.state.progress.prompt_tokens, generated, self._precision
+            )
             events.append(pb.Event(accounting=accounting))
         return (
-            Ended.FAILED if failed is not None or mediator.ended is None else mediator.ended,
+            Ended.FAILED if failed is not None or mediator.state.ending.ended is None else mediator.state.ending.ended,
             self._close(trace_id, scope, invoke, events),
-            mediator.logs,
+            mediator.state.record.logs,
         )
 
     def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """End the standing edits of a request; one that fails now fails it."""
-        for edit in self._requests.edits_of(mediator.request_id):
-            if edit.live and mediator.ended in (Ended.STOPPED, Ended.FAILED):
+        for edit in self._requests.edits_of(mediator.identity.request_id):
+            if edit.state.live and mediator.state.ending.ended in (Ended.STOPPED, Ended.FAILED):
                 edit.cancel()
             self._end(edit, result)
-            mediator.logs += edit.logs
-        self._requests.forget_edits(mediator.request_id)
+            mediator.state.record.logs += edit.state.record.logs
+        self._requests.forget_edits(mediator.identity.request_id)
 
     def _bounded(
         self, scope: TraceScope, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]

@@ -34,13 +34,15 @@ class Companions:
 
     def keep_step(self, mediator: Mediator, present: Collection[str]) -> bool:
         """Whether what a block without a prompt sees is in one step of its generation: requests leave it, none joins it."""
-        members = [one for one in self._requests.companions(mediator.trace_id) if one.request_id in present]
-        now = {one.request_id for one in members}
-        before = self._seen.get(mediator.request_id, now)
+        members = [
+            one for one in self._requests.companions(mediator.identity.trace_id) if one.identity.request_id in present
+        ]
+        now = {one.identity.request_id for one in members}
+        before = self._seen.get(mediator.identity.request_id, now)
         self._seen = {key: seen for key, seen in self._seen.items() if key in self._requests.live}
-        self._seen[mediator.request_id] = now
-        steps = {one.step for one in members if one.request_id in self._requests.live}
-        return now <= before and steps <= {mediator.step}
+        self._seen[mediator.identity.request_id] = now
+        steps = {one.state.progress.step for one in members if one.identity.request_id in self._requests.live}
+        return now <= before and steps <= {mediator.state.progress.step}
 
     def apart(self, present: Iterable[str]) -> set[str]:
         """Return the traces of which invokes that were to start together start in this step, and not all of them.
@@ -49,14 +51,14 @@ class Companions:
             present: the requests of the step, before it has begun.
         """
         starting = Counter(
-            mediator.trace_id
+            mediator.identity.trace_id
             for mediator in (self._requests.live.get(request_id) for request_id in present)
-            if mediator is not None and mediator.companions and mediator.step < 0
+            if mediator is not None and mediator.identity.gang and mediator.state.progress.step < 0
         )
         return {
             trace_id
             for trace_id, count in starting.items()
-            if count + self._requests.rejected(trace_id) < self._requests.companions(trace_id)[0].companions
+            if count + self._requests.rejected(trace_id) < self._requests.companions(trace_id)[0].identity.gang
         }
 
     def seen(self, spans: Mapping[str, Span]) -> list[tuple[Mediator, tuple[Span, ...]]]:
@@ -67,9 +69,9 @@ class Companions:
         """
         found = []
         for trace_id, wholes in self._requests.wholes.items():
-            members = [one for one in self._requests.companions(trace_id) if one.request_id in spans]
-            places = tuple(spans[one.request_id] for one in members)
-            live = [one for one in wholes if one.request_id in self._requests.live]
+            members = [one for one in self._requests.companions(trace_id) if one.identity.request_id in spans]
+            places = tuple(spans[one.identity.request_id] for one in members)
+            live = [one for one in wholes if one.identity.request_id in self._requests.live]
             found += [(one, places) for one in live if places]
         return found
 
@@ -84,7 +86,7 @@ class Companions:
         Returns:
             Who had a turn now.
         """
-        traces = {mediator.trace_id for mediator in turned if mediator.companions}
+        traces = {mediator.identity.trace_id for mediator in turned if mediator.identity.gang}
         went: dict[str, Mediator] = {}
         for trace_id in sorted(traces):
             scope = self._requests.scopes.get(trace_id)
@@ -93,11 +95,11 @@ class Companions:
                 if group:
                     barrier.check_group(group, present)
                 else:
-                    barrier.check_deserted(self._requests.companions(trace_id))
+                    barrier.check_deserted([one.state for one in self._requests.companions(trace_id)])
                 for waiting in list(barrier.waiting) if barrier.broken else group:
-                    mediator = self._requests.mediators[waiting.request_id]
+                    mediator = self._requests.mediators[waiting.identity.request_id]
                     self._turns.run(mediator, lambda m=mediator, b=barrier: m.pass_barrier(place, b))  # type: ignore[misc]
-                    went[mediator.request_id] = mediator
+                    went[mediator.identity.request_id] = mediator
         return list(went.values())
 
 

@@ -44,8 +44,8 @@ _ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)  # what a block may go on wai
 
 def _written_by(mediator: Mediator) -> int:
     """A number that stands for all that a block wrote in this step; waits for the devices that it is on."""
-    written = [int(one) for one in mediator.wrote]
-    mediator.wrote.clear()
+    written = [int(one) for one in mediator.state.record.wrote]
+    mediator.state.record.wrote.clear()
     return zlib.crc32(repr(written).encode()) if written else 0
 
 
@@ -132,10 +132,10 @@ class Interleaver:
 
     def _disposable(self, mediator: Mediator) -> bool:
         """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
-        wholes = self._requests.wholes.get(mediator.trace_id, ())
-        blocks = (mediator, *self._requests.edits_of(mediator.request_id), *wholes)
-        ended = mediator.ended in (None, Ended.DONE) and not self.waits(mediator.request_id)
-        return ended and not any(block.changed for block in blocks)
+        wholes = self._requests.wholes.get(mediator.identity.trace_id, ())
+        blocks = (mediator, *self._requests.edits_of(mediator.identity.request_id), *wholes)
+        ended = mediator.state.ending.ended in (None, Ended.DONE) and not self.waits(mediator.identity.request_id)
+        return ended and not any(block.state.changed for block in blocks)
 
     # A step.
 
@@ -173,16 +173,22 @@ class Interleaver:
         alone = [(self.live[key], (span,)) for key, span in batch.spans.items() if key in self.live]
         self._spans = {}
         for mediator, spans in (*alone, *self._companions.seen(batch.spans)):
-            self._spans[mediator.request_id] = spans
+            self._spans[mediator.identity.request_id] = spans
             mediator.begin_step()
             self._recordings.enlist(mediator)
-            if mediator.whole and not self._companions.keep_step(mediator, batch.spans):
+            if mediator.identity.outer and not self._companions.keep_step(mediator, batch.spans):
                 self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=OUT_OF_STEP))
-            elif mediator.resting:  # it is here for what it has skipped, and will not skip again
+            elif mediator.state.resting:  # it is here for what it has skipped, and will not skip again
                 self._check_skips(mediator)
-            elif mediator.step == 0:
-                self._start(mediator, sum(span.stop - span.start for span in spans), mediator.trace_id in apart)
-            elif mediator.waiting and mediator.waiting.kind == Kind.STEP and mediator.waiting.step == mediator.step:
+            elif mediator.state.progress.step == 0:
+                self._start(
+                    mediator, sum(span.stop - span.start for span in spans), mediator.identity.trace_id in apart
+                )
+            elif (
+                mediator.state.waits.location
+                and mediator.state.waits.location.kind == Kind.STEP
+                and mediator.state.waits.location.step == mediator.state.progress.step
+            ):
                 self._turns.run(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
         self._agree(self._present())
 
@@ -193,16 +199,17 @@ class Interleaver:
             tokens: how many of its prompt the step has.
             apart: whether the step lacks some of those it was to start with.
         """
-        if mediator.whole:
-            mediator.prompt_tokens = tokens
-        if tokens != mediator.prompt_tokens:
+        if mediator.identity.outer:
+            mediator.state.progress.prompt_tokens = tokens
+        expected = mediator.state.progress.prompt_tokens
+        if tokens != expected:
             message = (
-                f"the prompt has {mediator.prompt_tokens} tokens, more than the engine runs in one step; trace a shorter one, "
+                f"the prompt has {expected} tokens, more than the engine runs in one step; trace a shorter one, "
                 "or have max_num_batched_tokens raised where the model is served"
             )
             self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_INVALID_ARGUMENT, message=message))
         elif apart:
-            self._fail(mediator, no_room(mediator.companions))
+            self._fail(mediator, no_room(mediator.identity.gang))
         else:
             self._turns.run(mediator, mediator.start)
 
@@ -220,13 +227,15 @@ class Interleaver:
 
     def check_cache(self) -> None:
         """The model has run, in the forward context that is still there: see what changed requests left in the cache."""
-        changed = [mediator for mediator in self._present() if mediator.changed]
+        changed = [mediator for mediator in self._present() if mediator.state.changed]
         if changed:
-            spoilt = self._cache.clean({span for mediator in changed for span in self._spans[mediator.request_id]})
+            spoilt = self._cache.clean(
+                {span for mediator in changed for span in self._spans[mediator.identity.request_id]}
+            )
             self._spoilt.update(
-                mediator.request_id
+                mediator.identity.request_id
                 for mediator in changed
-                if any(span in spoilt for span in self._spans[mediator.request_id])
+                if any(span in spoilt for span in self._spans[mediator.identity.request_id])
             )
 
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
@@ -245,10 +254,10 @@ class Interleaver:
     def _end_step(self) -> None:
         missed = []
         for mediator in self._present():
-            waiting = mediator.waiting
-            if waiting is None or waiting.kind in _ANY_TIME or mediator.request_id not in self.live:
+            waiting = mediator.state.waits.location
+            if waiting is None or waiting.kind in _ANY_TIME or mediator.identity.request_id not in self.live:
                 continue
-            if waiting.step == mediator.step:
+            if waiting.step == mediator.state.progress.step:
                 missed.append(mediator)
                 mediator.pass_step()  # a block that catches the error is not given the next step's values for this one's
                 error = Refusal(
@@ -263,7 +272,7 @@ class Interleaver:
         self._agree(missed)
         self._look_back()
         for mediator in self._present():
-            if mediator.request_id in self.live and not mediator.resting:
+            if mediator.identity.request_id in self.live and not mediator.state.resting:
                 self._check_skips(mediator)
         if self._requests.streams:
             for request_id in self._batch.spans:
@@ -278,33 +287,33 @@ class Interleaver:
         """Fail those who left on any rank what must not stay in the cache, without which their next steps would be wrong, and
         those who wrote something else on another rank."""
         present = self._present()
-        spoilt = [int(mediator.request_id in self._spoilt) for mediator in present]
+        spoilt = [int(mediator.identity.request_id in self._spoilt) for mediator in present]
         everyone = self._ranks.compare(spoilt + [_written_by(mediator) for mediator in present])
         self._spoilt.clear()
         for i, mediator in enumerate(present):
             failure = None
             if any(votes[i] for votes in everyone):
-                failure = not_finite(mediator.step)
+                failure = not_finite(mediator.state.progress.step)
             elif len({votes[len(present) + i] for votes in everyone}) > 1:
-                failure = different_values(mediator, len(everyone))
+                failure = different_values(mediator.state.progress.step, len(everyone))
             if failure is None:
                 continue
             # A block without a prompt has changed what those with one go on with.
-            prompts = self._requests.companions(mediator.trace_id) if mediator.whole else []
+            prompts = self._requests.companions(mediator.identity.trace_id) if mediator.identity.outer else []
             for one in (mediator, *prompts):
-                if one.ended is not Ended.FAILED:  # what the block itself ran into says more
+                if one.state.ending.ended is not Ended.FAILED:  # what the block itself ran into says more
                     said = pb.Failure()
                     said.CopyFrom(failure)
                     self._fail(one, said)
 
     def _check_skips(self, mediator: Mediator) -> None:
         """Fail a block that lets a module run whose cache lacks what it skipped."""
-        gap = mediator.skips.missed(mediator.step)
+        gap = mediator.state.record.skips.missed(mediator.state.progress.step)
         if gap is None:
             return
-        if mediator.live:
+        if mediator.state.live:
             self._turns.run(mediator, lambda: mediator.throw(gap))
-        if mediator.ended is not Ended.FAILED:
+        if mediator.state.ending.ended is not Ended.FAILED:
             self._fail(mediator, pb.Failure(code=gap.code, message=gap.message, location=gap.location))
         self._enlist([mediator])
 
@@ -313,17 +322,17 @@ class Interleaver:
         stream = self._requests.streams.get(request_id)
         if stream is not None:
             mediator = self.mediators[request_id]
-            if not stream.step(mediator.namespace, mediator.steps, request_id not in self.live):
+            if not stream.step(mediator.names, mediator.state.steps, request_id not in self.live):
                 self.ended[request_id] = Ended.FAILED
 
     # The end of a request.
 
     def _end(self, mediator: Mediator, result: Result | list[Result]) -> None:
         """Let a block run to its end: the generation is over."""
-        if mediator.live:
+        if mediator.state.live:
             self._budget.begin_step()
             if isinstance(result, Result):
-                mediator.step = max(mediator.step, len(result.token_ids) - 1)
+                mediator.state.progress.step = max(mediator.state.progress.step, len(result.token_ids) - 1)
             self._turns.run(mediator, lambda: mediator.finish(result))
         self._agree([mediator])
 
@@ -359,7 +368,7 @@ class Interleaver:
         while waiting := self._waiting.pop(key, None):
             waiting.sort(key=self._turn_order)
             # A block that sees the rows of others sees what these have made of them, and the other way round.
-            overlapping = any(mediator.whole for mediator in waiting)
+            overlapping = any(mediator.identity.outer for mediator in waiting)
             for group in [[mediator] for mediator in waiting] if overlapping else [waiting]:
                 for mediator in group:
                     self._serving.serve(mediator, place, value, *self._rows(mediator, rows_of))
@@ -367,13 +376,13 @@ class Interleaver:
                 self._agree(group, settle)
             visited += waiting
         for mediator in visited:
-            if mediator.barrier is not None:
+            if mediator.state.waits.barrier is not None:
                 value = self._serving.settle(mediator, value, leaving=True)
         for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
-            if mediator.ended in (None, Ended.DONE):
+            if mediator.state.ending.ended in (None, Ended.DONE):
                 location = f"{node.path}.{kind}"
                 give = partial(self._serving.give, mediator, place, location, value, *self._rows(mediator, rows_of))
-                scope = self._requests.scopes[mediator.trace_id]
+                scope = self._requests.scopes[mediator.identity.trace_id]
                 failure = self._recordings.record(mediator, recorder, node.path, str(kind), give, scope)
                 if failure is not None:
                     self._fail(mediator, failure)
@@ -381,12 +390,16 @@ class Interleaver:
 
     def _rows(self, mediator: Mediator, rows_of: Callable[[Span], Rows]) -> tuple[Rows | ManyRows, int]:
         """The rows that a block sees, and its (first) request's place in the batch."""
-        spans = self._spans[mediator.request_id]
+        spans = self._spans[mediator.identity.request_id]
         parts = tuple(map(rows_of, spans))
-        return ManyRows(parts) if mediator.whole else parts[0], spans[0].index
+        return ManyRows(parts) if mediator.identity.outer else parts[0], spans[0].index
 
     def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:
-        return self._requests.scopes[mediator.trace_id].arrival, mediator.invoke, mediator.rank
+        return (
+            self._requests.scopes[mediator.identity.trace_id].arrival,
+            mediator.identity.invoke,
+            mediator.identity.rank,
+        )
 
     def _agree(self, mediators: Sequence[Mediator], settle: Callable[[Mediator], None] | None = None) -> None:
         """See that the blocks' turns ended alike on every rank (`Turns.agree`), and list them for what they wait for next."""
@@ -401,53 +414,57 @@ class Interleaver:
             self._enlist(turned)
 
     def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
-        failure.trace_id, failure.invoke = mediator.trace_id, mediator.invoke
+        failure.trace_id, failure.invoke = mediator.identity.trace_id, mediator.identity.invoke
         mediator.fail(failure)
-        for edit in self._requests.edits_of(mediator.request_id):
-            if edit.live:
+        for edit in self._requests.edits_of(mediator.identity.request_id):
+            if edit.state.live:
                 edit.cancel()
-            self.live.pop(edit.request_id, None)
+            self.live.pop(edit.identity.request_id, None)
         self._enlist([mediator])
-        self._stream_step(mediator.request_id)
+        self._stream_step(mediator.identity.request_id)
 
     def _fail_for_edit(self, edit: Mediator) -> None:
         """A standing edit failed, and with it the request that it ran in."""
-        mediator = self.mediators.get(edit.owner)
-        if mediator is not None and mediator.ended is not Ended.FAILED and edit.failure is not None:
+        mediator = self.mediators.get(edit.identity.owner)
+        if (
+            mediator is not None
+            and mediator.state.ending.ended is not Ended.FAILED
+            and edit.state.ending.failure is not None
+        ):
             failure = pb.Failure()
-            failure.CopyFrom(edit.failure)
-            failure.message = clip(f"in the edit {edit.edit!r}: {failure.message}")
+            failure.CopyFrom(edit.state.ending.failure)
+            failure.message = clip(f"in the edit {edit.identity.edit!r}: {failure.message}")
             self._fail(mediator, failure)
 
     def _enlist(self, mediators: Iterable[Mediator]) -> None:
         for mediator in mediators:
-            waiting = mediator.waiting
-            if mediator.recorders and self._place < _BETWEEN:
+            waiting = mediator.state.waits.location
+            if mediator.state.record.recorders and self._place < _BETWEEN:
                 self._recordings.enlist(mediator)
-            if mediator.edit:
-                if mediator.ended is Ended.FAILED:
+            if mediator.identity.edit:
+                if mediator.state.ending.ended is Ended.FAILED:
                     self._fail_for_edit(mediator)
-            elif mediator.whole:
+            elif mediator.identity.outer:
                 pass  # it is no request that could end
-            elif mediator.ended is Ended.FAILED:
-                self.ended[mediator.request_id] = Ended.FAILED
-            elif mediator.ended is Ended.STOPPED:
-                self.ended[mediator.request_id] = Ended.STOPPED
-            if mediator.resting:
-                stays = mediator.skips.owed or mediator.recorders
-                if not stays or mediator.ended not in (None, Ended.DONE):
-                    self.live.pop(mediator.request_id, None)
+            elif mediator.state.ending.ended is Ended.FAILED:
+                self.ended[mediator.identity.request_id] = Ended.FAILED
+            elif mediator.state.ending.ended is Ended.STOPPED:
+                self.ended[mediator.identity.request_id] = Ended.STOPPED
+            if mediator.state.resting:
+                stays = mediator.state.record.skips.owed or mediator.state.record.recorders
+                if not stays or mediator.state.ending.ended not in (None, Ended.DONE):
+                    self.live.pop(mediator.identity.request_id, None)
                 for owner in self._owners(mediator):
-                    if owner.request_id not in self.ended and self._disposable(owner):
-                        self.ended[owner.request_id] = Ended.READ_ONLY
-            elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.step:
+                    if owner.identity.request_id not in self.ended and self._disposable(owner):
+                        self.ended[owner.identity.request_id] = Ended.READ_ONLY
+            elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.state.progress.step:
                 self._wait(mediator, waiting)
 
     def _owners(self, mediator: Mediator) -> list[Mediator]:
         """Return the own blocks of the requests that a block runs in."""
-        if mediator.whole:
-            return self._requests.companions(mediator.trace_id)
-        owner = self.mediators.get(mediator.owner if mediator.edit else mediator.request_id)
+        if mediator.identity.outer:
+            return self._requests.companions(mediator.identity.trace_id)
+        owner = self.mediators.get(mediator.identity.owner if mediator.identity.edit else mediator.identity.request_id)
         return [owner] if owner is not None else []
 
     def _wait(self, mediator: Mediator, location: Location) -> None:

@@ -36,12 +36,12 @@ class Recordings:
 
     def enlist(self, mediator: Mediator) -> None:
         """Have recorded what a block asked for and lies ahead of it. Idempotent."""
-        for recorder in mediator.recorders:
+        for recorder in mediator.state.record.recorders:
             if recorder in self._listed:
                 continue
             self._listed.add(recorder)
             for path, kind in recorder.wish.targets:
-                if self._tree.order_of(path, kind) > mediator.position:
+                if self._tree.order_of(path, kind) > mediator.state.progress.position:
                     self._at.setdefault((path, kind), []).append((mediator, recorder))
                     if path not in PSEUDO:
                         self._hook(path, kind)
@@ -67,14 +67,14 @@ class Recordings:
         """
         before = recorder.bytes
         try:
-            recorder.record(path, kind, mediator.step, served().value)
+            recorder.record(path, kind, mediator.state.progress.step, served().value)
         except Exception as error:
             refusal = error if isinstance(error, Refusal) else _unkept(path, kind, error)
             if recorder.wish.named:
                 return recorder.failure(refusal)
             recorder.refuse(path, refusal)
         else:
-            mediator.tally.serve(f"{path}.{kind}")
+            mediator.state.record.tally.serve(f"{path}.{kind}")
         scope.recorded_bytes += recorder.bytes - before
         if scope.recorded_bytes <= self._limit:
             return None

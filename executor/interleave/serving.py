@@ -77,7 +77,7 @@ class Serving:
             rows: the block's.
             index: its request's place in the batch.
         """
-        at = mediator.waiting
+        at = mediator.state.waits.location
         if at is None:
             return
         try:
@@ -110,15 +110,15 @@ class Serving:
     ) -> Served:
         node, kind = place.node, place.kind
         if kind == Kind.PATTERN:
-            if isinstance(rows, ManyRows) or mediator.fakes is not None:
+            if isinstance(rows, ManyRows) or mediator.state.fakes is not None:
                 why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"
                 if isinstance(rows, ManyRows):
                     why = "one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts"
                 raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{location} is {why}", location=location)
             given, returned = value
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
-        if mediator.fakes is not None:
-            return Shapes(location, value, rows, lambda path: node.layouts.of(kind, path), mediator.fakes.like)
+        if mediator.state.fakes is not None:
+            return Shapes(location, value, rows, lambda path: node.layouts.of(kind, path), mediator.state.fakes.like)
         why = self._cache.why_not_looked_at if node.module is not None else ""
         if why:
             return ReadOnly(location, value, rows, lambda path: node.layouts.of(kind, path), why)
@@ -129,12 +129,16 @@ class Serving:
 
         A block that applies a module, or waits at a barrier, has not moved on; while the model is there it is `leaving` not.
         """
-        served, at = mediator.served, mediator.served_at
-        if served is None or mediator.call is not None or (mediator.barrier is not None and not leaving):
+        served, at = mediator.state.progress.served, mediator.state.progress.served_at
+        if (
+            served is None
+            or mediator.state.waits.call is not None
+            or (mediator.state.waits.barrier is not None and not leaving)
+        ):
             return value
         try:
-            if mediator.failure is None:
-                if mediator.fakes is None:
+            if mediator.state.ending.failure is None:
+                if mediator.state.fakes is None:
                     check_plain(served.value, str(at))
                 if at is not None and at.path == SAMPLES:
                     self._check_tokens(served.value, str(at))
@@ -143,7 +147,7 @@ class Serving:
             message = f"what was assigned at {at} does not fit: {error}"
             refused = Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(at))
             refused = error if isinstance(error, Refusal) else refused
-            if mediator.live:
+            if mediator.state.live:
                 self._turns.run(mediator, lambda: mediator.throw(refused))
             else:
                 self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
@@ -151,13 +155,13 @@ class Serving:
             mediator.left()
         if self._ranks.several:
             for put, differs in served.put:
-                mediator.wrote.append(digest(put) if differs is None else digest(put) * differs)
+                mediator.state.record.wrote.append(digest(put) if differs is None else digest(put) * differs)
         if at is not None:
             where = f"{at.path}.{at.kind}"
             if served.written:
-                mediator.tally.write(where)
+                mediator.state.record.tally.write(where)
             elif served.differs:
-                mediator.tally.may_write(where, served.differs)
+                mediator.state.record.tally.may_write(where, served.differs)
         return value
 
     def _check_tokens(self, tokens: Any, location: str) -> None:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from executor.block.fingerprint import fingerprint
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.core.ended import Ended
 from executor.interleave.context import Host
-from executor.parallel.agreement import divergence, fingerprint
+from executor.parallel.agreement import divergence
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -43,13 +44,13 @@ class Turns:
 
     def run(self, mediator: Mediator, turn: Callable[[], None]) -> None:
         """Let a block run once, with the trace's shared names as they are now."""
-        scope = self._scopes[mediator.trace_id]
-        together = mediator.companions > 0
-        if scope.shared or together:
+        scope = self._scopes[mediator.identity.trace_id]
+        gang = mediator.identity.gang > 0
+        if scope.shared or gang:
             # What a name was bound to before may go, with code of its own.
-            mediator.let_go(lambda: scope.share_into(mediator.namespace, together))
+            mediator.let_go(lambda: scope.share_into(mediator.names, gang))
             turn()
-            mediator.let_go(lambda: scope.share_from(mediator.namespace, together))
+            mediator.let_go(lambda: scope.share_from(mediator.names, gang))
         else:
             turn()
 
@@ -71,15 +72,16 @@ class Turns:
         """
         turned = list(mediators)
         while turned:
-            late = [int(mediator.used > self._budget.step_seconds) for mediator in turned]
-            mine = [fingerprint(mediator, self._ranks.several) for mediator in turned]
+            late = [int(mediator.state.progress.used > self._budget.step_seconds) for mediator in turned]
+            mine = [fingerprint(mediator.state, self._ranks.several) for mediator in turned]
             everyone = self._ranks.compare(mine + late)
             applied = []
             for i, mediator in enumerate(turned):
                 votes = [votes[i] for votes in everyone]
-                if len(set(votes)) > 1 and mediator.ended is not Ended.FAILED:
-                    fail(mediator, divergence(mediator, votes))
-                elif mediator.call is not None:
+                if len(set(votes)) > 1 and mediator.state.ending.ended is not Ended.FAILED:
+                    waits = mediator.state.waits
+                    fail(mediator, divergence(str(waits.location or waits.call or "its end"), len(votes)))
+                elif mediator.state.waits.call is not None:
                     self._apply(mediator, any(votes[len(turned) + i] for votes in everyone))
                     applied.append(mediator)
                 else:
@@ -90,7 +92,7 @@ class Turns:
 
     def _apply(self, mediator: Mediator, late: bool) -> None:
         """Answer a block that wants a module applied."""
-        call = mediator.call
+        call = mediator.state.waits.call
         assert call is not None
         if late:
             self.run(mediator, lambda: mediator.throw(self._budget.exceeded()))
@@ -103,5 +105,5 @@ class Turns:
             raised = error
             self.run(mediator, lambda: mediator.throw(raised))
         else:
-            mediator.used += time.monotonic() - started
+            mediator.state.progress.used += time.monotonic() - started
             self.run(mediator, lambda: mediator.resume(result))

@@ -13,18 +13,12 @@ and the same kernels run on the same numbers.
 
 from __future__ import annotations
 
-import zlib
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from vllm.distributed import get_world_group
 
-from executor.core.ended import Ended
-from executor.core.location import Location
-from executor.model.apply import Call
-from executor.model.skips import Skips
-from executor.model.values import digest
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -66,66 +60,33 @@ class AllRanks:
         return [numbers.tolist() for numbers in everyone]
 
 
-class Turned(Protocol):
-    """A block that had a turn.
+def divergence(asked: str, ranks: int) -> pb.Failure:
+    """Return why a block fails whose turn ended differently on another rank.
 
-    Attributes:
-        ended, failure: how the block ended, if it ended.
-        waiting, call: what the block waits for, if it waits.
-        skips: the modules that the block skips.
-        step: the step of the block's request.
+    Args:
+        asked: the location, the module or the end to which the block came on this rank.
+        ranks: the number of ranks.
     """
-
-    @property
-    def ended(self) -> Ended | None: ...
-    @property
-    def failure(self) -> pb.Failure | None: ...
-    @property
-    def waiting(self) -> Location | None: ...
-    @property
-    def call(self) -> Call | None: ...
-    @property
-    def skips(self) -> Skips: ...
-    @property
-    def step(self) -> int: ...
-
-
-def fingerprint(mediator: Turned, several: bool) -> int:
-    """Return a number that two ranks share only if the block's turn ended the same way on both.
-
-    The number covers the values to which the block applies a module. With one rank, the number leaves these values out, because
-    reading them would wait for the device.
-    """
-    waiting = mediator.waiting
-    failed = mediator.failure.exception_type if mediator.failure is not None else ""
-    call = ""
-    if mediator.call is not None:
-        given = [int(digest(value)) for value in mediator.call.tensors] if several else []
-        call = f"{mediator.call.fingerprint()}{given}"
-    kind, skips = (waiting.kind if waiting else ""), mediator.skips.fingerprint()
-    return zlib.crc32(f"{mediator.ended}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
-
-
-def divergence(mediator: Turned, votes: list[int]) -> pb.Failure:
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",
         exception_message="the block went different ways on the ranks of the model",
         message=(
-            f"the block went different ways on the model's {len(votes)} ranks (on one it failed, ran out of time, or "
-            f"asked for another location than {mediator.waiting or mediator.call or 'its end'}); it must not depend on the "
+            f"the block went different ways on the model's {ranks} ranks (on one it failed, ran out of time, or "
+            f"asked for another location than {asked}); it must not depend on the "
             "clock, on the order of sets, or on anything else that differs between processes"
         ),
     )
 
 
-def different_values(mediator: Turned, ranks: int) -> pb.Failure:
+def different_values(step: int, ranks: int) -> pb.Failure:
+    """Return why a block fails that wrote other values on another of the `ranks` ranks in a step."""
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",
         exception_message="the block wrote different values on the ranks of the model",
         message=(
-            f"the block wrote different values on the model's {ranks} ranks in step {mediator.step}; what it writes must not "
+            f"the block wrote different values on the model's {ranks} ranks in step {step}; what it writes must not "
             "depend on the clock, on the order of sets, on generators of random numbers that it makes itself without a seed "
             "(torch.randn and numpy.random are the same on all ranks), or on operations whose results differ from run to run"
         ),

@@ -1,0 +1,97 @@
+"""The abstract runner of a block: what the forward's side may ask of the code that runs, whatever runs it.
+
+A runner takes one turn at a time. In a turn the code runs until it waits or ends. Then the runner has written into the block's
+state what the block waits for (`BlockState.waits`), or how the block ended (`BlockState.ending`). A method returns when the turn
+is over, and raises nothing: an error of the code is the block's failure, in the state.
+
+Nothing here says where the code runs. Today the code is a greenlet in the worker (`executor.block.greenlet_runner`). It may be a
+tensor program or another process. So the runner itself bounds the time and the memory of a turn. A served value reaches the code
+in the runner's own way: as the same object, as operations on it, or as a copy of its bytes. A change of the code is in the
+`Served` before the turn is over.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from executor.block.state import BlockState
+from executor.core.errors import Refusal
+from executor.core.location import Kind
+from executor.model.values import Served
+from interpose.v1 import trace_pb2 as pb
+
+
+class Runner(ABC):
+    """Runs the code of one block.
+
+    Args:
+        state: the block's state; the runner writes `waits`, `ending` and `record` there, and reads the rest.
+    """
+
+    def __init__(self, state: BlockState) -> None:
+        self._state = state
+
+    @property
+    @abstractmethod
+    def names(self) -> MutableMapping[str, Any]:
+        """The block's names between its turns. To read or set a name may cost a message to another process."""
+
+    @property
+    @abstractmethod
+    def lends_names(self) -> bool:
+        """Whether other blocks may call functions of the block's that use its names, after the block has ended."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the code has begun and has not ended."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Run the code up to the first thing that it waits for."""
+
+    @abstractmethod
+    def serve(self, served: Served) -> None:
+        """Go on with the value at the location that the block waits for; what the code changes is in `served` afterwards."""
+
+    @abstractmethod
+    def resume(self, value: Any) -> None:
+        """Go on from anything but a location.
+
+        Args:
+            value: what the block waits for: whether the step came (bool), the result (`Result`), None from a barrier, or what the
+                applied module made.
+        """
+
+    @abstractmethod
+    def throw(self, error: BaseException) -> None:
+        """Raise `error` at the line where the code waits, or before its first line."""
+
+    def finish(self) -> None:
+        """Let the code run to its end: the generation is over, and `BlockState.progress` has the result."""
+        state = self._state
+        waiting = state.waits.location
+        if waiting is None:
+            self.throw(Refusal(pb.ERROR_CODE_UNAVAILABLE, "the request ended before it ran; submit it again"))
+        elif waiting.kind == Kind.RESULT:
+            self.resume(state.progress.result)
+        elif waiting.kind == Kind.STEP:
+            self.resume(False)
+        elif state.waits.barrier is not None:
+            self.throw(state.waits.barrier.ended())
+        else:
+            self.throw(state.never(waiting))
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the code wherever it is. Idempotent; `ending` is the caller's to write."""
+
+    @abstractmethod
+    def let_go(self, do: Callable[[], object]) -> None:
+        """Drop objects of the block's, whose `__del__` may run, within the block's limits.
+
+        Args:
+            do: drops them. If that takes too long, the block fails.
+        """
