@@ -139,6 +139,20 @@ async def test_a_session_parses_a_trace_that_shares_its_variables(bench: Bench, 
 
 
 @pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_increments_go_on_as_a_worker_sent_them(bench: Bench, way: Way) -> None:
+    source = "kept = [].save()\nfor step in tracer.iter[:]:\n    kept.append(model.samples.output.item())"
+    trace = trace_of(bench, Block([5, 6], source))
+    trace.stream = True
+    trace.sampling.add(name="max_tokens", value=Value(integer=3))
+    events = await way.submit(trace)
+    told = [str(event.WhichOneof("kind")) for event in events]
+    assert told == ["accepted", *["increment", "output"] * 2, *["increment"] * 2, "output", "accounting", "done"]
+    assert way.counts.messages["worker", "session"] == 3  # one for each step; the last comes with the request's end
+    assert counted(way, "event")["worker", "serialized"] == 3 + 2
+    assert counted(way, "event")["session", "serialized"] == 1
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
 async def test_the_ingress_refuses_bytes_that_are_no_trace(bench: Bench, way: Way) -> None:
     refused = await way.refusal(service_pb2.UnparsedSubmit(protocol=1, session_id="s", trace=b"\xff"))
     assert refused.code == pb.ERROR_CODE_INVALID_ARGUMENT and "not a valid interpose.v1.Trace" in refused.message

@@ -141,8 +141,7 @@ class LocalLLM:
         def call_pickled(
             method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None, **options: Any
         ) -> Any:
-            # A worker in another process would have its own copy; the sizes are the same.
-            counts.crossed("core", "worker", len(pickle.dumps((method, args, kwargs), protocol=5)))
+            method, args, kwargs = counts.pickled("core", "worker", (method, args, kwargs))
             return call(method, timeout, args, kwargs, **options)
 
         watch(patch, core, "add_request", add_encoded)
@@ -157,9 +156,9 @@ class LocalLLM:
     async def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
         frames = self._encoder.encode((0, 0, "collective_rpc", (method, timeout, args, None)))
         self._counts.crossed("engine", "core", sum(len(memoryview(frame).cast("B")) for frame in frames))
-        answers = self._engine.engine_core.collective_rpc(method, timeout, args)
-        self._counts.crossed("worker", "engine", len(pickle.dumps(answers, protocol=5)))
-        return list(answers)
+        _, _, _, (method, timeout, args, _) = MsgpackDecoder().decode(frames)
+        answers = self._engine.engine_core.collective_rpc(method, timeout, tuple(args))
+        return list(self._counts.pickled("worker", "engine", answers))
 
     async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any) -> AsyncIterator[Any]:
         queue = self._outputs[request_id] = asyncio.Queue()
@@ -297,7 +296,14 @@ class Way:
         self._host = SessionHost("actor", LocalDirectory())
         handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
         watch(patch, self._host._engines, "_handle", lambda target: handle)
+        self._sending: list[asyncio.Task[None]] = []
+        watch(patch, engine.worker.interpose_outbox, "increment", self._send)
         self._ingress = _Ingress(_Actor(self._host, self.counts), engine.describe(), settings)
+
+    def _send(self, session: str, key: str, data: bytes) -> None:
+        """Send an increment from the worker to its session."""
+        data = self.counts.pickled("worker", "session", data)
+        self._sending.append(asyncio.ensure_future(self._host.increment(key, data)))
 
     def _run(self, *args: Any) -> _Responses:
         return _Responses(self._items(*self.counts.pickled("session", "engine", args)))
