@@ -1,1 +1,1 @@
-"""Interposing in vLLM: the lazy Ray executor, its workers and runners, and the interleaver that runs users' blocks."""
+"""Runs blocks in vLLM: the lazy Ray executor, its workers and runners, the interleaver."""

@@ -1,1 +1,1 @@
-"""The workers as processes of a Ray cluster: placement, start-up, liveness, and what they share."""
+"""Workers as processes of a Ray cluster: placement, start-up, liveness, shared memory."""

@@ -28,7 +28,10 @@ class LazyWorkerActor:
         self._worker: Any = None
 
     def place(self, device_key: str) -> tuple[str, list[str]]:
-        """Return this actor's node id and the accelerator ids that Ray gave it (none for `device_key` "")."""
+        """Return this actor's node id and the accelerator ids that Ray gave it.
+
+        There are no accelerator ids for the `device_key` "".
+        """
         import ray
 
         context = ray.get_runtime_context()

@@ -1,4 +1,4 @@
-"""What a model's folder must contain, checked before anything that takes long is imported or started.
+"""Checks a model's folder before anything slow is imported or started.
 
 The check refuses only what vLLM would refuse for certain, minutes later and in other words. It imports the standard library
 only; `executor.cluster.hub` asks the Hugging Face Hub about models that are no folder here.
@@ -52,7 +52,9 @@ class ModelSettings(Protocol):
 
 
 def check_model(model: ModelSettings) -> None:
-    """Refuse a model of which a part that the engine needs is missing on this machine or on the Hub.
+    """Refuse a model if a file that the engine needs is missing.
+
+    The file is missing on this machine, or on the Hub.
 
     Raises:
         ValueError: with the missing part. It stays missing until somebody supplies it.
@@ -68,7 +70,7 @@ def check_model(model: ModelSettings) -> None:
 
 
 def check_on_node(folder: str, load_format: str, node: str) -> None:
-    """Refuse a folder of weights that is not whole on this node, though it is on the node of the engine.
+    """Refuse a folder of weights that is whole on the engine's node, but not on this node.
 
     Args:
         folder: of the model; "" if it has none.

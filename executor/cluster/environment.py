@@ -1,6 +1,7 @@
-"""What workers have in their environment: of the engine's, some of its variables; of their node's, not the tenants' keys.
+"""Chooses the environment variables of workers.
 
-The engine's process may hold keys and Ray's token, and a block runs in a worker.
+Some come from the engine's environment, the others from the node's. The tenants' keys are not among them. The engine's
+process may hold keys and Ray's token, and a block runs in a worker.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def forwarded() -> dict[str, str]:
 
 
 def hide_keys() -> None:
-    """Take the tenants' keys out of this process's environment, which every process below it inherits."""
+    """Take the tenants' keys out of this process's environment.
+
+    Every process below it inherits the environment.
+    """
     for name in [name for name in os.environ if name.upper().startswith(_KEYS)]:
         del os.environ[name]
 

@@ -1,8 +1,8 @@
 """The lazy Ray executor: places vLLM's workers on the cluster's nodes, on GPUs and on CPUs.
 
-It is vLLM's RayExecutorV2 with another way of starting: how Ray is found, which placement group is used, and actors that
-import nothing heavy before they are up (`executor.cluster.actor`). How it notices that a worker is gone is its own too
-(`executor.cluster.liveness`); the message queues and the shutdown are inherited.
+It is vLLM's RayExecutorV2 with a start of its own. It finds Ray, chooses the placement group, and its actors import nothing
+heavy before they are up (`executor.cluster.actor`). It also has its own way to notice that a worker is gone
+(`executor.cluster.liveness`). The message queues and the shutdown are inherited.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LazyRayExecutor(RayExecutorV2):
             [handle.actor.place.remote(device_key) for handle in self.ray_worker_handles], "starting the worker actors"
         )
         logger.info("%d worker actors are up after %.1f s", len(placed), time.monotonic() - began)
-        # All at the same time: whatever needs vLLM in one of them alone would have the others wait for its import.
+        # All workers import vLLM at the same time. Otherwise all would wait while a single worker imports it.
         environment = forwarded()
         prepared = [
             handle.actor.prepare.remote(
@@ -109,7 +109,10 @@ class LazyRayExecutor(RayExecutorV2):
             )
 
     def _files(self) -> tuple[str, str]:
-        """Return what each worker checks on its own node first: the model's folder, "" if it has none, and its format."""
+        """Return what each worker checks on its own node first.
+
+        That is the model's folder ("" for none) and its format.
+        """
         model = str(self.vllm_config.model_config.model)
         return model if os.path.isdir(model) else "", str(self.vllm_config.load_config.load_format)
 
@@ -119,7 +122,10 @@ class LazyRayExecutor(RayExecutorV2):
         return RayExecutorV2._get_actor_resource_kwargs() if current_platform.ray_device_key else {}
 
     def _initialize_workers(self, placed: list[tuple[str, list[str]]], here: str) -> None:
-        """Give every worker its local rank, its node's devices and its configuration; they load the model."""
+        """Give every worker its rank on the node, its devices and its configuration.
+
+        The workers then load the model.
+        """
         ranks_on: dict[str, list[int]] = defaultdict(list)
         devices_on: dict[str, list[Any]] = defaultdict(list)
         for rank, (node, ids) in enumerate(placed):
@@ -168,7 +174,10 @@ class LazyRayExecutor(RayExecutorV2):
         forget_names([self.rpc_broadcast_mq])
 
     def start_worker_monitor(self, inline: bool = False) -> None:
-        """Watch the workers from a thread of its own: by their lifelines, and by Ray, which knows of actors that ended."""
+        """Watch the workers from a thread of its own.
+
+        A worker is lost when its lifeline ends, or when Ray says that its actor has ended.
+        """
         ranks = {handle.run_ref: handle.rank for handle in self.ray_worker_handles}
         self._monitor_thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._lifeline, ranks), daemon=True, name="interpose-watch"
@@ -176,7 +185,7 @@ class LazyRayExecutor(RayExecutorV2):
         self._monitor_thread.start()
 
     def workers_died(self, ranks: list[int]) -> None:
-        """The engine cannot go on: end what is left of it, and tell whoever waits for a step."""
+        """End the rest of an engine that cannot go on, and tell the callers that wait for a step."""
         self.is_failed = True
         logger.error("the workers of ranks %s are gone: the engine ends", ranks)
         self.shutdown()
@@ -192,9 +201,10 @@ class LazyRayExecutor(RayExecutorV2):
 
 
 class Answers:
-    """The queue on which one worker answers; who waits at it is woken when the executor shuts down.
+    """The queue on which one worker answers.
 
-    vLLM's own wakes a reader on the worker's node only.
+    When the executor shuts down, a thread that waits at the queue is woken. vLLM's own wakes a reader on the worker's node
+    only.
     """
 
     def __init__(self, inner: MessageQueue) -> None:

@@ -1,4 +1,4 @@
-"""What the Hugging Face Hub, or the local cache of it, has of a model, asked before the engine starts."""
+"""Asks the Hugging Face Hub, or its local cache, for a model before the engine starts."""
 
 from __future__ import annotations
 

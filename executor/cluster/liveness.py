@@ -1,12 +1,11 @@
-"""One idle connection between the engine and each of its workers, whose end tells either side that the other is gone; and an
-engine that goes when its replica does.
+"""Idle connections between the engine and its workers.
 
-Nothing is sent on it but what a worker's watchdog says before it ends the worker (`executor.block.watchdog`).
-The kernels at both ends ask each other whether they are still there, so that neither a busy
-interpreter nor a block that holds its lock looks like a dead worker. A process that dies ends its connection at once; a node
-that is cut off does so for the others within `SILENCE_SECONDS`, and for itself, if its own cable is out, within a minute. Ray
-notices the first within seconds and the second within a minute, and a worker that waits for another in a collective operation
-notices neither.
+The end of a connection tells either side that the other is gone. An engine also ends when its replica does. Nothing is sent
+on it but what a worker's watchdog says before it ends the worker (`executor.block.watchdog`). The kernels at both ends ask
+each other whether they are still there, so that neither a busy interpreter nor a block that holds its lock looks like a dead
+worker. A process that dies ends its connection at once; a node that is cut off does so for the others within
+`SILENCE_SECONDS`, and for itself, if its own cable is out, within a minute. Ray notices the first within seconds and the
+second within a minute, and a worker that waits for another in a collective operation notices neither.
 """
 
 from __future__ import annotations
@@ -95,7 +94,10 @@ class Lifeline:
         self._listener.close()
 
     def lost(self, timeout: float) -> list[int]:
-        """Return the ranks whose connections have ended; wait for the first, at most `timeout` seconds."""
+        """Return the ranks whose connections have ended.
+
+        The call waits for the first of them, at most `timeout` seconds.
+        """
         with self._lock:
             if self._selector.get_map() is None:  # it has been closed
                 return []
@@ -163,10 +165,11 @@ def hold(ticket: Ticket, rank: int) -> int:
 
 
 def exit_with_parent() -> None:
-    """Have this process exit when the one that started it is gone; nothing happens where multiprocessing has not started it.
+    """Have this process exit when its parent process is gone.
 
-    An engine replica that is killed shuts nothing down. Ray ends its workers when it comes to it, and where Ray itself is
-    ending an engine that asks it for anything then can wait for a minute.
+    Nothing happens in a process that multiprocessing has not started. An engine replica that is killed shuts nothing down.
+    Ray ends its workers when it comes to it, and where Ray itself is ending an engine that asks it for anything then can wait
+    for a minute.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:

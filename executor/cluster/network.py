@@ -1,4 +1,7 @@
-"""The network interface of this node that the cluster uses, named to what would otherwise guess it from the host's name."""
+"""Names the network interface that the cluster uses on this node.
+
+vLLM and gloo would otherwise guess it from the host's name.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import os
 
 
 def use_interface_of(address: str) -> None:
-    """Have vLLM and gloo use the interface with this address, where the environment does not say otherwise.
+    """Have vLLM and gloo use the interface with this address.
 
-    gloo asks for the address of the host's name, which on many machines and in most containers is the loopback interface or
-    another one than the cluster's; vLLM asks for the way to the internet, and a private network has none.
+    Variables that the environment sets already stay. gloo asks for the address of the host's name, which on many machines and
+    in most containers is the loopback interface or another one than the cluster's; vLLM asks for the way to the internet, and
+    a private network has none.
     """
     import psutil
 

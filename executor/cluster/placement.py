@@ -18,7 +18,9 @@ OTHERS_SECONDS = 3.0
 
 
 def connect() -> None:
-    """Connect this process to Ray: the running one it already is in, else `RAY_ADDRESS`, else a fresh local one.
+    """Connect this process to Ray.
+
+    The order is: the running Ray of this process, the cluster of `RAY_ADDRESS`, a new local Ray.
 
     Raises:
         ValueError: RAY_ADDRESS is a ray:// address. Such a client has no local object store and cannot place workers that
@@ -73,7 +75,9 @@ def placement_group_for(config: Any, device_key: str) -> PlacementGroup:
 
 
 def worker_bundles(group: PlacementGroup, world_size: int, device_key: str, first_node: str) -> list[tuple[int, str]]:
-    """Choose a bundle for each rank: (bundle index, node id), ranks of one node next to each other.
+    """Choose a bundle for each rank: bundle index and node id.
+
+    Ranks of one node are next to each other.
 
     Args:
         group: the placement group.

@@ -1,8 +1,8 @@
-"""Shared memory of an engine's processes: once all that use a segment have mapped it, its name goes.
+"""Removes the names of an engine's shared memory segments once they are in use.
 
-vLLM's processes exchange messages and, on CPUs with AVX-512, tensors through files in shared memory, which whoever made them
-removes on an orderly end. A worker that is killed would leave its own behind, up to 240 MiB each, until its node or container
-ends. A file without a name lasts as long as a process has it mapped, and no longer.
+vLLM's processes exchange messages through files in shared memory, and on CPUs with AVX-512 also tensors. On an orderly end
+each process removes its files. A killed worker would leave its files behind, up to 240 MiB each, until its node or container
+ends. A file without a name ends with the last process that has mapped it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _TENSORS = "-cpushm_"  # in the names of those that ranks on CPUs exchange tenso
 
 
 def forget_names(queues: Iterable[MessageQueue | None]) -> None:
-    """Remove the names of the segments that this process made for queues, all of whose readers must have opened them."""
+    """Remove the names of the segments that this process made for queues.
+
+    All readers of the queues must have opened them before.
+    """
     for queue in queues:
         ring = queue.buffer if queue is not None else None
         if ring is not None and ring.is_creator:
@@ -30,7 +33,10 @@ def forget_names(queues: Iterable[MessageQueue | None]) -> None:
 
 
 def forget_names_of_groups() -> None:
-    """Remove the names of all segments that the process groups of this worker use; all ranks must have their groups."""
+    """Remove the names of the segments that this worker's process groups use.
+
+    All ranks must have their groups before.
+    """
     from vllm.distributed import parallel_state
 
     # vLLM's registry of all of them: which there are depends on the layout.
@@ -42,7 +48,10 @@ def forget_names_of_groups() -> None:
 
 
 def mapped_by(processes: Iterable[int]) -> set[Path]:
-    """Return the files in shared memory that processes, given by id, have mapped and that still have a name."""
+    """Return the files in shared memory that processes have mapped and that have a name.
+
+    The processes are given by their ids.
+    """
     found: set[Path] = set()
     for process in processes:
         with contextlib.suppress(OSError):

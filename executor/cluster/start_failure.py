@@ -1,8 +1,8 @@
-"""Why an engine cannot start: the error that caused it, in a few lines, and whether another try can succeed.
+"""Says in a few lines why an engine cannot start.
 
-vLLM's engine runs in a process of its own and its workers in others. What fails there reaches the process that started them as
-"Engine core initialization failed. See root cause above". The engine's process therefore leaves a note with the real error,
-in a file whose path it has in its environment.
+It also says whether another try can succeed. vLLM's engine runs in a process of its own and its workers in others. What fails
+there reaches the process that started them as "Engine core initialization failed. See root cause above". The engine's process
+therefore leaves a note with the real error, in a file whose path it has in its environment.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def of_workers(errors: Mapping[int, BaseException], what: str) -> StartFailure:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Have what fails in the engine's own process, which is started inside, fail with its reason here.
+    """Give a failure of the engine's own process its reason in this process.
+
+    The engine's process is started inside the context.
 
     Raises:
         CannotStart: in place of an exception, if the process has left a note.
@@ -131,7 +133,10 @@ def noted() -> Iterator[None]:
 
 
 def leave_note() -> None:
-    """In the engine's process: leave a note when it fails to start. Nothing happens where nobody reads it."""
+    """Leave a note when the engine's process fails to start.
+
+    Nothing happens where nobody reads it.
+    """
     path = os.environ.get(NOTE_VARIABLE)
     if path:
         logging.getLogger(_LOGGER).addHandler(_Note(Path(path)))
@@ -153,7 +158,10 @@ class _Note(logging.Handler):
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, the first cause last; a worker's in place of what Ray makes of it."""
+    """Yield an exception and its causes, the first cause last.
+
+    A worker's exception stands in place of Ray's.
+    """
     left: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if left is None:

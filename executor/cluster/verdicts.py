@@ -1,7 +1,8 @@
-"""Which traces a worker was ended for, from the engine's own process to the replica that started it.
+"""Tells the replica for which traces a worker was ended.
 
-The engine's process learns it from a watchdog (`executor.block.watchdog`) and ends; the replica then fails these traces with a
-reason and all others with a retryable error. The memory between the two has no name and ends with the replica.
+The engine's own process writes, the replica reads. The engine's process learns it from a watchdog (`executor.block.watchdog`)
+and ends; the replica then fails these traces with a reason and all others with a retryable error. The memory between the two
+has no name and ends with the replica.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ _MOST_BYTES = 1 << 16
 
 
 class Verdicts:
-    """The replica's side; made before the engine's process starts, which inherits where to write."""
+    """The replica's side.
+
+    It is made before the engine's process starts, which inherits the address to write to.
+    """
 
     def __init__(self) -> None:
         self._memory = os.memfd_create("interpose-verdicts")

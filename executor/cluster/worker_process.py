@@ -24,7 +24,10 @@ class LazyWorkerProc(RayWorkerProc):
 
 
 def bind_store(world_size: int) -> tuple[TCPStore, str]:
-    """Open the store that the ranks meet at on this node; return it, to be kept open, and its address."""
+    """Open the store at which the ranks meet on this node.
+
+    Returns the store, which must stay open, and its address.
+    """
     host = ray.util.get_node_ip_address()
     # Left to itself the store listens on every interface; only the nodes of the cluster have any business with it.
     listener = socket.create_server((host, 0))

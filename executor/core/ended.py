@@ -6,7 +6,9 @@ import enum
 
 
 class Ended(enum.StrEnum):
-    """How a block ended; between processes a member may travel as its text, and `Ended(text)` gives it back.
+    """How a block ended.
+
+    Between processes a member may travel as its text; `Ended(text)` gives the member back.
 
     Attributes:
         DONE: its code ran to the end.

@@ -263,7 +263,7 @@ class TraceEngine:
                 await asyncio.shield(self._give_up(task, trace.id))
 
     async def _open(self, trace: pb.Trace, carried: dict[str, Any]) -> None:
-        """Give the workers what the requests of a trace have in common, before the first of them comes.
+        """Give the workers the common part of a trace, before the trace's first request.
 
         Raises:
             TraceFailed: a worker has no room for the trace, or the engine has ended.

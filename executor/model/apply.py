@@ -1,4 +1,4 @@
-"""Applies a module of the served model to a block's own values: `model.lm_head(model.model.norm(h))`.
+"""Applies a module of the model to a block's values: `model.lm_head(model.model.norm(h))`.
 
 The block prepares a `Call` and parks. When all ranks are known to have parked with the same call, the module runs beside
 the forward pass, in the engine's inference mode, in a forward context that has no batch, with nobody's hooks. What goes in
@@ -265,7 +265,10 @@ class Applier:
         return module.forward(*args, **kwargs)
 
     def _unembed(self, head: ParallelLMHead, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden @ weight + bias, [rows, vocab], as the model's logits processor computes it, before its scale."""
+        """Return hidden @ weight + bias, [rows, vocab], before the scale.
+
+        It is computed as the model's logits processor computes it.
+        """
         processor = next(part for part in map(layer_of, self._tree.paths) if isinstance(part, LogitsProcessor))
         logits = processor._get_logits(hidden, head, getattr(head, "bias", None))
         assert logits is not None, "the platform gathers logits on one rank only"

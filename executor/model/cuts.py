@@ -1,9 +1,9 @@
-"""Proves how a parallel linear layer's weights were cut, from the loader that vLLM recorded for them.
+"""Proves how a parallel linear layer's weights were cut.
 
-A layer's class says how its own loader cuts a weight over the tensor-parallel ranks. A model may give the weight another loader:
-Mamba 2 interleaves several parts, and copies one of them to every rank, in a layer whose class says "one part in equal slices".
-The layer's values then have the shape that the class says, and another order. So the class counts only where the loader is the
-class's own.
+The proof comes from the loader that vLLM recorded for the weights. A layer's class says how its own loader cuts a weight over
+the tensor-parallel ranks. A model may give the weight another loader: Mamba 2 interleaves several parts, and copies one of
+them to every rank, in a layer whose class says "one part in equal slices". The layer's values then have the shape that the
+class says, and another order. So the class counts only where the loader is the class's own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _of_subclasses(layer: torch.nn.Module, known: type) -> list[tuple[str, Any]]
 
 
 def _largest(layer: torch.nn.Module) -> torch.Tensor | None:
-    """Return the record of a layer's weight as it was before it was loaded: its largest parameter, without numbers.
+    """Return the record of a layer's weight before loading, without numbers.
+
+    The weight is the layer's largest parameter.
 
     The layer itself may have lost it: kernels repack weights, and the repacked ones have no loader.
     """

@@ -1,4 +1,4 @@
-"""Tuples, lists and dicts of a location's values, as a block gets them, and what may be assigned in them.
+"""Tuples, lists and dicts of a location's values, and what blocks may assign in them.
 
 A tuple of the model is a real tuple in the block, and its items can be assigned. A tuple's own storage never changes and C
 code reads it directly, so the storage holds cells and each cell holds the item of now. Python's protocols (indexing,
@@ -197,7 +197,10 @@ _kinds: dict[type, type[Outputs]] = {}
 
 
 def _named(kind: Any) -> type[Outputs]:
-    """Return the class of a named tuple whose items can be assigned; it is a subclass of the model's own class."""
+    """Return the class of a named tuple whose items can be assigned.
+
+    It is a subclass of the model's own class.
+    """
     made = _kinds.get(kind)
     if made is None:
 
@@ -214,12 +217,17 @@ def _named(kind: Any) -> type[Outputs]:
 
 
 def made_here(kind: type) -> bool:
-    """Whether a class is of a location's tuples and lists: one of this module's, or the model's own of a named tuple."""
+    """Return whether a class is one of a location's tuples and lists.
+
+    Such a class is one of this module's, or the model's own class of a named tuple.
+    """
     return kind is Outputs or kind is ListOutputs or kind in _kinds or kind in _kinds.values()
 
 
 def as_served(old: Any, new: Any, spot: Spot) -> Any:
-    """Return an assigned value in the form that a block gets: its items can be assigned as those of the old value could.
+    """Return an assigned value in the form that a block gets.
+
+    Its items can be assigned as those of the old value could.
 
     Args:
         old: the location's value so far, in the form that a block gets.
@@ -233,7 +241,10 @@ def as_served(old: Any, new: Any, spot: Spot) -> Any:
 
 
 def kind_of(value: Any) -> type:
-    """Return the model's own class of a tuple or list: `tuple`, `list`, or the class of a named tuple."""
+    """Return the model's own class of a tuple or list.
+
+    The class is `tuple`, `list`, or the class of a named tuple.
+    """
     if isinstance(value, list):
         return list
     kind = type(value)

@@ -86,7 +86,7 @@ class CacheGuard:
         return ""
 
     def clean(self, spans: Iterable[Span]) -> list[Span]:
-        """Zero the cache blocks in which requests have left what is not finite, and return these requests.
+        """Zero the cache blocks with values that are not finite; return the requests that left them.
 
         Called when the model has run, in its forward context, which says for each layer and token where its keys and values
         went, whatever the attention's backend. Only these blocks are looked at; no two requests add to the same one.
@@ -132,7 +132,10 @@ def _blocks(places: torch.Tensor, slots: int) -> torch.Tensor:
 
 
 def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:
-    """Return the dimension of a layer's cache that numbers its blocks, and how many tokens a block has."""
+    """Return the dimension of a layer's cache that numbers its blocks.
+
+    The number of tokens in a block is returned too.
+    """
     if cache.dim() == 3:  # of latent attention: [blocks, tokens, width]
         return 0, cache.shape[1]
     # Some backends keep keys and values in two halves before the blocks.
@@ -142,7 +145,7 @@ def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:
 
 
 def _plain(layer: Any, cache: torch.Tensor) -> bool:
-    """Whether the elements of a layer's cache are its keys and values, one number each, and nothing else."""
+    """Return whether a layer's cache holds plain keys and values only, one number each."""
     kind = str(getattr(layer, "kv_cache_dtype", "auto"))
     if kind not in PLAIN_CACHES or not (cache.is_floating_point() or (cache.dtype, kind[:3]) == (torch.uint8, "fp8")):
         return False

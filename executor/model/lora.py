@@ -1,4 +1,4 @@
-"""LoRA adapters: their settings, and the model's own layers below the wrappers that vLLM puts around them.
+"""LoRA adapters: their settings, and the model's own layers below vLLM's wrappers.
 
 With `enable_lora` vLLM replaces linear layers, embeddings and the logits processor by wrappers that hold the adapters' weights
 and do what the layer did. What runs, and is hooked, is the wrapper; what a location means, its path, class, shape and how it is
@@ -31,7 +31,7 @@ def layer_of(module: Any) -> Any:
 
 
 def modules_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Iterate over a model's modules by their paths, as `named_modules` of a model without wrappers would."""
+    """Yield a model's modules with their paths, as `named_modules` without wrappers would."""
     inner = {f"{path}.{_BASE}" for path, module in model.named_modules() if isinstance(module, BaseLayerWithLoRA)}
     for path, module in model.named_modules():
         if path not in inner:

@@ -1,4 +1,4 @@
-"""A module of the served model as blocks see it: its path, and the values that can be asked for there.
+"""A module of the served model as blocks see it: its path and its values.
 
 A node has raw locations, whose values are the module's own arguments and results. It may have canonical values beside them
 (`View`): each is a function of one raw location, with a way back where it can be written.

@@ -1,8 +1,9 @@
-"""Weights of the model as blocks read them: whole over the tensor-parallel ranks, as private copies that cannot be written to.
+"""Weights of the model as blocks read them.
 
-How a weight is cut over the ranks follows from the layer that has it, as for the layer's values (`executor.model.layouts`):
-rows of the weight make the columns of an output, columns of the weight take the columns of an input. A weight of any other
-module is given if all ranks hold the same. Everything is read by rows, a bounded number at a time.
+They are whole over the tensor-parallel ranks, and private copies that cannot be written to. How a weight is cut over the
+ranks follows from the layer that has it, as for the layer's values (`executor.model.layouts`): rows of the weight make the
+columns of an output, columns of the weight take the columns of an input. A weight of any other module is given if all ranks
+hold the same. Everything is read by rows, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def described(module: torch.nn.Module) -> list[model_pb2.Parameter]:
 
 
 def whole_shape(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> list[int]:
-    """Return a parameter's shape as if it were neither split over ranks nor repacked by a kernel.
+    """Return a parameter's shape before any cut over ranks or repacking by a kernel.
 
     Linear layers say their sizes themselves; some backends repack their weights after loading, so the tensors do not.
     """
@@ -103,7 +104,9 @@ class Parameters:
     # The block's side.
 
     def open(self, node: Node, name: str, read: Callable[[Wanted], torch.Tensor]) -> Any:
-        """Return a parameter: a tensor, or, of one that a block has no room for, what gives its rows.
+        """Return a parameter as a tensor, or as an object that gives its rows.
+
+        A parameter that a block has no room for is given by rows.
 
         Args:
             read: has the ranks read it.
@@ -121,7 +124,9 @@ class Parameters:
     # The engine's side: all ranks are here.
 
     def read(self, node: Node, wanted: Wanted) -> torch.Tensor:
-        """Return a parameter, or rows of it, whole: a copy of the block's own. Called on every tensor-parallel rank.
+        """Return a parameter, or rows of it, whole, as a copy for the block.
+
+        Every tensor-parallel rank calls it.
 
         Raises:
             Refusal: it is packed, or how it is cut is not known; the same on every rank.
@@ -163,7 +168,10 @@ class Parameters:
             raise _refuse(where, "the layer's weight is no matrix")
 
     def _picker(self, layer: Any, name: str, tensor: torch.Tensor, where: str) -> tuple[Pick, bool]:
-        """Return what gives this rank's rows by their numbers, and whether they come out of a repacked weight."""
+        """Return a function that gives this rank's rows by their numbers.
+
+        It is returned too whether the rows come out of a repacked weight.
+        """
         if tensor.numel() or not isinstance(layer, LinearBase) or name != "weight":
             return (lambda rows: tensor[rows]), False
         kernel = getattr(layer, "cpu_linear", None)
@@ -175,7 +183,10 @@ class Parameters:
             raise _refuse(where, "its kernel has repacked the weight, which is too large to be got back")
 
         def pick(rows: torch.Tensor) -> torch.Tensor:
-            """Multiply the identity with the weight: each number of the product is one number of the weight, exactly."""
+            """Multiply the identity with the weight.
+
+            Each number of the product is exactly one number of the weight.
+            """
             found = torch.empty(len(rows), width, dtype=tensor.dtype)
             step = max(1, _CHUNK_BYTES // (max(width, height) * tensor.element_size()))
             for start in range(0, width, step):
@@ -211,7 +222,10 @@ class Parameters:
         return pick
 
     def _check_same(self, layer: torch.nn.Module, tensor: torch.Tensor, where: str) -> None:
-        """Refuse a parameter that is not the same on all ranks, or that would be in any case: all its numbers are one."""
+        """Refuse a parameter that is not the same on all ranks.
+
+        A parameter whose numbers are all one is refused too: it would look the same in any case.
+        """
         if not tensor.numel() and isinstance(layer, ReplicatedLinear):
             return
         mine = torch.tensor([_digest(tensor), tensor.numel()], dtype=torch.int64)
@@ -263,7 +277,10 @@ def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    """Return a number that differs where the contents do, without more memory than a chunk takes."""
+    """Return a number that differs where the contents do.
+
+    The computation takes no more memory than a chunk.
+    """
     total = 0
     flat = tensor.reshape(-1)
     for start in range(0, len(flat), 1 << 20):

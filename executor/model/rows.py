@@ -26,7 +26,10 @@ class SomeRows(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows [start, stop) of one request in a batch of `total` rows (`padded` with the engine's padding)."""
+    """The rows [start, stop) of one request in a batch of `total` rows.
+
+    `padded` is the number of rows with the engine's padding.
+    """
 
     start: int
     stop: int

@@ -1,11 +1,12 @@
-"""What a block gets at a location: private copies of its own rows, written back when it changed them.
+"""The values a block gets at a location: private copies of its own rows.
 
-The value a block sees is never the engine's memory. Each tensor is narrowed to the request's rows, gathered over the
-tensor-parallel ranks, and copied into an ordinary tensor (not an inference tensor, so it has a version counter and
-autograd works on it). When the block moves on, a tensor whose version counter moved was changed in place and is written
-into the engine's rows. Some writes do not move the counter (through `.data`, `.numpy()`, a storage), so a tensor whose
-counter stands still is written back if its contents differ. One that was replaced by assignment goes into a new tensor that
-takes the place of the old one, as returning a value from a torch hook does. Other requests' rows are in neither copy.
+Copies that the block changed are written back. The value a block sees is never the engine's memory. Each tensor is narrowed
+to the request's rows, gathered over the tensor-parallel ranks, and copied into an ordinary tensor (not an inference tensor,
+so it has a version counter and autograd works on it). When the block moves on, a tensor whose version counter moved was
+changed in place and is written into the engine's rows. Some writes do not move the counter (through `.data`, `.numpy()`, a
+storage), so a tensor whose counter stands still is written back if its contents differ. A value that a block
+assigned goes into a new tensor that takes the place of the old one, as returning a value from a torch hook does. Other
+requests' rows are in neither copy.
 """
 
 from __future__ import annotations
@@ -196,7 +197,9 @@ class Served:
         compute: Callable[[], torch.Tensor],
         put: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> torch.Tensor:
-        """Return a value that is computed from tensors of this location: the same object until one of them changes.
+        """Return a value that is computed from tensors of this location.
+
+        It is the same object until one of the tensors changes.
 
         Args:
             key: names the value.
@@ -250,9 +253,10 @@ class Served:
             self.value = as_served(self.value, value, self._spot)
 
     def settle(self, current: Any) -> Any:
-        """Write the block's changes back; return the value the model goes on with (`current` itself if unchanged).
+        """Write the block's changes back; return the value with which the model goes on.
 
-        Runs in the engine's inference mode. In-place changes go into the engine's own memory, replacements into a copy.
+        That is `current` itself if the block changed nothing. Runs in the engine's inference mode. In-place changes go into
+        the engine's own memory, replacements into a copy.
 
         Args:
             current: what the model would go on with: the value that was served, or what others made of it since.

@@ -80,7 +80,12 @@ def divergence(asked: str, ranks: int) -> pb.Failure:
 
 
 def different_values(step: int, ranks: int) -> pb.Failure:
-    """Return why a block fails that wrote other values on another of the `ranks` ranks in a step."""
+    """Return why a block fails that wrote other values on another rank in a step.
+
+    Args:
+        step: the step.
+        ranks: how many ranks there are.
+    """
     return pb.Failure(
         code=pb.ERROR_CODE_INTERVENTION,
         exception_type="Divergence",

@@ -1,7 +1,7 @@
-"""Takes a ``with`` block out of the running program: its source instead of its effects, and the names it exchanges.
+"""Takes a ``with`` block out of the running program.
 
-Nothing here knows what becomes of a block. Only the standard library is imported, as the worker compiles blocks with it
-too.
+A block gives its source instead of its effects, and the names that it exchanges. Nothing here knows what becomes of a block.
+Only the standard library is imported, as the worker compiles blocks with it too.
 """
 
 from interpose.capture.analysis import block_reads_writes

@@ -1,9 +1,9 @@
-"""Which names a block may read before it has assigned them, and which it may assign: a definite-assignment walk.
+"""Finds the names that a block may read before it assigns them, and the names it may assign.
 
-What a block reads must travel with it, and what it assigns may come back. "May read" errs to the safe side: a name
-is left out only where every way through the block assigns it first. Two constructs are taken to run to their end at
-least once although Python does not promise it, because the opposite would ship values from an earlier run of the same
-cell: a ``with`` whose context manager is not known to swallow exceptions, and a loop over a tracer's steps.
+It is a definite-assignment walk. What a block reads must travel with it, and what it assigns may come back. "May read" errs
+to the safe side: a name is left out only where every way through the block assigns it first. Two constructs are taken to run
+to their end at least once although Python does not promise it, because the opposite would ship values from an earlier run of
+the same cell: a ``with`` whose context manager is not known to swallow exceptions, and a loop over a tracer's steps.
 
 Annotations are not read: blocks are compiled with annotations as text.
 """
@@ -19,14 +19,17 @@ _SWALLOW = frozenset({"suppress", "raises", "assertRaises", "assertRaisesRegex"}
 
 
 def block_reads_writes(body: Sequence[ast.stmt]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names `body` may read before assigning them, and those it may assign, in order of appearance."""
+    """Returns the names `body` may read before assigning them, and the names it may assign.
+
+    Both lists are in order of appearance.
+    """
     walk = _Walk()
     walk.block(body, frozenset())
     return tuple(walk.reads), tuple(walk.writes)
 
 
 def free_names(node: ast.AST) -> tuple[str, ...]:
-    """The names that a function, lambda or expression takes from outside of itself, in order of appearance."""
+    """Returns the names that a function, lambda or expression takes from outside, in order."""
     walk = _Walk()
     if isinstance(node, Function):
         walk.scope(node, frozenset())
@@ -36,7 +39,10 @@ def free_names(node: ast.AST) -> tuple[str, ...]:
 
 
 def outer_writes(node: ast.AST) -> tuple[str, ...]:
-    """The names outside of itself that a function assigns, which it declares ``global`` or ``nonlocal``."""
+    """Returns the names outside of itself that a function assigns.
+
+    The function declares them ``global`` or ``nonlocal``.
+    """
     walk = _Walk()
     if isinstance(node, Function):
         walk.scope(node, frozenset())
@@ -44,7 +50,10 @@ def outer_writes(node: ast.AST) -> tuple[str, ...]:
 
 
 def is_constant(node: ast.expr) -> bool:
-    """Whether an expression means the same wherever and whenever it is evaluated, and makes no mutable object."""
+    """Returns whether an expression always has the same value.
+
+    Such an expression makes no mutable object.
+    """
     if isinstance(node, ast.UnaryOp):
         return is_constant(node.operand)
     if isinstance(node, ast.Tuple):
@@ -53,7 +62,10 @@ def is_constant(node: ast.expr) -> bool:
 
 
 def is_steps(node: ast.expr, tracers: frozenset[str] | None = None) -> bool:
-    """Whether an expression is ``T.iter[...]`` or ``T.all()`` for a name T: one of `tracers`, or any if that is None."""
+    """Returns whether an expression is ``T.iter[...]`` or ``T.all()`` for a tracer T.
+
+    T is one of `tracers`, or any name if `tracers` is None.
+    """
     if isinstance(node, ast.Subscript):
         attribute, name = node.value, "iter"
     elif isinstance(node, ast.Call) and not node.args and not node.keywords:
@@ -66,7 +78,10 @@ def is_steps(node: ast.expr, tracers: frozenset[str] | None = None) -> bool:
 
 
 def bound_names(scope: Function | ast.ClassDef) -> set[str]:
-    """The names of a function's or class's own: parameters and what its body binds, less global and nonlocal ones."""
+    """Returns the names that belong to a function or class itself.
+
+    These are its parameters and the names its body binds, without global and nonlocal names.
+    """
     names: set[str] = set()
     if isinstance(scope, Function):
         arguments = scope.args
@@ -82,10 +97,11 @@ def bound_names(scope: Function | ast.ClassDef) -> set[str]:
 
 
 def walk_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Walks nodes in document order, and of nested scopes only what belongs to the scope around them.
+    """Walks nodes in document order.
 
-    That is, of functions and classes what is evaluated where they are defined, and of comprehensions all but the
-    targets (an assignment expression inside a comprehension binds in the scope around it).
+    Of nested scopes only the parts are visited that belong to the scope around them. That is, of functions and classes what
+    is evaluated where they are defined, and of comprehensions all but the targets (an assignment expression inside a
+    comprehension binds in the scope around it).
     """
     stack = list(nodes)[::-1]
     while stack:
@@ -196,7 +212,10 @@ class _Walk:
         return before
 
     def scope(self, node: Function | ast.ClassDef, before: frozenset[str]) -> None:
-        """Notes what a nested function or class takes from around it, and what its global and nonlocal names give."""
+        """Notes the names that a nested function or class takes from around it.
+
+        Names that it assigns and that are not its own are noted as assignments.
+        """
         own = bound_names(node)
         visible = before if self._around is None else self._around
         if isinstance(node, ast.ClassDef):
@@ -385,7 +404,10 @@ def _swallows(context: ast.expr) -> bool:
 
 
 def _deleted(statements: Iterable[ast.AST]) -> frozenset[str]:
-    """The names that statements may unbind: by ``del``, or at the end of an ``except ... as name``."""
+    """Returns the names that statements may unbind.
+
+    ``del`` unbinds, and so does the end of an ``except ... as name``.
+    """
     names: set[str] = set()
     for node in walk_level(statements):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):

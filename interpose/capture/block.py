@@ -1,4 +1,4 @@
-"""One captured block: its text, its tree, and the names it exchanges with the code around it."""
+"""A captured block: its text, its tree, and the names it exchanges."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Block:
 
 
 def build_block(source: Source, node: With, index: int, code: CodeType) -> Block:
-    """Makes the block of a statement's item `index`, entered by `code`; further items become a ``with`` inside of it.
+    """Makes the block of a statement's item `index`, entered by `code`.
 
-    Raises CaptureError for what a block cannot hold.
+    Further items of the statement become a ``with`` inside the block. Raises CaptureError for what a block cannot hold.
     """
     target = node.items[index].optional_vars
     if target is not None and not isinstance(target, ast.Name):
@@ -67,10 +67,11 @@ def build_block(source: Source, node: With, index: int, code: CodeType) -> Block
 
 
 def block_text(lines: Sequence[str], body: Sequence[ast.stmt]) -> tuple[str, int, int]:
-    """Cuts statements out of a file: their text, its first line, and the columns removed from every line.
+    """Cuts statements out of a file.
 
-    The text is dedented where that removes indentation and nothing else. Where a string or an expression goes on at a
-    lower column, the text keeps its indentation and the last result is 0.
+    Returns their text, its first line, and the columns removed from every line. The text is dedented where that removes
+    indentation and nothing else. Where a string or an expression goes on at a lower column, the text keeps its indentation
+    and the last result is 0.
     """
     first, last = body[0], body[-1]
     start = min([first.lineno, *(node.lineno for node in getattr(first, "decorator_list", ()))])
@@ -107,7 +108,10 @@ def _spans_lines(body: Sequence[ast.stmt]) -> bool:
 
 
 def _with_later_items(source: Source, node: With, index: int) -> tuple[ast.With, str]:
-    """The items from `index` on as a statement of their own, ``with later: body``, and its indented text."""
+    """Returns the items from `index` on as a statement of their own, ``with later: body``.
+
+    The indented text of the statement is returned too.
+    """
     inner = ast.copy_location(ast.With(items=node.items[index:], body=node.body), node)
     first = inner.items[0].context_expr
     lines = list(source.lines[first.lineno - 1 : node.body[-1].end_lineno])

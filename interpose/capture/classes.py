@@ -1,8 +1,9 @@
-"""The source of a class that a block uses, so that it can be made again elsewhere, and the values its source does not say.
+"""Finds the source of a class that a block uses, so that a worker can make it again.
 
-A class does not remember its text, but its methods do: their code names a file and a line, and is compared with the text.
-A class without methods is looked for by its name, and taken only where everything that can be compared agrees. What its
-body computed, and what was put on it after it was made, travels as values.
+It also finds the values that the source does not state. A class does not remember its text, but its methods do: their code
+names a file and a line, and is compared with the text. A class without methods is looked for by its name, and taken only
+where everything that can be compared agrees. What its body computed, and what was put on it after it was made, travels as
+values.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _places: Recent[_Place] = Recent(256)
 
 
 def class_source(cls: type) -> ClassSource | None:
-    """Returns the source of a class that a ``class`` statement made; None where it is not to be had."""
+    """Returns the source of a class made by a ``class`` statement, or None without source."""
     place = _places.get(cls) or _find(cls)
     if place is None:
         return None
@@ -146,7 +147,10 @@ def _files(cls: type, functions: list[types.FunctionType]) -> list[_File]:
 
 
 def _mentions(lines: list[str], cls: type) -> bool:
-    """Whether a text may have the class's statement: linecache knows hundreds of files, and parsing them takes a minute."""
+    """Returns whether a text may have the class's statement.
+
+    linecache knows hundreds of files. It would take a minute to parse them all.
+    """
     text = "".join(lines)
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)  # as Python reads identifiers
@@ -223,7 +227,10 @@ def _says_all(cls: type, node: ast.ClassDef) -> bool:
 
 
 def _surroundings(cls: type) -> dict[str, object]:
-    """The names that a class's text may read: of its module, and of the functions around it as far as methods hold them."""
+    """Returns the names that a class's text may read.
+
+    They are names of its module, and of the functions around it as far as methods hold them.
+    """
     functions = [function for _, function in members.functions_of(cls, nested=True)]
     own = [function for function in functions if _belongs(function, cls)]
     module = own[0].__globals__ if own else vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
@@ -240,7 +247,10 @@ def _surroundings(cls: type) -> dict[str, object]:
 
 
 def _given(cls: type, place: _Place) -> dict[str, object]:
-    """The values that the class's text is made to read instead of its expressions, by the names they travel under."""
+    """Returns the values that the class's text reads instead of its expressions.
+
+    The keys are the names under which the values travel.
+    """
     given: dict[str, object] = {}
     node, values = place.node, vars(cls)
     bases = values.get("__orig_bases__", cls.__bases__)

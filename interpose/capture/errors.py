@@ -1,4 +1,4 @@
-"""The one error of capturing: what stands in the way, on which line, and what to write instead."""
+"""The error of capturing: the obstacle, its line, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of code that came from no file: typed at a prompt, piped in, or given on the command line.
+"""Finds the source of code without a file: typed, piped in, or given with ``-c``.
 
 Before Python 3.13 the interpreter drops such text when it has compiled it. It is often still where it came from: on the
 command line, in the file that is the standard input, in the history of the prompt. All of that may be other text by now,
@@ -24,10 +24,10 @@ _FURTHER = 20  # lines of a statement after the last one that has code: comments
 
 
 def find_lines(code: CodeType) -> tuple[str, list[str]] | None:
-    """Returns a name and the lines, numbered as `code` numbers them, of the text that `code` was compiled from.
+    """Returns a name and the lines of the text that `code` was compiled from.
 
-    The name is the text's own: everything from a prompt has the same name in its code. `linecache` knows the text by it
-    from then on, as it does from Python 3.13 on.
+    The lines have the numbers that `code` has. The name is the text's own: everything from a prompt has the same name in its
+    code. `linecache` knows the text by it from then on, as it does from Python 3.13 on.
     """
     filename = code.co_filename
     if not (filename.startswith("<") and filename.endswith(">")):
@@ -85,7 +85,10 @@ def _programs(filename: str) -> Iterator[str]:
 
 
 def _statements(filename: str, code: CodeType) -> Iterator[tuple[int, str]]:
-    """The statements that may have been typed as the text of `code`, the latest first, each with its number."""
+    """Returns the statements that may have been typed as the text of `code`.
+
+    The latest statement comes first. Each has its number.
+    """
     lines = _history()
     if filename == "<stdin>" and not lines:
         lines = _standard_input().splitlines()
@@ -101,7 +104,7 @@ def _statements(filename: str, code: CodeType) -> Iterator[tuple[int, str]]:
 
 
 def _history() -> list[str]:
-    """What was typed, without blank lines and without lines that repeat the one before, as readline keeps it."""
+    """Returns the typed lines without blank lines and repeated lines, as readline keeps them."""
     readline = sys.modules.get("readline")  # importing it would take over the terminal
     if readline is None:
         return []
@@ -111,7 +114,10 @@ def _history() -> list[str]:
 
 
 def _standard_input() -> str:
-    """The text of the file that is the standard input, read without moving in it; "" if it is none, or too long."""
+    """Returns the text of the file that is the standard input.
+
+    The position in the file does not move. The text is "" if the input is not a file, or too long.
+    """
     try:
         status = os.fstat(0)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
@@ -139,7 +145,10 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _key(value: object) -> Hashable:
-    """What is equal for two code objects, or two constants of theirs, only if they do the same on the same lines."""
+    """Returns a key that is equal for two code objects that do the same on the same lines.
+
+    The key of a constant works in the same way.
+    """
     if isinstance(value, CodeType):
         positions = getattr(value, "co_positions", None)  # from 3.11
         return (

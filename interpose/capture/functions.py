@@ -1,4 +1,4 @@
-"""The source of a plain function or lambda that a block uses, so that it can be made again elsewhere."""
+"""Finds the source of a function that a block uses, so that a worker can make it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from interpose.capture.verify import same_function
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function as text, as `remake.compile_function` takes it, and the names it takes from around it.
+    """A function as text, with the names it takes from around it.
+
+    `remake.compile_function` takes it.
 
     `reads` are the names its body may look up outside of itself, and one name for each default value that is not a
     constant. `bindings` has the values of those that are bound, from the closure, the module, and the defaults. `stores`
@@ -55,7 +57,7 @@ _texts: Recent[_Text] = Recent(1024)
 
 
 def function_source(fn: object) -> FunctionSource | None:
-    """Returns the source of a function that a ``def`` or a lambda made; None for anything else and where it is unknown.
+    """Returns the source of a function made by ``def`` or lambda, or None without source.
 
     Decorators are left out: `fn` is what they returned.
     """
@@ -89,7 +91,10 @@ def function_source(fn: object) -> FunctionSource | None:
 
 
 def variables_of(functions: Iterable[types.FunctionType], names: Iterable[str]) -> dict[str, object]:
-    """Which variable each name is in functions that were defined in one place: a closure's cell, or a module's name."""
+    """Tells which variable each name is in functions defined in one place.
+
+    A variable is a closure's cell, or a name of a module.
+    """
     found: dict[str, object] = {}
     for function in functions:
         found.update({name: module_variable(function.__globals__, name) for name in names if name not in found})

@@ -1,4 +1,4 @@
-"""Raises an exception in a running frame, before the next instruction that the frame executes.
+"""Raises an exception in a running frame, before the frame's next instruction.
 
 From Python 3.12 on, `sys.monitoring` does that for one code object, past any debugger or coverage tool. Before, the
 frame's trace function does, and what traced the frame and its thread is put back afterwards. (`sys.settrace` with
@@ -76,7 +76,7 @@ if sys.version_info >= (3, 12):
     _tool: int | None = None
 
     class _Monitored:
-        """Instruction events of one code object, for as long as a frame that runs it waits for its exception."""
+        """Instruction events of one code object, while a frame that runs it waits for its exception."""
 
         def __init__(self, frame: FrameType, signal: BaseException):
             self._frame = frame
@@ -98,7 +98,10 @@ if sys.version_info >= (3, 12):
                     sys.monitoring.set_local_events(_claim_tool(), code, _events.NO_EVENTS)
 
     def _claim_tool() -> int:
-        """The monitoring tool that is ours: preferably a number that CPython's documentation assigns to nobody."""
+        """Returns the number of our monitoring tool.
+
+        CPython's documentation assigns some numbers to others; a number without an owner is preferred.
+        """
         global _tool
         if _tool is None:
             free = [number for number in (4, 3, 5, 2, 1, 0) if sys.monitoring.get_tool(number) is None]

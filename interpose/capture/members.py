@@ -1,4 +1,7 @@
-"""What stands on a class: which of its attributes come from its text, and which Python or a decorator put there."""
+"""Tells which attributes of a class come from its text.
+
+Python or a decorator put the others there.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ _MAX_WRAPPERS = 20
 
 
 def functions_of(cls: type, *, nested: bool = False) -> Iterator[tuple[str, types.FunctionType]]:
-    """The functions on a class by their attributes' names, those inside properties and decorators too.
+    """Returns the functions on a class by their attributes' names.
 
-    With `nested`, also those of the classes that stand in it.
+    Functions inside properties and decorators are among them. With `nested`, also those of the classes that stand in it.
     """
     for name, value in vars(cls).items():
         for function in unwrapped(value):
@@ -75,7 +78,10 @@ def is_made_from_fields(cls: type) -> bool:
 
 
 def is_field(cls: type, value: ast.expr | None) -> bool:
-    """Whether what a class's body assigns has to be read as text, because a decorator or metaclass makes a field of it."""
+    """Returns whether a class's assignments must be read as text.
+
+    That is so where a decorator or metaclass makes fields of them.
+    """
     return is_made_from_fields(cls) and (isinstance(value, ast.Call) or issubclass(cls, (enum.Enum, tuple)))
 
 
@@ -97,14 +103,20 @@ def is_automatic(cls: type, name: str, value: object) -> bool:
 
 
 def mangled(cls: type, name: str) -> str:
-    """An attribute's name as a class has it: that of a private one has the class's name before it."""
+    """Returns an attribute's name as the class has it.
+
+    A private name has the class's name before it.
+    """
     if not name.startswith("__") or name.endswith("__") or not cls.__name__.strip("_"):
         return name
     return f"_{cls.__name__.lstrip('_')}{name}"
 
 
 def constants_of(cls: type, node: ast.ClassDef) -> Iterator[tuple[str, object]]:
-    """The attributes that a class's body assigns as ``name = constant``, and UNKNOWN for what else it assigns."""
+    """Returns the attributes that a class's body assigns.
+
+    The value is the constant of ``name = constant``, else UNKNOWN.
+    """
     for part in node.body:
         if isinstance(part, ast.Assign):
             targets, value = part.targets, part.value

@@ -1,4 +1,4 @@
-"""The outer block of a trace runs in the notebook after all: rewritten, with the caller's names.
+"""Runs the outer block of a trace in the notebook: rewritten, with the caller's names.
 
 The body becomes the body of a function with the original positions, so that tracebacks show the user's lines and
 blocks inside of it are captured as if the file itself ran. The caller's variables are the function's free variables. A
@@ -53,7 +53,10 @@ def _no_guard() -> None:
 
 
 def _compile(block: Block, caller: types.CodeType, local: frozenset[str]) -> types.CodeType:
-    """Compiles the body to the code of a function whose free variables are `local` and the names of the rewriting."""
+    """Compiles the body to the code of a function.
+
+    The function's free variables are `local` and the names of the rewriting.
+    """
     tree = rewrite(ast.Module(body=copy.deepcopy(block.body), type_ignores=[]), keep_nonlocal=True)
     outside = sorted(local | {SAVE, GUARD})
     module = [name for name in block.writes if name not in local]
@@ -76,7 +79,10 @@ def _compile(block: Block, caller: types.CodeType, local: frozenset[str]) -> typ
 
 
 def _function(name: str, body: list[ast.stmt]) -> ast.stmt:
-    """A function without parameters; parsing one knows the fields that this Python's functions have."""
+    """Returns the tree of a function without parameters.
+
+    Parsing one finds the fields that this Python's functions have.
+    """
     function = ast.parse(f"def {name}(): pass").body[0]
     assert isinstance(function, ast.FunctionDef)
     function.body = body
@@ -92,7 +98,10 @@ def _know(code: types.CodeType, block: Block) -> None:
 
 
 def shared_cells(scope: Scope) -> dict[str, types.CellType]:
-    """Returns the cells of the caller's variables, as far as functions that the caller defined and still names hold them."""
+    """Returns the cells of the caller's variables.
+
+    A cell is found if a function holds it that the caller defined and still names.
+    """
     caller = scope.frame.f_code
     cells: dict[str, types.CellType] = {}
     if not (caller.co_cellvars or caller.co_freevars):
@@ -105,7 +114,10 @@ def shared_cells(scope: Scope) -> dict[str, types.CellType]:
 
 
 def _is_cell_of(scope: Scope, name: str, cell: types.CellType) -> bool:
-    """Whether a cell is the caller's own for a name: a function of an earlier call of the caller has others."""
+    """Returns whether a cell is the caller's own for a name.
+
+    A function of an earlier call of the caller has other cells.
+    """
     try:
         value = scope.lookup(name)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What was worked out about a code object, kept for its next use: a small table keyed by identity, oldest out first."""
+"""A small table of results about code objects, keyed by identity; the oldest goes first."""
 
 from __future__ import annotations
 

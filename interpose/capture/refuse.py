@@ -1,4 +1,7 @@
-"""What a block cannot hold, found before it is sent: each with its line and what to write instead."""
+"""Finds what a block cannot hold, before the block is sent.
+
+Each finding has its line and what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def refuse_unsupported(source: Source, body: Sequence[ast.stmt], *, in_function: bool, in_class: bool) -> None:
-    """Raises CaptureError for the first statement or expression of a block that only makes sense where it stands.
+    """Raises CaptureError for the first part of a block that only makes sense in its place.
 
     `in_function` and `in_class` say where the block stands: in a function's body, in a class or one of its methods.
     """
@@ -69,7 +72,10 @@ def _leaving(statements: Iterable[ast.AST], inside: ast.AST | None) -> ast.Break
 
 
 def _in_steps(body: Sequence[ast.stmt]) -> list[ast.AST]:
-    """The bodies of ``with tracer.iter[...]`` in a loop: they become loops, so a break in them would change its meaning."""
+    """Returns the bodies of ``with tracer.iter[...]`` in a loop.
+
+    They become loops, so a break in them would change its meaning.
+    """
     nodes = [part for statement in body for part in walk_level([statement])]
     return [
         inner
@@ -80,7 +86,10 @@ def _in_steps(body: Sequence[ast.stmt]) -> list[ast.AST]:
 
 
 def _refuse_class_names(source: Source, body: Sequence[ast.stmt]) -> None:
-    """In a class, ``super()`` and ``__private`` names mean what the class makes of them, which does not travel."""
+    """Refuses ``super()`` and ``__private`` names of a class around the block.
+
+    Their meaning comes from that class, which does not travel.
+    """
     stack: list[ast.AST] = list(reversed(body))
     while stack:
         node = stack.pop()

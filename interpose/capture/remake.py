@@ -1,7 +1,8 @@
-"""Functions and classes are made again from their text, with the values that were computed when they were defined.
+"""Makes functions and classes again from their text.
 
-A default value, a computed class attribute or a base class was evaluated long ago in the notebook, and its expression
-may mean something else by now. So the value travels under a name of its own, and the text is made to read that name.
+They get the values that were computed when they were defined. A default value, a computed class attribute or a base class was
+evaluated long ago in the notebook, and its expression may mean something else by now. So the value travels under a name of
+its own, and the text is made to read that name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 def compile_function(
     source: str, filename: str, first_line: int, indent: int, name: str, tracers: frozenset[str] = frozenset()
 ) -> types.CodeType:
-    """Compiles one ``def`` or lambda expression to module code which binds `name` when it is executed.
+    """Compiles a ``def`` or lambda to module code that binds `name` when it is executed.
 
     A default value that is not a constant is read from the name that `default_name` gives its parameter. Decorators are
     left out.
@@ -55,7 +56,9 @@ def compile_class(
     given: Container[str],
     tracers: frozenset[str] = frozenset(),
 ) -> types.CodeType:
-    """Compiles one ``class`` statement, decorators and all, to module code which binds `name` when it is executed.
+    """Compiles a ``class`` statement to module code that binds `name` when it is executed.
+
+    Its decorators are compiled too.
 
     `given` are the names of the values that travel with it: see `read_given`.
 
@@ -80,7 +83,10 @@ def _compile(statement: ast.stmt, filename: str, tracers: frozenset[str]) -> typ
 
 
 def default_name(parameter: str, method: str = "") -> str:
-    """The name under which the default value of a shipped function's parameter travels; `method`: of a class."""
+    """Returns the name under which a parameter's default value travels.
+
+    `method` is set for a method of a class.
+    """
     return f"__interpose_default_{method}_{parameter}__" if method else f"__interpose_default_{parameter}__"
 
 
@@ -100,7 +106,7 @@ def base_name(index: int) -> str:
 
 
 def computed_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
-    """The parameters whose default is an expression other than a constant, each with that expression."""
+    """Returns the parameters with a computed default, each with the default's expression."""
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs: list[tuple[ast.arg, ast.expr | None]] = []
     if arguments.defaults:
@@ -115,7 +121,10 @@ def methods_of(node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFuncti
 
 
 def assigned_attributes(node: ast.ClassDef) -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
-    """The attributes that a class's body gives a computed value with ``name = expression``, each with its statement."""
+    """Returns the attributes of a class's body that have computed values.
+
+    Each comes with its statement, ``name = expression``.
+    """
     for part in node.body:
         if isinstance(part, ast.Assign) and len(part.targets) == 1:
             target, value = part.targets[0], part.value
@@ -128,9 +137,10 @@ def assigned_attributes(node: ast.ClassDef) -> Iterator[tuple[str, ast.Assign | 
 
 
 def read_given(node: ast.ClassDef, given: Container[str]) -> None:
-    """Makes a class statement read bases, attributes and its methods' defaults by the names they travel under.
+    """Makes a class statement read computed values by the names under which they travel.
 
-    Only those whose names are among `given`; every other expression is evaluated where the class is made again.
+    The values are bases, attributes, and defaults of methods. Only those whose names are among `given`; every other
+    expression is evaluated where the class is made again.
     """
     for index, base in enumerate(node.bases):
         if base_name(index) in given:
@@ -144,7 +154,7 @@ def read_given(node: ast.ClassDef, given: Container[str]) -> None:
 
 
 def _read_defaults(function: Definition, parameters: list[str], method: str) -> None:
-    """Makes the function take these parameters' computed defaults from the names they travel under."""
+    """Makes a function take its computed defaults by the names under which they travel."""
     arguments = function.args
     names: dict[int, ast.expr] = {}
     for argument, value in computed_defaults(arguments):

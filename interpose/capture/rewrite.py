@@ -1,4 +1,4 @@
-"""The text of a captured block becomes a code object whose line numbers are the notebook's own.
+"""Compiles the text of a captured block, with the notebook's own line numbers.
 
 The same rewriting runs in the worker, for blocks that run inside the model, and in the notebook, for the outer block that
 only prepares invokes. It changes the syntax tree and nothing else: no builtin is patched, so ``x.save()`` works on a list,
@@ -57,16 +57,20 @@ def parse_block(source: str, filename: str, first_line: int, indent: int) -> ast
 
 
 def rewrite(tree: ast.Module, tracers: frozenset[str] = frozenset(), *, keep_nonlocal: bool = False) -> ast.Module:
-    """Rewrites a block's tree in place: saves, guards, step loops, and scopes that become the module's.
+    """Rewrites a block's tree in place.
 
-    With `keep_nonlocal` the block's names stay variables of a function around it.
+    It changes saves, guards and step loops, and makes the block's scope the module's. With `keep_nonlocal` the block's names
+    stay variables of a function around it.
     """
     Rewriter(tracers, keep_nonlocal).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
 def move(tree: ast.AST, lines: int, first_columns: int, other_columns: int) -> None:
-    """Shifts every position by `lines`, and by a number of columns that may differ on the text's first line."""
+    """Shifts every position by `lines` and by a number of columns.
+
+    The columns may differ on the text's first line.
+    """
     node: Any
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):

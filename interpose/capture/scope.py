@@ -1,4 +1,4 @@
-"""The names of a running frame: looked up as its own code would, and assigned so that its own code sees them.
+"""Reads and assigns the names of a running frame, as the frame's own code would.
 
 A function's variables live in slots of the frame and in cells. CPython 3.13 writes through to them (PEP 667); before,
 the frame's dict is a copy that `PyFrame_LocalsToFast` writes back.
@@ -27,10 +27,10 @@ class Scope:
         self.globals: dict[str, Any] = frame.f_globals
 
     def lookup(self, name: str) -> object:
-        """Returns what `name` means in the frame: its locals, its closure, its module. Builtins are not looked at.
+        """Returns the value of `name` in the frame: of its locals, its closure, or its module.
 
-        Raises KeyError where the name is unbound; so it is for a variable of the function that has no value yet, whatever
-        the module calls by that name.
+        Builtins are not looked at. Raises KeyError where the name is unbound; so it is for a variable of the function that
+        has no value yet, whatever the module calls by that name.
         """
         frame = self.frame
         if _is_function(frame.f_code):
@@ -44,7 +44,10 @@ class Scope:
         return frame.f_globals[name]
 
     def assign(self, values: dict[str, object]) -> None:
-        """Assigns names as statements in the frame would: to its variables, its cells, or its module."""
+        """Assigns names as statements in the frame would.
+
+        They go to the frame's variables, its cells, or its module.
+        """
         frame = self.frame
         function = _is_function(frame.f_code)
         module = _names(frame.f_code).module
@@ -60,7 +63,10 @@ class Scope:
                 ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
     def is_local(self, name: str) -> bool:
-        """Whether `name` is a variable of the frame or of a function around it, rather than of the module."""
+        """Returns whether `name` is a variable of a function, not of the module.
+
+        The function is the frame's own, or one around it.
+        """
         frame = self.frame
         code = frame.f_code
         if frame.f_locals is frame.f_globals or name in _names(code).module:

@@ -1,4 +1,4 @@
-"""A ``with`` block whose body does not run: it is read from the source instead, and handed on.
+"""A ``with`` block whose body does not run: its source is read and handed on.
 
 The first thing a frame does inside of a ``with`` block is to store the result of ``__enter__``, or to drop it. An
 exception is raised there, before the body's first instruction. That instruction is guarded by this very block and nothing
@@ -67,7 +67,10 @@ class CapturedContext:
         """Called when the block has been skipped, with the names of the caller."""
 
     def __aenter__(self) -> Any:
-        """Finds the block of an ``async with``; awaiting the result arranges that its body does not run."""
+        """Finds the block of an ``async with``.
+
+        When the result is awaited, the block's body does not run.
+        """
         frame = sys._getframe(1)
         while _enters(frame, self) and frame.f_back is not None:
             frame = frame.f_back
@@ -113,7 +116,10 @@ class CapturedContext:
 
 
 class _Entering:
-    """What an ``async with`` awaits to enter its block: the frame is interrupted where it goes on after that."""
+    """The awaitable with which an ``async with`` enters its block.
+
+    The frame is interrupted where it goes on after that.
+    """
 
     def __init__(self, context: CapturedContext, frame: FrameType, block: Block):
         self._context = context
@@ -191,7 +197,10 @@ def _verified(source: Source, frame: FrameType, offset: int) -> tuple[With, int]
 
 
 def known_source(code: Any, source: Source) -> None:
-    """Says that `code` was compiled from `source`, with changes that keep the positions; so need its blocks no comparison."""
+    """Notes that `code` was compiled from `source`, with changes that keep the positions.
+
+    Its blocks then need no comparison.
+    """
     _origins.put(code, source)
 
 
@@ -208,7 +217,10 @@ def _load(frame: FrameType) -> Source:
 
 
 def _enters(frame: FrameType, context: CapturedContext) -> bool:
-    """Whether a frame is a subclass's own `__enter__` or `__aenter__` that called the one above it."""
+    """Returns whether a frame is a subclass's `__enter__` that called the class above it.
+
+    `__aenter__` counts too.
+    """
     code = frame.f_code
     first = code.co_varnames[:1]
     return code.co_name in ("__enter__", "__aenter__") and bool(first) and frame.f_locals.get(first[0]) is context

@@ -1,8 +1,9 @@
-"""The source of a running frame's ``with`` statement: from a frame and its position to a node of a parsed file.
+"""Finds the source of a running frame's ``with`` statement.
 
-A frame that is inside ``__enter__`` stands at one instruction, and that instruction belongs to one item of one ``with``
-statement. Its line gives the statement, as no two statements with a block share a line. Where a statement has several
-items, the instruction's columns tell them apart if the interpreter records them, else the order of the instructions does.
+The way goes from a frame and its position to a node of a parsed file. A frame that is inside ``__enter__`` stands at one
+instruction, and that instruction belongs to one item of one ``with`` statement. Its line gives the statement, as no two
+statements with a block share a line. Where a statement has several items, the instruction's columns tell them apart if the
+interpreter records them, else the order of the instructions does.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ _fileless: Recent[tuple[Source | None]] = Recent(1024)  # by code object
 
 
 def load(filename: str, module_globals: dict[str, Any] | None = None, code: CodeType | None = None) -> Source | None:
-    """Returns a file's or a cell's parsed source, or None if it is not to be had. Parses once as long as the text stays.
+    """Returns a file's or a cell's parsed source, or None without source.
 
-    Raises SyntaxError if the text is not Python.
+    A text is parsed once, as long as it stays the same. Raises SyntaxError if the text is not Python.
     """
     lines = linecache.getlines(filename, module_globals)
     if not lines and code is not None:
@@ -89,7 +90,10 @@ def _known(filename: str, lines: list[str], named: str = "") -> Source:
 
 
 def parse(filename: str, lines: list[str], named: str = "") -> Source:
-    """Parses lines and notes where the ``with`` statements are. `named` is what their code calls them, if another name."""
+    """Parses lines and notes where the ``with`` statements are.
+
+    `named` is the name that their code has for them, if it is another.
+    """
     tree = ast.parse("".join(lines), filename)
     withs: dict[int, With] = {}
     classes: set[int] = set()
@@ -107,7 +111,10 @@ def parse(filename: str, lines: list[str], named: str = "") -> Source:
 
 
 def entry_offset(frame: FrameType) -> int | None:
-    """The offset of the instruction by which a frame is entering a ``with`` block; None if it is doing something else."""
+    """Returns the offset of the instruction with which a frame enters a ``with`` block.
+
+    None: the frame does something else.
+    """
     raw, offset = frame.f_code.co_code, frame.f_lasti
     while 0 <= offset < len(raw) and raw[offset] == dis.EXTENDED_ARG:  # where 3.10 stands if the block is long
         offset += 2
@@ -115,7 +122,10 @@ def entry_offset(frame: FrameType) -> int | None:
 
 
 def find_with(source: Source, code: CodeType, offset: int, line: int) -> tuple[With, int] | None:
-    """Returns the statement and the index of the item that the instruction at `offset` enters; None if there is none."""
+    """Returns the statement and the item that the instruction at `offset` enters.
+
+    The item is an index. None: no statement has the instruction.
+    """
     node = source.withs.get(line)
     if node is None:
         return None

@@ -1,4 +1,4 @@
-"""How code uses a name that holds a module: which of its attributes, as far as the text shows it."""
+"""Finds which attributes of a module code uses, as far as the text shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 def attributes_used(nodes: Iterable[ast.AST], name: str) -> tuple[set[tuple[str, ...]], ast.AST | None]:
-    """Returns the chains of attributes that are read of a name, and a node that uses it in another way, if there is one.
+    """Returns the chains of attributes that code reads of a name.
+
+    If the code uses the name in another way, a node of that use is returned too.
 
     ``lib.sub.f(x)`` reads the chain ``("sub", "f")``. Other ways are the name alone, as in ``g(lib)``, and assigning to
     its attributes.

@@ -1,8 +1,9 @@
-"""Refuses a variable that two pieces of code would share and that each would have for itself where they run.
+"""Refuses a variable that two pieces of code share.
 
-A block and every function or class that it uses travel apart, each with the values of the names it reads. An object that
-several of them name is one object there too; an assignment to a name is seen only where it is made. So what one of them
-assigns (a block at its own level, a function by ``global`` or ``nonlocal``) none of the others may use.
+Where the code runs, each piece would have a variable of its own. A block and every function or class that it uses travel
+apart, each with the values of the names it reads. An object that several of them name is one object there too; an assignment
+to a name is seen only where it is made. So what one of them assigns (a block at its own level, a function by ``global`` or
+``nonlocal``) none of the others may use.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from interpose.capture.scope import Scope
 
 @dataclass(frozen=True)
 class Piece:
-    """A function or class that travels: `what` it is for an error, its `names` by variable, and those it assigns."""
+    """A function or class that travels.
+
+    `what` is its kind for an error, `names` are its names by variable, and some of them it assigns.
+    """
 
     what: str
     filename: str
@@ -36,7 +40,7 @@ def piece(what: str, filename: str, line: int, variables: Mapping[str, object], 
 
 
 def refuse_shared(pieces: Iterable[Piece], blocks: Iterable[tuple[Block, Scope]]) -> None:
-    """Raises CaptureError for the first variable that one piece of code assigns and another uses."""
+    """Raises CaptureError for the first variable that one piece assigns and another uses."""
     found = list(pieces)
     for one in found:
         for other in found:

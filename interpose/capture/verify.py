@@ -1,9 +1,9 @@
-"""Whether source text is what running code was compiled from: the guard against files edited since they were imported.
+"""Compares source text with running code.
 
-The statements found in the text are compiled on their own and compared with the instructions of the running code on the
-same lines. Every name, constant and operator of the text must occur in the code, and every instruction of the code must
-have a position that the text accounts for. Tools that rewrite code as it is imported only add to it (pytest does, in
-``assert`` statements, which are left out), so such code passes.
+It guards against files that were edited after their import. The statements found in the text are compiled on their own and
+compared with the instructions of the running code on the same lines. Every name, constant and operator of the text must occur
+in the code, and every instruction of the code must have a position that the text accounts for. Tools that rewrite code as it
+is imported only add to it (pytest does, in ``assert`` statements, which are left out), so such code passes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def same_statements(code: CodeType, statements: Sequence[ast.stmt]) -> bool:
 
 
 def same_extent(code: CodeType, offset: int, node: With) -> bool:
-    """Whether the instructions of the block entered at `offset` lie on the lines of the block's statements.
+    """Returns whether a block's instructions lie on the lines of its statements.
 
-    The first instruction on a line of the header, after some on other lines, is the one that leaves the block.
+    The block is the one entered at `offset`. The first instruction on a line of the header, after some on other lines, is the
+    one that leaves the block.
     """
     header = range(node.lineno, node.body[0].lineno)  # empty for a block behind its header's colon
     end = node.body[-1].end_lineno or 0
@@ -107,7 +108,10 @@ def _compile(code: CodeType, statements: list[ast.stmt]) -> CodeType | None:
 
 
 def _agree(code: CodeType, compiled: CodeType, nodes: Sequence[ast.stmt | ast.expr]) -> bool:
-    """Whether running code has what the compiled text of `nodes` has, and nothing between their ends that the text lacks."""
+    """Returns whether running code has all that the compiled text of `nodes` has.
+
+    Between their ends it must have nothing that the text lacks.
+    """
     first, last = nodes[0], nodes[-1]
     start = first.lineno, first.col_offset
     decorators = [node.lineno for node in getattr(first, "decorator_list", ())]
@@ -170,7 +174,10 @@ def _allowed(statements: Iterable[ast.AST]) -> list[ast.AST]:
 
 
 def _facts(code: CodeType, lines: range) -> tuple[set[tuple[str, str]], set[Position]]:
-    """What the instructions on `lines` name and compute, and their positions, with nested code objects."""
+    """Returns what the instructions on `lines` name and compute, with their positions.
+
+    Nested code objects are among them.
+    """
     facts: set[tuple[str, str]] = set()
     positions: set[Position] = set()
     labels = {code.co_name, *(constant.co_name for constant in code.co_consts if isinstance(constant, CodeType))}
@@ -218,7 +225,10 @@ def _constants(value: object) -> list[str]:
 
 
 def _is_label(value: object, labels: set[str]) -> bool:
-    """Whether a constant is the qualified name of a function or class, which depends on what is around it."""
+    """Returns whether a constant is the qualified name of a function or class.
+
+    Such a name depends on the code around it.
+    """
     return isinstance(value, str) and ("<" in value or value.rpartition(".")[2] in labels)
 
 

@@ -1,4 +1,7 @@
-"""The `interpose` command. Each subcommand imports what it needs when it runs: the client can be installed alone."""
+"""The `interpose` command.
+
+Each subcommand imports its needs when it runs, because the client can be installed alone.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`interpose demo-model` writes a small random checkpoint with a real tokenizer, so that a service can start offline.
+"""`interpose demo-model` writes a small random checkpoint with a real tokenizer.
 
-With `--pretrained` it writes a small model that was trained instead: `interpose.cli.pretrained`.
+With it a service can start offline. With `--pretrained` it writes a small model that was trained instead:
+`interpose.cli.pretrained`.
 
 The weights are random but not degenerate: every layer adds about as much to the residual stream as came in, norms and
 biases are random too, and different prompts lead to different tokens. Tokens that do not decode to text by themselves
@@ -58,7 +59,10 @@ class Shape:
 
     @property
     def head_size(self) -> int:
-        """Return the width of one head: at least 32, the least that the engine's attention takes on a CPU."""
+        """Return the width of one head, at least 32.
+
+        The engine's attention takes no smaller head on a CPU.
+        """
         return max(32, self.hidden // self.heads)
 
 
@@ -173,7 +177,7 @@ def _usual(shape: Shape, head_size: int = 0) -> dict[str, Any]:
 
 
 def _windows(shape: Shape) -> dict[str, Any]:
-    """Return gemma's alternation of layers that see a short window with layers that see everything."""
+    """Return gemma's alternation of layers: a short window, then everything."""
     kinds = ["sliding_attention", "full_attention"]
     return {"layer_types": [kinds[i % 2] for i in range(shape.layers)], "sliding_window": 8}
 
@@ -202,7 +206,9 @@ ARCHITECTURES: dict[str, Callable[[Shape], Any]] = {
 
 
 def write_demo_model(path: Path, arch: str = "llama", shape: Shape = Shape(), seed: int = 0) -> Path:
-    """Write a float32 checkpoint, its tokenizer and its generation config to the directory `path` and return it.
+    """Write a float32 checkpoint with its tokenizer to the directory `path` and return it.
+
+    The generation config is written too.
 
     Args:
         path: made if it is missing; files of an earlier demo model in it are replaced.
@@ -250,7 +256,10 @@ def write_model(path: Path, config: Any, shape: Shape, seed: int = 0, *, with_bo
 
 
 def _tokenizer(shape: Shape, *, with_bos: bool) -> Any:
-    """Return a byte-level BPE tokenizer trained on TEXT: any text survives encoding and decoding."""
+    """Return a byte-level BPE tokenizer trained on TEXT.
+
+    Any text survives encoding and decoding.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -344,7 +353,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint that the arguments describe; return the exit status: 3 if a package of it cannot be had."""
+    """Write the checkpoint that the arguments describe; return the exit status.
+
+    Status 3: a package that the checkpoint needs cannot be had.
+    """
     if args.pretrained:
         return _run_pretrained(args)
     shape = Shape(args.layers, args.hidden, args.heads, args.kv_heads, args.vocab, args.context)

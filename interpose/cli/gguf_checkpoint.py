@@ -1,7 +1,8 @@
-"""Turns a GGUF file into an ordinary checkpoint: `python -m interpose.cli.gguf_checkpoint FILE DIRECTORY`.
+"""Turns a GGUF file into an ordinary checkpoint.
 
-A process of its own, because transformers asks only once, when it is imported, for the two packages that this step needs
-(`gguf` and `accelerate`): the caller puts them on the path of this process, and the service never has them.
+`python -m interpose.cli.gguf_checkpoint FILE DIRECTORY` runs it. A process of its own, because transformers asks only once,
+when it is imported, for the two packages that this step needs (`gguf` and `accelerate`): the caller puts them on the path of
+this process, and the service never has them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 
 def convert(file: Path, directory: Path) -> None:
-    """Write the model of a GGUF file as float32 safetensors, with its tokenizer and its generation config.
+    """Write the model of a GGUF file as float32 safetensors, with its tokenizer.
+
+    The generation config is written too.
 
     Args:
         file: of an architecture that transformers reads; its quantized weights become float32.
@@ -37,7 +40,10 @@ def convert(file: Path, directory: Path) -> None:
 
 
 def _float_model(file: Path) -> Any:
-    """Return the model without any trace of its quantization; what transformers reads from GGUF files it refuses to save."""
+    """Return the model without any trace of its quantization.
+
+    transformers refuses to save a model that it has read from a GGUF file.
+    """
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM

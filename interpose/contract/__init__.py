@@ -1,1 +1,1 @@
-"""What the notebook and the server agree on: errors, names, limits, and the values that a trace gives back."""
+"""What notebook and server agree on: errors, names, limits, and a trace's values."""

@@ -1,1 +1,1 @@
-"""Calls to the server over gRPC: the channel, sessions, transfers, and streams that survive a broken connection."""
+"""Calls to the server over gRPC: channel, sessions, transfers, and unbroken streams."""
