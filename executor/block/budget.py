@@ -10,6 +10,7 @@ What no signal interrupts, one long call in C, the worker's watchdog ends togeth
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's functions take longer: they make enumerations of what they return
 import gc
 import resource
 import signal
@@ -29,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TICK_SECONDS = 0.05
 # Once the time is over. Each of many objects may have a `__del__` that never ends.
 _STRUCK_SECONDS, _MANY, _STORM_SECONDS = 0.01, 20, 0.0005
+_ALARM = int(signal.SIGALRM)
 NOBODY = padded("")
 _PAGE = resource.getpagesize()
 
@@ -101,7 +103,7 @@ class Budget:
             soft, hard = self._limits
             if soft == resource.RLIM_INFINITY or ceiling < soft:
                 resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
-        self._handler = signal.signal(signal.SIGALRM, self._on_tick)
+        self._handler = _signal.signal(_ALARM, self._on_tick)
         self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
 
     def disarm(self) -> float:
@@ -112,7 +114,7 @@ class Budget:
             # Someone else's timer goes on where it would be now.
             remaining, interval = self._timer
             signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
-            signal.signal(signal.SIGALRM, self._handler)
+            _signal.signal(_ALARM, self._handler)
             if self._bounded:
                 resource.setrlimit(resource.RLIMIT_AS, self._limits)
         (gc.enable if self._collects else gc.disable)()  # whichever of them the block called

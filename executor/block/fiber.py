@@ -70,6 +70,7 @@ class Strand:
         self.parked = False
         self.closing = False
         self._device = device
+        self._on_cpu = device.type == "cpu"
         self._outside: Any = None  # the engine's greenlet, while the block runs
         self._inference = False
         self._grad = False
@@ -94,25 +95,32 @@ class Strand:
 
     def switch(self, value: Any = None) -> None:
         """Let the block run until it parks or ends; `value` is what it parked for."""
-        self._turn(lambda: self._greenlet.switch(value))
+        self._turn(self._greenlet.switch, value)
 
     def throw(self, error: BaseException) -> None:
         """Raise `error` where the block is parked, and let it run until it parks or ends."""
-        self._turn(lambda: self._greenlet.throw(error))
+        self._turn(self._greenlet.throw, error)
 
-    def _turn(self, switch: Callable[[], Any]) -> None:
-        with torch.inference_mode(self._inference), self._placed():
-            torch._C._set_grad_enabled(self._grad)
-            self._outside = getcurrent()
-            try:
-                switch()
-            finally:
-                self._outside = None
-                self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    def _turn(self, turn: Callable[[Any], Any], value: Any) -> None:
+        with torch._C._InferenceMode(self._inference):  # what torch.inference_mode opens
+            if self._on_cpu:
+                self._within(turn, value)
+            else:
+                with self._device:
+                    self._within(turn, value)
+
+    def _within(self, turn: Callable[[Any], Any], value: Any) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        self._outside = getcurrent()
+        try:
+            turn(value)
+        finally:
+            self._outside = None
+            self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def _placed(self) -> AbstractContextManager[object]:
         """Have tensors that the block makes be where the model's values are, so that it runs on any device as it is."""
-        return nullcontext() if self._device.type == "cpu" else self._device
+        return nullcontext() if self._on_cpu else self._device
 
     # From inside.
 

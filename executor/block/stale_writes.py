@@ -54,8 +54,13 @@ class Late:
 
     @staticmethod
     def _check(given: list[tuple[TensorWeakRef, int, str | Refusal]]) -> None:
+        changed: str | Refusal | None = None
         with unseen():
-            changed = next((where for one, version, where in given if _version(one, version) != version), None)
+            for reference, version, where in given:
+                value = reference()
+                if value is not None and value._version != version:
+                    changed = where
+                    break
         if isinstance(changed, Refusal):
             raise changed
         if changed is not None:
@@ -66,9 +71,3 @@ class Late:
                 "work on a copy: value = value.clone()",
                 location=changed,
             )
-
-
-def _version(reference: TensorWeakRef, gone: int) -> int:
-    """Return a tensor's version counter, `gone` if nobody has it any more."""
-    value = reference()
-    return gone if value is None else int(value._version)

@@ -173,10 +173,9 @@ class Served:
         return layout.gather(shard)
 
     def _copied(self, mine: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(False), torch.no_grad():
-            private = torch.empty_like(mine, memory_format=torch.contiguous_format)
-            private.copy_(mine)
-        return private
+        with torch._C._InferenceMode(False):  # Leaving it brings back the mode of gradients too.
+            torch._C._set_grad_enabled(False)
+            return mine.clone(memory_format=torch.contiguous_format)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether `tensor` shares memory with one of the block's private copies."""
