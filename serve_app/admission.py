@@ -199,7 +199,7 @@ def check_view(view: value_pb2.TensorView, trace_id: str = "") -> None:
         raise refuse(str(error), trace_id) from None
 
 
-def selected(data: np.ndarray, view: value_pb2.TensorView) -> np.ndarray:
+def selected(data: np.ndarray, view: value_pb2.TensorView) -> np.ndarray:  # [bytes], uint8
     """Return the part of a value's bytes that a view selects.
 
     Raises:

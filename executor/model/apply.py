@@ -59,7 +59,7 @@ class Call:
         return f"{self.node.path}(…)" if self.wanted is None else f"{self.node.path}.{self.wanted.name}"
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:  # any shape
         """The tensors among the values."""
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
 
@@ -201,7 +201,7 @@ class Applier:
         module = node.layer or self._head()
         check_arguments(module, call.args, call.kwargs, node.path, whole=True, unembeds=node.module is None)
 
-    def _check_size(self, node: Node, tensors: list[torch.Tensor]) -> None:
+    def _check_size(self, node: Node, tensors: list[torch.Tensor]) -> None:  # any shape
         """Bound the memory of the call: its rows times the widest value in the module."""
         largest = max(tensors, key=lambda value: value.numel())
         width = largest.shape[-1] if largest.is_floating_point() and largest.dim() else 1
@@ -379,7 +379,7 @@ def _width(module: torch.nn.Module, whole: bool) -> int | None:
     return weight.numel() if isinstance(weight, torch.Tensor) and weight.dim() == 1 else None
 
 
-def _check_ids(module: Any, tensors: list[torch.Tensor], refuse: Any) -> None:
+def _check_ids(module: Any, tensors: list[torch.Tensor], refuse: Any) -> None:  # any shape
     count = getattr(module, "org_vocab_size", module.num_embeddings)
     for ids in tensors:
         if ids.dtype not in (torch.int64, torch.int32):
@@ -388,7 +388,9 @@ def _check_ids(module: Any, tensors: list[torch.Tensor], refuse: Any) -> None:
             raise refuse(f"takes ids from 0 to {count - 1} and was given {int(ids.min())} to {int(ids.max())}")
 
 
-def _check_rotary(module: Any, tensors: list[torch.Tensor], floats: list[torch.Tensor], refuse: Any) -> None:
+def _check_rotary(
+    module: Any, tensors: list[torch.Tensor], floats: list[torch.Tensor], refuse: Any
+) -> None:  # positions [rows], floats [rows, heads * head size]
     places = [value for value in tensors if not value.is_floating_point()]
     count = module.cos_sin_cache.shape[0]
     if len(places) != 1 or places[0].dim() != 1 or places[0].dtype != torch.int64 or not floats:

@@ -60,7 +60,7 @@ def _of_subclasses(layer: torch.nn.Module, known: type) -> list[tuple[str, Any]]
     return [item for kind in kinds[: kinds.index(known)] for item in vars(kind).items()]
 
 
-def _largest(layer: torch.nn.Module) -> torch.Tensor | None:
+def _largest(layer: torch.nn.Module) -> torch.Tensor | None:  # [out, in], without numbers
     """Return the record of a layer's weight before loading, without numbers.
 
     The weight is the layer's largest parameter.

@@ -126,12 +126,12 @@ class CacheGuard:
         return [span for span in spans if any(one.span == span for one in spoilt)]
 
 
-def _blocks(places: torch.Tensor, slots: int) -> torch.Tensor:
+def _blocks(places: torch.Tensor, slots: int) -> torch.Tensor:  # places: [tokens]; returns [blocks]
     """Return the blocks of so many slots that some slots lie in; a negative one stands for none."""
     return torch.unique(places[places >= 0].to(torch.int64) // slots)
 
 
-def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:
+def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:  # [blocks, tokens, ...] or [2, blocks, ...]
     """Return the dimension of a layer's cache that numbers its blocks.
 
     The number of tokens in a block is returned too.
@@ -144,7 +144,7 @@ def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:
     return dim, cache.narrow(dim, 0, 1).numel() // (layer.num_kv_heads * widths)
 
 
-def _plain(layer: Any, cache: torch.Tensor) -> bool:
+def _plain(layer: Any, cache: torch.Tensor) -> bool:  # [blocks, tokens, ...] or [2, blocks, ...]
     """Return whether a layer's cache holds plain keys and values only, one number each."""
     kind = str(getattr(layer, "kv_cache_dtype", "auto"))
     if kind not in PLAIN_CACHES or not (cache.is_floating_point() or (cache.dtype, kind[:3]) == (torch.uint8, "fp8")):
@@ -159,7 +159,7 @@ def _plain(layer: Any, cache: torch.Tensor) -> bool:
     return slots in cache.shape and cache.narrow(dim, 0, 1).numel() == slots * layer.num_kv_heads * widths
 
 
-def _numbers(layer: Any, stored: torch.Tensor) -> torch.Tensor:
+def _numbers(layer: Any, stored: torch.Tensor) -> torch.Tensor:  # any shape
     """Return what is stored as numbers that can be compared."""
     kind = str(getattr(layer, "kv_cache_dtype", ""))
     if stored.dtype == torch.uint8 and kind.startswith("fp8"):

@@ -43,14 +43,14 @@ class Layout(Protocol):
 class Whole:
     """Every rank holds the whole value, by construction."""
 
-    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         return shard
 
-    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, ..., features] -> [rows, ..., part]
         return whole
 
 
-def _levelled(value: torch.Tensor) -> torch.Tensor:
+def _levelled(value: torch.Tensor) -> torch.Tensor:  # any shape
     """Return a replicated value with the same bits on every rank.
 
     A sum over more than two ranks may be rounded differently on each rank, as vLLM's sums on CPUs are. The first rank's bits
@@ -77,12 +77,12 @@ class Replicated:
         self.location = location
         self._proven = False
 
-    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         if not self._proven:
             self._proven = self._tells(shard)
         return _levelled(shard)
 
-    def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:
+    def gather_dummy(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, ..., features]
         """Return the rows of a pass without a request; they prove nothing for later passes.
 
         A value with one number for each row (token ids, positions) cannot be a part of a wider value.
@@ -99,7 +99,7 @@ class Replicated:
             )
         return shard
 
-    def _tells(self, shard: torch.Tensor) -> bool:
+    def _tells(self, shard: torch.Tensor) -> bool:  # any shape
         """Whether the ranks' values are equal where those of split ones would differ.
 
         Raises:
@@ -126,7 +126,7 @@ class Replicated:
         return bool(values.numel() and torch.isfinite(values).all() and values.min() != values.max())
 
     @staticmethod
-    def _rounded(shard: torch.Tensor) -> bool:
+    def _rounded(shard: torch.Tensor) -> bool:  # any shape
         """Return whether the ranks' values differ only as sums with different rounding do.
 
         Parts of a value never differ in this way.
@@ -143,7 +143,7 @@ class Replicated:
         dist.all_gather(everyone, near, group=group.cpu_group)
         return all(bool(one) for one in everyone)
 
-    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, ..., features] -> [rows, ..., part]
         return whole
 
 
@@ -158,7 +158,7 @@ class Columns:
     def __init__(self, parts: list[tuple[int, int]]) -> None:
         self.parts = parts
 
-    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         group = get_tp_group()
         widths = [width for width, _ in self.parts]
         if shard.shape[-1] != sum(widths):
@@ -175,7 +175,7 @@ class Columns:
             dim=-1,
         )
 
-    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, ..., features] -> [rows, ..., part]
         group = get_tp_group()
         totals = [width * group.world_size // copies for width, copies in self.parts]
         mine = []
@@ -188,10 +188,10 @@ class Columns:
 class Partial:
     """Each rank holds a partial sum; the whole value is the sum over ranks."""
 
-    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         return _levelled(get_tp_group().all_reduce(shard.clone()))
 
-    def scatter(self, whole: torch.Tensor) -> torch.Tensor:
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, ..., features] -> [rows, ..., part]
         # One rank carries the value, the others nothing, so that the later reduction gives it back exactly.
         return whole if get_tp_group().rank_in_group == 0 else torch.zeros_like(whole)
 
@@ -211,10 +211,10 @@ class Unknown:
             "give and take, or have the model served with tensor_parallel_size=1"
         )
 
-    def gather(self, shard: torch.Tensor) -> NoReturn:
+    def gather(self, shard: torch.Tensor) -> NoReturn:  # [rows, ..., part] -> [rows, ..., features]
         raise self._refusal()
 
-    def scatter(self, whole: torch.Tensor) -> NoReturn:
+    def scatter(self, whole: torch.Tensor) -> NoReturn:  # [rows, ..., features] -> [rows, ..., part]
         raise self._refusal()
 
     def _refusal(self) -> Refusal:

@@ -36,7 +36,7 @@ class Fakes:
     def __init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:  # any shape
         """Return a tensor with the shape and dtype of another tensor, and no elements."""
         with torch.inference_mode(False), torch.no_grad(), self._mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -49,7 +49,7 @@ class Fakes:
     def real(value: Any) -> Any:
         """Return a value with zeros for its fake tensors, so that a module can run on it."""
 
-        def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        def zeros(tensor: torch.Tensor) -> torch.Tensor:  # any shape
             if not isinstance(tensor, FakeTensor):
                 return tensor
             return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -57,7 +57,7 @@ class Fakes:
         return _mapped(value, zeros)
 
 
-def _mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # any shape
     if isinstance(value, torch.Tensor):
         return make(value)
     if isinstance(value, list | tuple):

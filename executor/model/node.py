@@ -24,7 +24,7 @@ from interpose.v1 import trace_pb2 as pb
 class Computed(Protocol):
     """A value that the model never holds, computed for one request when its block asks for it."""
 
-    def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:
+    def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:  # [rows, ...]
         """Return the whole value; called on every tensor-parallel rank.
 
         Args:
@@ -87,7 +87,7 @@ class View(ABC):
     shape: str
 
     @abstractmethod
-    def read(self, served: Served) -> torch.Tensor:
+    def read(self, served: Served) -> torch.Tensor:  # [rows, ...]
         """Return the value from what the block is served at the raw location."""
 
     def write(self, served: Served, value: Any) -> None:

@@ -71,7 +71,7 @@ def described(module: torch.nn.Module) -> list[model_pb2.Parameter]:
     return found
 
 
-def whole_shape(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> list[int]:
+def whole_shape(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> list[int]:  # any shape
     """Return a parameter's shape before any cut over ranks or repacking by a kernel.
 
     Linear layers say their sizes themselves; some backends repack their weights after loading, so the tensors do not.
@@ -103,7 +103,9 @@ class Parameters:
 
     # The block's side.
 
-    def open(self, node: Node, name: str, read: Callable[[Wanted], torch.Tensor]) -> Any:
+    def open(
+        self, node: Node, name: str, read: Callable[[Wanted], torch.Tensor]
+    ) -> Any:  # the parameter's whole shape, or [rows, ...]
         """Return a parameter as a tensor, or as an object that gives its rows.
 
         A parameter that a block has no room for is given by rows.
@@ -123,7 +125,7 @@ class Parameters:
 
     # The engine's side: all ranks are here.
 
-    def read(self, node: Node, wanted: Wanted) -> torch.Tensor:
+    def read(self, node: Node, wanted: Wanted) -> torch.Tensor:  # the parameter's whole shape, or [rows, ...]
         """Return a parameter, or rows of it, whole, as a copy for the block.
 
         Every tensor-parallel rank calls it.
@@ -154,7 +156,9 @@ class Parameters:
                 whole[start : start + step] = part
             return whole
 
-    def _check(self, layer: torch.nn.Module, name: str, tensor: torch.Tensor, where: str) -> None:
+    def _check(
+        self, layer: torch.nn.Module, name: str, tensor: torch.Tensor, where: str
+    ) -> None:  # this rank's part, any shape
         method = getattr(layer, "quant_method", None)
         if isinstance(layer, RoutedExperts):
             raise _refuse(where, "the weights of fused experts are kept as their kernel needs them")
@@ -167,7 +171,9 @@ class Parameters:
         if isinstance(layer, LinearBase) and name == "weight" and tensor.dim() != 2 and tensor.numel():
             raise _refuse(where, "the layer's weight is no matrix")
 
-    def _picker(self, layer: Any, name: str, tensor: torch.Tensor, where: str) -> tuple[Pick, bool]:
+    def _picker(
+        self, layer: Any, name: str, tensor: torch.Tensor, where: str
+    ) -> tuple[Pick, bool]:  # this rank's part, [out, in]
         """Return a function that gives this rank's rows by their numbers.
 
         It is returned too whether the rows come out of a repacked weight.
@@ -182,7 +188,7 @@ class Parameters:
         if width * width * height > _MAX_PRODUCTS:
             raise _refuse(where, "its kernel has repacked the weight, which is too large to be got back")
 
-        def pick(rows: torch.Tensor) -> torch.Tensor:
+        def pick(rows: torch.Tensor) -> torch.Tensor:  # [rows] -> [rows, width]
             """Multiply the identity with the weight.
 
             Each number of the product is exactly one number of the weight.
@@ -199,7 +205,9 @@ class Parameters:
 
         return pick, True
 
-    def _fetcher(self, node: Node, layer: Any, name: str, tensor: torch.Tensor, pick: Pick, where: str) -> Pick:
+    def _fetcher(
+        self, node: Node, layer: Any, name: str, tensor: torch.Tensor, pick: Pick, where: str
+    ) -> Pick:  # this rank's part, [out, in]
         """Return what gives rows of the whole parameter by their numbers, on every rank."""
         parts = getattr(layer, "tp_size", 1) if isinstance(layer, LinearBase | VocabParallelEmbedding) else 1
         if self._tp_size == 1:
@@ -221,7 +229,9 @@ class Parameters:
         self._check_same(layer, tensor, where)
         return pick
 
-    def _check_same(self, layer: torch.nn.Module, tensor: torch.Tensor, where: str) -> None:
+    def _check_same(
+        self, layer: torch.nn.Module, tensor: torch.Tensor, where: str
+    ) -> None:  # this rank's part, any shape
         """Refuse a parameter that is not the same on all ranks.
 
         A parameter whose numbers are all one is refused too: it would look the same in any case.
@@ -267,7 +277,7 @@ def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch
     owners = torch.cat([torch.full((count,), rank) for rank, _, count in segments]).to(device)
     places = torch.cat([torch.arange(first, first + count) for _, first, count in segments]).to(device)
 
-    def fetch(rows: torch.Tensor) -> torch.Tensor:
+    def fetch(rows: torch.Tensor) -> torch.Tensor:  # [rows] -> [rows, ...]
         mine = pick(places[rows]).contiguous()
         group = get_tp_group()
         everyone = group.all_gather(mine, dim=0).view(group.world_size, *mine.shape)
@@ -276,7 +286,7 @@ def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch
     return fetch
 
 
-def _digest(tensor: torch.Tensor) -> int:
+def _digest(tensor: torch.Tensor) -> int:  # any shape
     """Return a number that differs where the contents do.
 
     The computation takes no more memory than a chunk.

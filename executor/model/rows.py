@@ -36,14 +36,14 @@ class Rows:
     total: int
     padded: int
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [batch rows, ...] -> [rows, ...]
         return tensor[self.start : self.stop]
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:  # any shape
         """Return whether a tensor has the batch's rows."""
         return tensor.shape[0] in (self.total, self.padded)
 
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # tensor: [batch rows, ...], mine: [rows, ...]
         """Write `mine` into these rows of `tensor`."""
         self.of(tensor).copy_(mine)
 
@@ -54,14 +54,14 @@ class ManyRows:
 
     parts: tuple[Rows, ...]
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:  # any shape
         """Return whether a tensor has the batch's rows."""
         return self.parts[0].holds(tensor)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [batch rows, ...] -> [rows, ...]
         return torch.cat([part.of(tensor) for part in self.parts])
 
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # tensor: [batch rows, ...], mine: [rows, ...]
         """Write `mine` into these rows of `tensor`."""
         pieces = mine.split([part.stop - part.start for part in self.parts])
         for part, piece in zip(self.parts, pieces, strict=True):

@@ -50,7 +50,7 @@ class StepStream:
         return result
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:  # any shape
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):

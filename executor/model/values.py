@@ -65,7 +65,7 @@ class Derived:
         with torch.inference_mode(False), torch.no_grad():
             return _same(self.compute(), self.value)
 
-    def stale(self, sources: list[torch.Tensor]) -> bool:
+    def stale(self, sources: list[torch.Tensor]) -> bool:  # any shape
         """Return whether the sources are other tensors now, or were changed."""
         return any(
             now is not then or now._version != version
@@ -153,7 +153,7 @@ class Served:
             return value
         return Opaque(f"a {type(value).__name__} at {self.location}")
 
-    def _expose_tensor(self, value: torch.Tensor, path: Path) -> Any:
+    def _expose_tensor(self, value: torch.Tensor, path: Path) -> Any:  # [batch rows, ...]
         known = next((leaf for leaf in self._leaves if leaf.original is value), None)
         if known is not None:
             return known.private
@@ -169,15 +169,17 @@ class Served:
         self._leaves.append(Leaf(value, layout, private, private._version, mine, part))
         return private
 
-    def _gathered(self, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
+    def _gathered(
+        self, layout: Layout, shard: torch.Tensor
+    ) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         return layout.gather(shard)
 
-    def _copied(self, mine: torch.Tensor) -> torch.Tensor:
+    def _copied(self, mine: torch.Tensor) -> torch.Tensor:  # [rows, ...]
         with torch._C._InferenceMode(False):  # Leaving it brings back the mode of gradients too.
             torch._C._set_grad_enabled(False)
             return mine.clone(memory_format=torch.contiguous_format)
 
-    def owns(self, tensor: torch.Tensor) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:  # any shape
         """Return whether `tensor` shares memory with one of the block's private copies."""
         if tensor.layout is not torch.strided:  # Sparse tensors have no storage of their own.
             return False
@@ -185,7 +187,7 @@ class Served:
         mine = self.given()
         return any(one.untyped_storage().data_ptr() == storage for one in mine)
 
-    def given(self) -> list[torch.Tensor]:
+    def given(self) -> list[torch.Tensor]:  # [rows, ...]
         """Return the tensors that the block has of this location."""
         return [leaf.private for leaf in self._leaves] + [derived.value for _, derived in self._derived]
 
@@ -195,7 +197,7 @@ class Served:
         sources: list[torch.Tensor],
         compute: Callable[[], torch.Tensor],
         put: Callable[[torch.Tensor, torch.Tensor], None],
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # [rows, ...]
         """Return a value that is computed from tensors of this location.
 
         It is the same object until one of the tensors changes.
@@ -280,7 +282,9 @@ class Served:
             return current if all(settled[name] is current[name] for name in original) else settled
         return current
 
-    def _settle_tensor(self, original: torch.Tensor, current: torch.Tensor, now: Any) -> torch.Tensor:
+    def _settle_tensor(
+        self, original: torch.Tensor, current: torch.Tensor, now: Any
+    ) -> torch.Tensor:  # [batch rows, ...]
         if isinstance(now, Opaque):
             return current
         leaf = next(leaf for leaf in self._leaves if leaf.original is original)
@@ -357,13 +361,15 @@ class Shapes(Served):
         self._like = like
         super().__init__(location, value, rows, layout_of)
 
-    def _gathered(self, layout: Layout, shard: torch.Tensor) -> torch.Tensor:
+    def _gathered(
+        self, layout: Layout, shard: torch.Tensor
+    ) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         return layout.gather_dummy(shard) if isinstance(layout, Replicated) else layout.gather(shard)
 
-    def _copied(self, mine: torch.Tensor) -> torch.Tensor:
+    def _copied(self, mine: torch.Tensor) -> torch.Tensor:  # [rows, ...]
         return self._like(mine)
 
-    def owns(self, tensor: torch.Tensor) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:  # any shape
         return False
 
     def put_back(self) -> None:
@@ -376,18 +382,18 @@ class Shapes(Served):
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:  # any shape
     """Return whether two tensors have the same contents, bit for bit."""
     return torch.equal(bits(one), bits(other))
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:  # any shape
     """Return a tensor's contents as numbers that are equal where the bits are."""
     numbers = _BITS.get(tensor.element_size())
     return tensor if numbers is None else tensor.view(numbers)
 
 
-def digest(tensor: torch.Tensor) -> torch.Tensor:
+def digest(tensor: torch.Tensor) -> torch.Tensor:  # any shape; returns a scalar, int64
     """Return a number on the tensor's device that differs if contents or their order differ."""
     with torch.inference_mode(False), torch.no_grad():
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()

@@ -21,13 +21,13 @@ Message = dict[str, Any]
 class _AllRows:
     """Every row of a tensor; the rows of other requests stayed on the stage that has them."""
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [rows, ...]
         return tensor
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:  # any shape
         return True
 
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # [rows, ...]
         tensor.copy_(mine)
 
 
@@ -101,7 +101,7 @@ def unpack_error(message: Message) -> Exception | None:
     return None
 
 
-def _pack(value: Any, tensors: list[torch.Tensor]) -> tuple[str, Any]:
+def _pack(value: Any, tensors: list[torch.Tensor]) -> tuple[str, Any]:  # any shape
     if isinstance(value, torch.Tensor):
         known = next((i for i, tensor in enumerate(tensors) if tensor is value), None)
         if known is None:

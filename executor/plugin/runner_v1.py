@@ -57,7 +57,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         )
         return batch_of(interleaver, rows, bounds[-1], first.shape[0], len(request_ids))
 
-    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
         if not self.tracing:
             return super()._sample(logits, spec_decode_metadata)
         interleaver = self.interleaver

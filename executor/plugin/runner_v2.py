@@ -105,7 +105,9 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         rows = zip(prepared.req_ids, bounds, bounds[1:], strict=False)
         return batch_of(interleaver, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
 
-    def sample(self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
+    def sample(
+        self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
+    ) -> Any:  # [requests, hidden]
         if not self.tracing:
             return super().sample(hidden_states, input_batch, grammar_output)
         interleaver = self.interleaver

@@ -211,7 +211,7 @@ class InterposeWorker(_Base):
         if not group.is_last_rank:
             group.send_tensor_dict(given[0].tensors)
 
-    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:  # [rows, hidden]
         """Give the next dummy step the output of the pipeline stage before."""
         runner = self.model_runner
         if runner.intermediate_tensors is None:

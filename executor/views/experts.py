@@ -29,10 +29,10 @@ class Chosen(View):
     runner: Any
     item: int
 
-    def read(self, served: Served) -> torch.Tensor:
+    def read(self, served: Served) -> torch.Tensor:  # [rows, chosen experts]
         logits: torch.Tensor = tensor_at(served.value, (0,))
 
-        def choose() -> torch.Tensor:
+        def choose() -> torch.Tensor:  # [rows, chosen experts]
             # Routers need the hidden states for their number of rows only.
             rows = torch.empty(
                 logits.shape[0], self.runner.moe_config.hidden_dim, dtype=logits.dtype, device=logits.device
@@ -45,5 +45,5 @@ class Chosen(View):
     def write(self, served: Served, value: object) -> NoReturn:
         raise self.read_only("change router_logits")
 
-    def _put(self, before: torch.Tensor, now: torch.Tensor) -> NoReturn:
+    def _put(self, before: torch.Tensor, now: torch.Tensor) -> NoReturn:  # [rows, chosen experts]
         raise self.read_only("change router_logits, or clone the value before you work on it")

@@ -35,7 +35,7 @@ _HINT = "use attn.rot_q, attn.rot_k and attn.z"
 class Pattern(View):
     """A layer's attention probabilities, [heads, tokens, keys]; read only."""
 
-    def read(self, served: Served) -> torch.Tensor:
+    def read(self, served: Served) -> torch.Tensor:  # [heads, queries, keys]
         value: torch.Tensor = served.value
         return value
 
@@ -101,7 +101,7 @@ class AttentionPattern:
 
     def _probabilities(
         self, query: torch.Tensor, output: torch.Tensor, blocks: torch.Tensor, keys: int
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # query, output: [tokens, width]; blocks: [blocks]; returns [heads, tokens, keys]
         kernel, impl = self._kernel, self._kernel.impl
         if kernel.attn_type != AttentionType.DECODER:
             raise ValueError("the layer's attention is not causal")
@@ -133,7 +133,7 @@ class AttentionPattern:
         return pattern
 
     @staticmethod
-    def _prove(mine: torch.Tensor, gave: torch.Tensor, dtype: torch.dtype) -> None:
+    def _prove(mine: torch.Tensor, gave: torch.Tensor, dtype: torch.dtype) -> None:  # [tokens, heads, head size]
         tolerance = 1e-3 if dtype == torch.float32 else 5e-2
         if not bool((mine - gave).abs().max() <= tolerance * max(1.0, float(gave.abs().max()))):
             raise ValueError(

@@ -107,7 +107,7 @@ def record(
     return Recording(events)
 
 
-def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:  # any shape
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, tuple | list):
@@ -118,7 +118,7 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
             yield from _tensors(item, (*path, name))
 
 
-def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:
+def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:  # any shape
     """Return whether two recorded tensors agree in every element, up to rounding.
 
     Args:
@@ -134,7 +134,7 @@ def same(a: torch.Tensor, b: torch.Tensor, *terms: torch.Tensor) -> bool:
     return bool(((a.double() - b.double()).abs() <= rounding * size).all())
 
 
-def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None) -> float | None:
+def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None) -> float | None:  # any shape
     """Return the nonzero factor f with a = base + f * b, or None if there is none.
 
     Without a base, a = f * b.
@@ -153,7 +153,7 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
     return factor if same(a, made.to(a.dtype), *terms) else None
 
 
-def combined(whole: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
+def combined(whole: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:  # any shape
     """Return whether a tensor is a nonzero multiple of a base, plus multiples of terms."""
     parts = [base, *terms]
     if any(part.shape != whole.shape for part in parts):

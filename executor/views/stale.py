@@ -86,7 +86,7 @@ def _alike(before: Recording, after: Recording, spots: frozenset[Spot]) -> bool:
     return True
 
 
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:  # any shape
     """Return whether two tensors are the same up to the rounding of sums over ranks."""
     if one.shape != other.shape:
         return False

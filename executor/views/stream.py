@@ -45,7 +45,7 @@ class Place:
         return None if event is None else _sum([event.tensors[path] for path in self.at if path in event.tensors])
 
 
-def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
+def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:  # [rows, hidden]
     whole: torch.Tensor | None = None
     for tensor in tensors:
         whole = tensor if whole is None else whole + tensor
@@ -104,7 +104,7 @@ class StreamFinder:
             "layer are given and return"
         )
 
-    def _added_later(self, event: Event, pair: list[torch.Tensor]) -> bool:
+    def _added_later(self, event: Event, pair: list[torch.Tensor]) -> bool:  # [rows, hidden]
         """Return whether a later module gets both tensors and returns their sum."""
         for begun in self._recording.after(event.index, "input"):
             given = list(begun.rows(self._width).values())
@@ -145,7 +145,7 @@ class StreamFinder:
             return Place(event.path, "input", tuple(rows))
         return None
 
-    def _gives_sum(self, path: str, pair: list[torch.Tensor]) -> bool:
+    def _gives_sum(self, path: str, pair: list[torch.Tensor]) -> bool:  # [rows, hidden]
         ended = self._recording.at(path, "output")
         return ended is not None and any(
             same(one, pair[0] + pair[1], *pair) for one in ended.rows(self._width).values()
@@ -183,7 +183,9 @@ class StreamFinder:
             combined(result, stream, terms) for count in (1, 2) for terms in combinations(given, count)
         )
 
-    def _no_middle(self, layer: str, children: list[str], attention: Event, result: torch.Tensor) -> str:
+    def _no_middle(
+        self, layer: str, children: list[str], attention: Event, result: torch.Tensor
+    ) -> str:  # [rows, hidden]
         """Return why a layer has no middle.
 
         In a parallel layer no module gets the stream with the attention's result.

@@ -41,7 +41,7 @@ class Part(View):
     columns: tuple[int, int] | None = None
     heads: tuple[int, int] | None = None
 
-    def read(self, served: Served) -> torch.Tensor:
+    def read(self, served: Served) -> torch.Tensor:  # [rows, width] or [rows, heads, head size]
         tensor: torch.Tensor = tensor_at(served.value, self.at)
         if self.columns is not None:
             tensor = tensor[..., self.columns[0] : self.columns[1]]
@@ -62,7 +62,7 @@ class Stream(View):
 
     at: tuple[Path, ...] = field(default=((),))
 
-    def read(self, served: Served) -> torch.Tensor:
+    def read(self, served: Served) -> torch.Tensor:  # [rows, width] or [rows, heads, head size]
         tensors = self._tensors(served)
         if len(tensors) == 1:
             return tensors[0]
@@ -70,11 +70,11 @@ class Stream(View):
             self, tensors, lambda: tensors[0] + tensors[1], lambda before, now: self._put(served, before, now)
         )
 
-    def _tensors(self, served: Served) -> list[torch.Tensor]:
+    def _tensors(self, served: Served) -> list[torch.Tensor]:  # [rows, hidden]
         found = (tensor_at(served.value, path) for path in self.at)
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
-    def _put(self, served: Served, before: torch.Tensor, now: torch.Tensor) -> None:
+    def _put(self, served: Served, before: torch.Tensor, now: torch.Tensor) -> None:  # [rows, hidden]
         changed = (before != now).any(-1)
         added, residual = self._tensors(served)
         added[changed] = 0

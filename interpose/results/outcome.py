@@ -190,7 +190,7 @@ def values_of(
     if fetch:
         buffers.update(session.fetch(outcome.session_id, list(_blobs(outcome.saves))))
 
-    def get_blob(blob: Blob) -> np.ndarray:
+    def get_blob(blob: Blob) -> np.ndarray:  # [bytes], uint8
         # Each buffer becomes the memory of a single array. A second array of the same bytes fetches its own buffer.
         buffer = buffers.pop(blob.id, None)
         return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]

@@ -129,7 +129,7 @@ class RemoteDecoder(Decoder):
     session: Session
     session_id: str
 
-    def _tensor(self, tensor: Tensor) -> Any:
+    def _tensor(self, tensor: Tensor) -> Any:  # any shape
         if tensor.WhichOneof("payload") != "blob":
             return super()._tensor(tensor)
         arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)
