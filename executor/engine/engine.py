@@ -37,7 +37,7 @@ from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.events import kind_of
-from interpose.wire.gang import companions, start_after, wholes
+from interpose.wire.gang import gang_of, joint_invokes, start_after
 from interpose.wire.request import TraceRequest
 
 MOST_STEPS = 16  # of a scan
@@ -186,18 +186,18 @@ class TraceEngine:
                 yield scanned
             return
         # Checking grammars and chat templates may take a while.
-        without = wholes(trace)
-        prompted = [index for index in range(len(trace.invokes)) if index not in without]
+        joint = joint_invokes(trace)
+        prompted = [index for index in range(len(trace.invokes)) if index not in joint]
         prepared = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
         carried = shipped(request, await self._compiled(trace))
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
         results: dict[int, Result] = {}
         failed: set[int] = set()
-        together = companions(trace)
-        self._check_room(trace, together, prepared)
+        gang = gang_of(trace)
+        self._check_room(trace, gang, prepared)
         waits_for = start_after(trace)
-        for index in without:  # Its block gets nothing more once the other invokes have ended.
+        for index in joint:  # Its block gets nothing more once the other invokes have ended.
             waits_for[index] = set(prompted)
 
         async def one(index: int) -> None:
@@ -211,19 +211,19 @@ class TraceEngine:
                     finally:
                         self._waiting -= 1
                     broken = [other for other in after if other in failed]
-                    if broken and index not in without:
+                    if broken and index not in joint:
                         await self._skip(trace, index, broken[0], events)
                         failed.add(index)
                         return
                 self._running += 1
                 try:
-                    if index in without:
-                        done = await self._whole(trace, index, [results[one] for one in sorted(results)], events)
+                    if index in joint:
+                        done = await self._joint(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         invoke = InvokeRequest(
                             trace.id,
                             index,
-                            len(together) if index in together else 0,
+                            len(gang) if index in gang else 0,
                             flow_of(request),
                             carried if alone else None,
                         )
@@ -360,8 +360,8 @@ class TraceEngine:
             events.put_nowait(event)
         return not any(kind_of(event) == "failed" for event in ended)
 
-    async def _whole(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
-        """End an invoke without a prompt; return whether it ended without a failure.
+    async def _joint(self, trace: pb.Trace, index: int, results: list[Result], events: asyncio.Queue[Any]) -> bool:
+        """End a joint invoke, which has no prompt; return whether it ended without a failure.
 
         The block of such an invoke ran beside the blocks of all other invokes.
         """
@@ -391,16 +391,14 @@ class TraceEngine:
             )
         events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message).SerializeToString())
 
-    def _check_room(
-        self, trace: pb.Trace, together: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]
-    ) -> None:
+    def _check_room(self, trace: pb.Trace, gang: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]) -> None:
         """Refuse invokes that could never start in one step of the engine."""
-        if not together:
+        if not gang:
             return
         scheduler = self.llm.vllm_config.scheduler_config
-        tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in together)
+        tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in gang)
         for size, most, what, setting in (
-            (len(together), scheduler.max_num_seqs, "requests", "max_num_seqs"),
+            (len(gang), scheduler.max_num_seqs, "requests", "max_num_seqs"),
             (tokens, step_tokens(scheduler), "tokens of their prompts", "max_num_batched_tokens"),
         ):
             if size > most:
@@ -408,7 +406,7 @@ class TraceEngine:
                     f"the invokes that run together have {size} {what} together, and the engine runs up to {most} in "
                     f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
                 )
-                raise TraceFailed(_failed(trace, together[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+                raise TraceFailed(_failed(trace, gang[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
 
     def _stopped(self, trace: pb.Trace, index: int, error: Exception) -> pb.Event:
         """Return the failure of an invoke whose engine has ended, whether or not through its trace."""

@@ -26,7 +26,7 @@ from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
 from interpose.v1.value_pb2 import Binding, Value
 from interpose.wire import symbols
 from interpose.wire.encoder import Encoder, WireError
-from interpose.wire.gang import barriers_of, circular, wholes
+from interpose.wire.gang import barriers_of, circular, joint_invokes
 
 _UNBOUND = object()
 
@@ -144,7 +144,7 @@ class TraceBuilder:
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
-        self._bring_together(trace)
+        self._form_gang(trace)
         if self.variables is not None:
             self._bring(trace, self.variables, kept)
         try:
@@ -269,9 +269,13 @@ class TraceBuilder:
         own = dict(planned.sampling)
         lora = str(own.pop("lora", ""))
         sampling = self._sampling(own)
-        whole = planned.prompt is None
         return Invoke(
-            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole, lora=lora
+            prompt=planned.prompt,
+            sampling=sampling,
+            program=program,
+            after=sorted(after),
+            whole=planned.prompt is None,
+            lora=lora,
         )
 
     def _writers(self, index: int, name: str) -> set[int]:
@@ -283,22 +287,22 @@ class TraceBuilder:
             if name in earlier.block.writes and (earlier.group is None or earlier.group != group)
         }
 
-    def _bring_together(self, trace: Trace) -> None:
+    def _form_gang(self, trace: Trace) -> None:
         """Put invokes that must start in the same step into a gang.
 
         These are the invokes that wait at a barrier. If an invoke has no prompt, all invokes of the trace are the gang. While
         they run, the invokes of a gang see the names that the others assign.
         """
         reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
-        together = {index for index, barriers in enumerate(reached) if barriers}
-        if wholes(trace):
-            if together:
+        gang = {index for index, barriers in enumerate(reached) if barriers}
+        if joint_invokes(trace):
+            if gang:
                 message = "a barrier and an invoke without a prompt exclude each other in one trace: what the block without a "
                 message += "prompt changed and what one at the barrier did could be the same rows"
-                raise self._at_barrier(trace.invokes[min(together)], self._planned[min(together)], message)
-            together = set(range(len(trace.invokes)))
+                raise self._at_barrier(trace.invokes[min(gang)], self._planned[min(gang)], message)
+            gang = set(range(len(trace.invokes)))
         exchanged: dict[str, None] = {}
-        for index in sorted(together):
+        for index in sorted(gang):
             planned, invoke = self._planned[index], trace.invokes[index]
             invoke.together = True
             if planned.group is not None:
@@ -311,9 +315,9 @@ class TraceBuilder:
                     raise self._at_barrier(invoke, planned, f"{message}: make it with tracer.barrier({users})", number)
             after: set[int] = set()
             for name in (name for name in planned.block.reads if name not in self._shared):
-                if any(name in self._planned[other].block.writes for other in together - {index}):
+                if any(name in self._planned[other].block.writes for other in gang - {index}):
                     exchanged[name] = None
-                after |= self._writers(index, name) - together
+                after |= self._writers(index, name) - gang
             del invoke.after[:]
             invoke.after.extend(sorted(after))
         trace.exchanged.extend(exchanged)

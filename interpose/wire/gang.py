@@ -12,13 +12,13 @@ from interpose.v1.value_pb2 import Objects, Value
 from interpose.wire.walk import parts
 
 
-def companions(trace: Trace) -> list[int]:
-    """Return the invokes of the gang; invokes without a prompt are left out."""
+def gang_of(trace: Trace) -> list[int]:
+    """Return the invokes of the gang that have a prompt."""
     return [index for index, invoke in enumerate(trace.invokes) if invoke.together and not invoke.whole]
 
 
-def wholes(trace: Trace) -> list[int]:
-    """Return the invokes without a prompt, whose blocks see the rows of all prompts."""
+def joint_invokes(trace: Trace) -> list[int]:
+    """Return the joint invokes: they have no prompt, and their blocks see the rows of all prompts."""
     return [index for index, invoke in enumerate(trace.invokes) if invoke.whole]
 
 
@@ -28,9 +28,9 @@ def start_after(trace: Trace) -> list[set[int]]:
     An invoke of the gang waits for the invokes that any invoke of the gang waits for.
     """
     after = [set(invoke.after) for invoke in trace.invokes]
-    together = companions(trace)
-    common = {other for index in together for other in after[index]}
-    for index in together:
+    gang = gang_of(trace)
+    common = {other for index in gang for other in after[index]}
+    for index in gang:
         after[index] = common
     return after
 
@@ -40,30 +40,30 @@ def circular(trace: Trace) -> int | None:
 
     Such an invoke could never run.
     """
-    together = set(companions(trace))
+    gang = set(gang_of(trace))
     waits: list[bool] = []  # whether an invoke waits for the gang; it waits for earlier invokes only
     for invoke in trace.invokes:
-        waits.append(any(other in together or waits[other] for other in invoke.after))
-    wanted = {other for index in together for other in trace.invokes[index].after}
-    return next((other for other in sorted(wanted) if other in together or waits[other]), None)
+        waits.append(any(other in gang or waits[other] for other in invoke.after))
+    wanted = {other for index in gang for other in trace.invokes[index].after}
+    return next((other for other in sorted(wanted) if other in gang or waits[other]), None)
 
 
 def refusal(trace: Trace) -> str:
     """Return the reason why the invokes of a trace could not run, "" if they can."""
-    without = wholes(trace)
-    if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or without or companions(trace)):
+    joint = joint_invokes(trace)
+    if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or joint or gang_of(trace)):
         return "a scan has one prompt, and neither streams nor runs with edits"
     if circular(trace) is not None:
         return "invokes that start together cannot wait for what waits for one of them"
-    if not without:
+    if not joint:
         return ""
-    if len(companions(trace)) + len(without) < len(trace.invokes) or len(without) == len(trace.invokes):
+    if len(gang_of(trace)) + len(joint) < len(trace.invokes) or len(joint) == len(trace.invokes):
         return "an invoke without a prompt sees the rows of all others, which start together; there has to be one"
     if trace.stream:
         return "the block of an invoke without a prompt cannot stream what it saves: run the trace without stream=True"
     if any(invoke.after for invoke in trace.invokes):
         return "invokes that an invoke without a prompt sees start together and cannot wait for each other's ends"
-    if any(trace.invokes[index].sampling or trace.invokes[index].prompt.WhichOneof("kind") for index in without):
+    if any(trace.invokes[index].sampling or trace.invokes[index].prompt.WhichOneof("kind") for index in joint):
         return "an invoke without a prompt generates nothing, so it takes no sampling parameters"
     return ""
 

@@ -20,7 +20,7 @@ from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Log, Output, Trace
 from interpose.v1.value_pb2 import Blob
-from interpose.wire.gang import companions, start_after
+from interpose.wire.gang import gang_of, start_after
 from tests.engine.harness import Block, LocalEngine, request_of
 
 LIMITS = Limits(
@@ -65,7 +65,7 @@ class LocalSession(Session):
                 list(invoke.prompt.token_ids.ids),
                 sampling=sampling_of(trace, invoke, self._description, config, tokenizer),
                 after=tuple(sorted(waits_for)),
-                together=len(companions(trace)) if invoke.together else 0,
+                together=len(gang_of(trace)) if invoke.together else 0,
                 whole=invoke.whole,
             )
             for invoke, waits_for in zip(trace.invokes, start_after(trace), strict=True)

@@ -6,7 +6,7 @@ import pytest
 
 import interpose
 from interpose.v1.trace_pb2 import Invoke, Prompt, Trace
-from interpose.wire.gang import refusal, wholes
+from interpose.wire.gang import joint_invokes, refusal
 
 
 def test_all_invokes_start_together_and_exchange_names(service, model):
@@ -24,7 +24,7 @@ def test_all_invokes_start_together_and_exchange_names(service, model):
         (True, True, []),
         (True, False, []),
     ]
-    assert list(trace.exchanged) == ["clean"] and wholes(trace) == [1] and refusal(trace) == ""
+    assert list(trace.exchanged) == ["clean"] and joint_invokes(trace) == [1] and refusal(trace) == ""
     assert trace.invokes[1].prompt.WhichOneof("kind") is None and not trace.invokes[1].sampling
     with pytest.raises(interpose.InvalidArgument, match="each prompt has its result"):
         whole.result
