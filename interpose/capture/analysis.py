@@ -11,11 +11,18 @@ Annotations are not read: blocks are compiled with annotations as text.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_SWALLOW = frozenset({"suppress", "raises", "assertRaises", "assertRaisesRegex"})
+from interpose.capture.syntax import (
+    Comprehension,
+    Function,
+    binds,
+    bound_names,
+    deleted,
+    irrefutable,
+    runs,
+    swallows,
+)
 
 
 def block_reads_writes(body: Sequence[ast.stmt]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -49,92 +56,6 @@ def outer_writes(node: ast.AST) -> tuple[str, ...]:
     return tuple(walk.writes)
 
 
-def is_constant(node: ast.expr) -> bool:
-    """Returns whether an expression always has the same value.
-
-    Such an expression makes no mutable object.
-    """
-    if isinstance(node, ast.UnaryOp):
-        return is_constant(node.operand)
-    if isinstance(node, ast.Tuple):
-        return all(is_constant(element) for element in node.elts)
-    return isinstance(node, ast.Constant)
-
-
-def is_steps(node: ast.expr, tracers: frozenset[str] | None = None) -> bool:
-    """Returns whether an expression is ``T.iter[...]`` or ``T.all()`` for a tracer T.
-
-    T is one of `tracers`, or any name if `tracers` is None.
-    """
-    if isinstance(node, ast.Subscript):
-        attribute, name = node.value, "iter"
-    elif isinstance(node, ast.Call) and not node.args and not node.keywords:
-        attribute, name = node.func, "all"
-    else:
-        return False
-    if not (isinstance(attribute, ast.Attribute) and attribute.attr == name and isinstance(attribute.value, ast.Name)):
-        return False
-    return tracers is None or attribute.value.id in tracers
-
-
-def bound_names(scope: Function | ast.ClassDef) -> set[str]:
-    """Returns the names that belong to a function or class itself.
-
-    These are its parameters and the names its body binds, without global and nonlocal names.
-    """
-    names: set[str] = set()
-    if isinstance(scope, Function):
-        arguments = scope.args
-        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        names = {parameter.arg for parameter in parameters if parameter is not None}
-    declared: set[str] = set()
-    body: list[ast.AST] = list(scope.body) if isinstance(scope.body, list) else [scope.body]
-    for node in walk_level(body):
-        names.update(_binds(node))
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
-            declared.update(node.names)
-    return names - declared
-
-
-def walk_level(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Walks nodes in document order.
-
-    Of nested scopes only the parts are visited that belong to the scope around them. That is, of functions and classes what
-    is evaluated where they are defined, and of comprehensions all but the targets (an assignment expression inside a
-    comprehension binds in the scope around it).
-    """
-    stack = list(nodes)[::-1]
-    while stack:
-        node = stack.pop()
-        yield node
-        children: list[ast.AST | None]
-        if isinstance(node, Function):
-            children = [*getattr(node, "decorator_list", ()), *node.args.defaults, *node.args.kw_defaults]
-        elif isinstance(node, ast.ClassDef):
-            children = [*node.decorator_list, *node.bases, *node.keywords]
-        elif isinstance(node, ast.comprehension):
-            children = [node.iter, *node.ifs]
-        else:
-            children = [*ast.iter_child_nodes(node)]
-        stack.extend(child for child in children[::-1] if child is not None)
-
-
-def _binds(node: ast.AST) -> list[str]:
-    """The names that one node by itself binds in the scope it stands in."""
-    if isinstance(node, ast.Name):
-        return [] if isinstance(node.ctx, ast.Load) else [node.id]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
-        return [node.name] if node.name else []
-    if isinstance(node, ast.MatchMapping):
-        return [node.rest] if node.rest else []
-    return []
-
-
-# The names assigned on every way to a point of the block; None for a point that no way leads to.
 _Names = frozenset[str] | None
 
 
@@ -260,7 +181,7 @@ class _Walk:
         return self.expressions([node.value, node.target], before)
 
     def _import(self, node: ast.Import | ast.ImportFrom, before: frozenset[str]) -> _Names:
-        for name in _binds(node):
+        for name in binds(node):
             before = self._write(name, before)
         return before
 
@@ -307,7 +228,7 @@ class _Walk:
 
     def _for(self, node: ast.For | ast.AsyncFor, before: frozenset[str]) -> _Names:
         before = self.expression(node.iter, before)
-        at_least_once = _runs(node.iter)
+        at_least_once = runs(node.iter)
         once, breaks = self._loop([node.target], node.body, before)
         if at_least_once and once is not None:
             end = self.block(node.orelse, once)
@@ -341,19 +262,19 @@ class _Walk:
             before = before & end
 
     def _with(self, node: ast.With | ast.AsyncWith, before: frozenset[str]) -> _Names:
-        swallows = False
+        swallowed = False
         for item in node.items:
             before = self.expressions([item.context_expr, item.optional_vars], before)
-            swallows = swallows or _swallows(item.context_expr)
+            swallowed = swallowed or swallows(item.context_expr)
         after = self.block(node.body, before)
         # A body that never comes to its end may be an invoke's, which does not run here, or the exception may be swallowed.
-        return _meet(after, before - _deleted(node.body)) if swallows or after is None else after
+        return _meet(after, before - deleted(node.body)) if swallowed or after is None else after
 
     _asyncwith = _with
 
     def _try(self, node: ast.Try, before: frozenset[str]) -> _Names:
         # An exception may come anywhere: a handler can count on nothing that the body assigned, nor on what it deleted.
-        interrupted = before - _deleted(node.body)
+        interrupted = before - deleted(node.body)
         ways = [self.block(node.orelse, self.block(node.body, before))]
         for handler in node.handlers:
             inside = self.expression(handler.type, interrupted)
@@ -362,8 +283,8 @@ class _Walk:
         after = _meet(*ways)
         if not node.finalbody:
             return after
-        final = self.block(node.finalbody, before - _deleted([*node.body, *node.orelse, *node.handlers]))
-        return None if after is None or final is None else (after - _deleted(node.finalbody)) | final
+        final = self.block(node.finalbody, before - deleted([*node.body, *node.orelse, *node.handlers]))
+        return None if after is None or final is None else (after - deleted(node.finalbody)) | final
 
     _trystar = _try
 
@@ -376,48 +297,9 @@ class _Walk:
             for part in ast.walk(case.pattern):
                 if isinstance(part, ast.expr):
                     inside = self.expression(part, inside) if isinstance(part, ast.Name) else inside
-                for name in _binds(part) if isinstance(part, ast.pattern) else ():
+                for name in binds(part) if isinstance(part, ast.pattern) else ():
                     inside = self._write(name, inside)
             inside = self.expression(case.guard, inside)
             ways.append(self.block(case.body, inside))
-            exhaustive = exhaustive or (case.guard is None and _irrefutable(case.pattern))
+            exhaustive = exhaustive or (case.guard is None and irrefutable(case.pattern))
         return _meet(*ways) if exhaustive else _meet(before, *ways)
-
-
-def _runs(iterable: ast.expr) -> bool:
-    """Whether a loop over an expression surely runs at least once."""
-    if is_steps(iterable):
-        return True
-    if isinstance(iterable, (ast.List, ast.Tuple, ast.Set)):
-        return any(not isinstance(element, ast.Starred) for element in iterable.elts)
-    if isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range":
-        count = iterable.args[0] if len(iterable.args) == 1 else None
-        return isinstance(count, ast.Constant) and isinstance(count.value, int) and count.value > 0
-    return False
-
-
-def _swallows(context: ast.expr) -> bool:
-    """Whether a context manager is one of those known to swallow exceptions."""
-    function = context.func if isinstance(context, ast.Call) else None
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
-    return name in _SWALLOW
-
-
-def _deleted(statements: Iterable[ast.AST]) -> frozenset[str]:
-    """Returns the names that statements may unbind.
-
-    ``del`` unbinds, and so does the end of an ``except ... as name``.
-    """
-    names: set[str] = set()
-    for node in walk_level(statements):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
-            names.add(node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-    return frozenset(names)
-
-
-def _irrefutable(pattern: ast.pattern) -> bool:
-    if isinstance(pattern, ast.MatchAs):
-        return pattern.pattern is None or _irrefutable(pattern.pattern)
-    return isinstance(pattern, ast.MatchOr) and any(_irrefutable(part) for part in pattern.patterns)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from interpose.capture import members
-from interpose.capture.analysis import block_reads_writes, bound_names, outer_writes
+from interpose.capture.analysis import block_reads_writes, outer_writes
 from interpose.capture.block import block_text
 from interpose.capture.functions import defaults_of, variables_of
 from interpose.capture.recent import Recent
@@ -35,6 +35,7 @@ from interpose.capture.remake import (
     read_given,
 )
 from interpose.capture.source import Source, load
+from interpose.capture.syntax import bound_names
 from interpose.capture.verify import same_function
 
 

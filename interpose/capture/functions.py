@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from interpose.capture.analysis import Function, free_names, outer_writes
+from interpose.capture.analysis import free_names, outer_writes
 from interpose.capture.block import block_text
 from interpose.capture.recent import Recent
 from interpose.capture.remake import computed_defaults, default_name
 from interpose.capture.source import Source, load
+from interpose.capture.syntax import Function
 from interpose.capture.verify import same_function
 
 

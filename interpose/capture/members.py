@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Iterator
 
-from interpose.capture.analysis import is_constant
+from interpose.capture.syntax import is_constant
 
 Method = ast.FunctionDef | ast.AsyncFunctionDef
 UNKNOWN = object()

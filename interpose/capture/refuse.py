@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from interpose.capture.analysis import is_steps, walk_level
 from interpose.capture.source import Source
+from interpose.capture.syntax import is_steps, walk_level
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 

@@ -11,8 +11,8 @@ import ast
 import types
 from collections.abc import Container, Iterator
 
-from interpose.capture.analysis import is_constant
 from interpose.capture.rewrite import FLAGS, move, parse_block, rewrite
+from interpose.capture.syntax import is_constant
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 

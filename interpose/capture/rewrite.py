@@ -16,7 +16,7 @@ import ast
 import types
 from typing import Any
 
-from interpose.capture.analysis import bound_names, is_steps
+from interpose.capture.syntax import bound_names, is_steps
 
 SAVE = "__interpose_save__"
 GUARD = "__interpose_guard__"

@@ -6,40 +6,26 @@ when the trace is sent, once per trace. So all its invokes see the same state of
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 
 from interpose import capture
-from interpose.capture.rewrite import parse_block
 from interpose.contract.errors import InvalidArgument
-from interpose.modules.envoy import Envoy, Node
+from interpose.modules.envoy import Node
 from interpose.program.check import check_locations, frame_at, refused
+from interpose.program.check_code import check_code
+from interpose.program.gang import Planned, form_gang, uses, writers
 from interpose.program.session_variables import SessionVariables, inside
 from interpose.program.shipping import Shipper
 from interpose.rpc.remote import RemoteValue
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Invoke, Program, Prompt, Trace
 from interpose.v1.value_pb2 import Binding, Value
-from interpose.wire import symbols
 from interpose.wire.encoder import Encoder, WireError
-from interpose.wire.gang import barriers_of, circular, joint_invokes
 
 _UNBOUND = object()
-
-
-@dataclass
-class _Planned:
-    """One invoke before its values are encoded."""
-
-    block: capture.Block
-    reads: dict[str, object]
-    prompt: Prompt | None
-    sampling: Mapping[str, object]
-    group: int | None  # the same number for all sequences of a prompt; None: one sequence
 
 
 @dataclass
@@ -72,7 +58,7 @@ class TraceBuilder:
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex
         self.blobs: dict[str, memoryview] = {}
-        self._planned: list[_Planned] = []
+        self._planned: list[Planned] = []
         self._scopes: list[
             capture.Scope
         ] = []  # one for each invoke; dropped when the trace is built, as they hold frames
@@ -122,8 +108,8 @@ class TraceBuilder:
         tracers = frozenset(name for name, value in reads.items() if self.is_tracer(value))
         check_locations(block.body, block.filename, reads, tracers)
         for value in list(reads.values()):
-            self._check_code(value)
-        self._planned.append(_Planned(block, reads, prompt, sampling, group))
+            check_code(value)
+        self._planned.append(Planned(block, reads, prompt, sampling, group))
         self._scopes.append(scope)
         return len(self._planned) - 1
 
@@ -144,7 +130,7 @@ class TraceBuilder:
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
-        self._form_gang(trace)
+        form_gang(trace, self._planned, self._encoder.objects, self._shared)
         if self.variables is not None:
             self._bring(trace, self.variables, kept)
         try:
@@ -193,7 +179,7 @@ class TraceBuilder:
                     raise InvalidArgument(
                         f"{name!r} is something that the session's traces share, and another object in another prompt of this "
                         "trace: give each a name of its own",
-                        frames=[frame_at(node, planned.block.filename) for node in _uses(planned.block.body, name)][:1],
+                        frames=[frame_at(node, planned.block.filename) for node in uses(planned.block.body, name)][:1],
                     )
         kept: dict[str, object] = {}
         for name, value in self._shared.items():
@@ -236,7 +222,7 @@ class TraceBuilder:
 
         self._wired(contents, *self._shared_place(name))
 
-    def _invoke(self, index: int, planned: _Planned) -> Invoke:
+    def _invoke(self, index: int, planned: Planned) -> Invoke:
         block = planned.block
         program = Program(
             source=block.source,
@@ -249,96 +235,30 @@ class TraceBuilder:
         for name in block.reads:
             if name in self._shared:
                 continue
-            writers = self._writers(index, name)
-            if any(self._planned[i].group is not None for i in writers):
+            before = writers(self._planned, index, name)
+            if any(self._planned[i].group is not None for i in before):
                 raise InvalidArgument(
                     f"{name!r} has a value for each of the n sequences of an earlier prompt; use it after the trace, or give "
                     "each sequence a `with tracer.invoke(prompt):` of its own",
-                    frames=[frame_at(node, block.filename) for node in _uses(block.body, name)][:1],
+                    frames=[frame_at(node, block.filename) for node in uses(block.body, name)][:1],
                 )
-            after |= writers
+            after |= before
             if name not in planned.reads:
                 continue
             try:
                 value = self._encode(planned.reads[name], repr(name), block, name)
             except InvalidArgument:
-                if writers:  # the block gets the value that an earlier invoke assigns
+                if before:  # the block gets the value that an earlier invoke assigns
                     continue
                 raise
             program.reads.add(name=name, value=value)
         own = dict(planned.sampling)
         lora = str(own.pop("lora", ""))
         sampling = self._sampling(own)
+        whole = planned.prompt is None
         return Invoke(
-            prompt=planned.prompt,
-            sampling=sampling,
-            program=program,
-            after=sorted(after),
-            whole=planned.prompt is None,
-            lora=lora,
+            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole, lora=lora
         )
-
-    def _writers(self, index: int, name: str) -> set[int]:
-        """Return the earlier invokes that assign a name."""
-        group = self._planned[index].group
-        return {
-            i
-            for i, earlier in enumerate(self._planned[:index])
-            if name in earlier.block.writes and (earlier.group is None or earlier.group != group)
-        }
-
-    def _form_gang(self, trace: Trace) -> None:
-        """Put invokes that must start in the same step into a gang.
-
-        These are the invokes that wait at a barrier. If an invoke has no prompt, all invokes of the trace are the gang. While
-        they run, the invokes of a gang see the names that the others assign.
-        """
-        reached = [barriers_of(invoke.program, self._encoder.objects) for invoke in trace.invokes]
-        gang = {index for index, barriers in enumerate(reached) if barriers}
-        if joint_invokes(trace):
-            if gang:
-                message = "a barrier and an invoke without a prompt exclude each other in one trace: what the block without a "
-                message += "prompt changed and what one at the barrier did could be the same rows"
-                raise self._at_barrier(trace.invokes[min(gang)], self._planned[min(gang)], message)
-            gang = set(range(len(trace.invokes)))
-        exchanged: dict[str, None] = {}
-        for index in sorted(gang):
-            planned, invoke = self._planned[index], trace.invokes[index]
-            invoke.together = True
-            if planned.group is not None:
-                what = "that waits at a barrier" if reached[index] else "beside one without a prompt"
-                raise self._at_barrier(invoke, planned, f"an invoke {what} has one sequence, not n")
-            for number, count in reached[index].items():
-                users = sum(number in barriers for barriers in reached)
-                if users < count:
-                    message = f"the barrier waits for {count} invokes and {users} of the trace's use it"
-                    raise self._at_barrier(invoke, planned, f"{message}: make it with tracer.barrier({users})", number)
-            after: set[int] = set()
-            for name in (name for name in planned.block.reads if name not in self._shared):
-                if any(name in self._planned[other].block.writes for other in gang - {index}):
-                    exchanged[name] = None
-                after |= self._writers(index, name) - gang
-            del invoke.after[:]
-            invoke.after.extend(sorted(after))
-        trace.exchanged.extend(exchanged)
-        loop = circular(trace)
-        if loop is not None:
-            planned = self._planned[loop]
-            raise InvalidArgument(
-                "this block reads what an invoke with a barrier assigns, so it runs when that one has ended, and another "
-                "invoke with a barrier reads what this block assigns; call the barrier in this block too",
-                frames=[frame_at(planned.block.body[0], planned.block.filename)],
-            )
-
-    def _at_barrier(
-        self, invoke: Invoke, planned: _Planned, message: str, number: int | None = None
-    ) -> InvalidArgument:
-        """Return an error at the first line of a block that names a barrier, else at its start."""
-        held = [binding for binding in invoke.program.reads if binding.value.WhichOneof("kind") == "barrier"]
-        names = [binding.name for binding in held if number in (None, binding.value.barrier.number)]
-        body = planned.block.body
-        nodes = [node for name in names for node in _uses(body, name)] or list(body)
-        return InvalidArgument(message, frames=[frame_at(nodes[0], planned.block.filename)])
 
     def _sampling(self, sampling: Mapping[str, object]) -> list[Binding]:
         return [
@@ -363,7 +283,7 @@ class TraceBuilder:
         except WireError as error:
             frames = []
             if block is not None:
-                frames = [frame_at(node, block.filename) for node in _uses(block.body, name)][:1]
+                frames = [frame_at(node, block.filename) for node in uses(block.body, name)][:1]
             where = f"{what}{error.where}" if name else what
             raise InvalidArgument(f"{where} cannot be sent with the block: {error}", frames=frames) from None
 
@@ -375,28 +295,6 @@ class TraceBuilder:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         self.blobs[digest] = data
         return digest
-
-    def _check_code(self, value: object) -> None:
-        """Check the locations in the code of a user's function, method or class."""
-        if symbols.symbol_value(value) is not None or isinstance(value, Envoy | capture.CapturedContext):
-            return
-        if isinstance(value, FunctionType):
-            self._check_function(value)
-            return
-        owner = value.__self__ if isinstance(value, MethodType) else value
-        cls = owner if isinstance(owner, type) else type(owner)
-        source = None if symbols.is_installed(cls.__module__) else capture.class_source(cls)
-        if source is not None:
-            check_locations([source.node], source.filename, {**source.needs, **source.reads}, frozenset())
-
-    def _check_function(self, function: FunctionType) -> None:
-        source = capture.function_source(function)
-        if source is None:
-            return
-        if source.source.lstrip().startswith("lambda"):  # its text may not parse alone; the worker checks it
-            return
-        body = parse_block(source.source, source.filename, source.first_line, source.indent).body
-        check_locations(body, source.filename, source.bindings, frozenset())
 
     def _pickled(self, obj: object) -> Value:
         import cloudpickle
@@ -412,9 +310,3 @@ def _lookup(scope: capture.Scope, name: str) -> object:
         return scope.lookup(name)
     except KeyError:
         return _UNBOUND
-
-
-def _uses(body: Sequence[ast.AST], name: str) -> Iterable[ast.AST]:
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    return sorted(named, key=lambda node: (node.lineno, node.col_offset))
