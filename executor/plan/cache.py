@@ -1,0 +1,80 @@
+"""Plans by what they were made for; the plan that was used longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from executor.plan.ir import Plan
+from executor.plan.refuse import Refused
+
+MOST_VARIANTS = 16
+
+
+class PlanCache:
+    """The plans of one worker.
+
+    Args:
+        most: how many regions it holds.
+
+    Attributes:
+        made: how many plans were compiled.
+    """
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._plans: OrderedDict[tuple[object, ...], list[Plan]] = OrderedDict()
+        self._refused: OrderedDict[tuple[object, ...], Refused] = OrderedDict()
+        self.made = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: tuple[object, ...], step: int, make: Callable[[], Plan], line: int = 0) -> Plan:
+        """Return the plan for a step, made if there is none whose guards hold.
+
+        Args:
+            key: the fingerprint of what the region reads, and whatever else the plan is made for.
+            step: the step.
+            make: compiles the plan.
+            line: where the region begins, for messages.
+
+        Raises:
+            Refused: the region is no plan, now or when it was tried before; or it needs too many plans.
+        """
+        if key in self._refused:
+            self._refused.move_to_end(key)
+            raise self._refused[key]
+        plans = self._plans.get(key)
+        if plans is not None:
+            self._plans.move_to_end(key)
+            found = next((plan for plan in plans if plan.holds(step)), None)
+            if found is not None:
+                return found
+        try:
+            if plans is not None and len(plans) >= MOST_VARIANTS:
+                raise Refused(
+                    line,
+                    f"the number of the step decides between more than {MOST_VARIANTS} programs",
+                    "use the number in comparisons alone, or as a tensor",
+                )
+            made = make()
+        except Refused as refused:
+            self._refused[key] = refused
+            self._drop(self._refused)
+            raise
+        self.made += 1
+        self._plans.setdefault(key, []).append(made)
+        self._drop(self._plans)
+        return made
+
+    def clear(self) -> None:
+        """Forget everything, as when the model's modules change."""
+        self._plans.clear()
+        self._refused.clear()
+
+    def _drop(
+        self, entries: OrderedDict[tuple[object, ...], object] | OrderedDict[tuple[object, ...], list[Plan]]
+    ) -> None:
+        while len(entries) > self._most:
+            entries.popitem(last=False)

@@ -1,0 +1,308 @@
+"""One step of a block on tensors without elements: what it reads, changes, adds and leaves.
+
+`Tracing` answers what the names in a block ask for (`executor.block.interface.Block`), without waiting for any model. What it
+cannot answer, it refuses with what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+
+from executor.core.errors import Refusal
+from executor.core.location import Kind, Location
+from executor.model.items import ListOutputs, Outputs, check
+from executor.model.module_name import ModuleName
+from executor.model.node import Node, Unreachable, View
+from executor.model.tree import SAMPLES, ModuleTree
+from executor.plan.containers import Written
+from executor.plan.forms import Form
+from executor.plan.ir import Append, Item, Read, Write
+from executor.plan.record import CARRIED, CONSTANT, Recorder, storage_of
+from executor.plan.refuse import Refused
+from executor.plan.served import Traced
+from executor.plan.step import Step
+
+_DEEPEST = 30
+
+# Returns the form of a raw location's value for a request, or None if it is not known.
+FormOf = Callable[[str, str], Form | None]
+
+
+@dataclass
+class Results:
+    """What the trace of one step found.
+
+    Attributes:
+        reads, writes, appends: as of `Plan`.
+        outputs: the tensors that the program gives, by their numbers.
+        carried: by name, the tensor that the step leaves.
+        left: the names that the step leaves, with their values.
+    """
+
+    reads: list[Read] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    carried: dict[str, torch.Tensor] = field(default_factory=dict)
+    left: list[tuple[str, Item]] = field(default_factory=list)
+
+    def output(self, tensor: torch.Tensor) -> int:
+        """Return the number of the output that gives a tensor."""
+        number = next((i for i, one in enumerate(self.outputs) if one is tensor), None)
+        if number is None:
+            number = len(self.outputs)
+            self.outputs.append(tensor)
+        return number
+
+
+class Tracing:
+    """A block that is traced in one step.
+
+    Args:
+        tree: the model's modules.
+        recorder: records the operations.
+        form_of: gives the forms of locations.
+        step: the step.
+
+    Attributes:
+        pointer: the step that locations are asked for in.
+        results: what was found so far.
+    """
+
+    def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int) -> None:
+        self.pointer = step
+        self.results = Results()
+        self._tree = tree
+        self._recorder = recorder
+        self._form_of = form_of
+        self._at_now: tuple[str, str] | None = None
+        self._served: Traced | None = None
+        self._position = -1
+        self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
+        self._added: list[tuple[int, Any, Any, int]] = []
+
+    # Values of the model.
+
+    def read(self, node: Node, kind: str) -> Any:
+        """Return the value at a module's input or output."""
+        return self._at(node, kind).value
+
+    def read_view(self, view: View) -> Any:
+        """Return a canonical value."""
+        return view.read(self._at_view(view))
+
+    def write_view(self, view: View, value: Any) -> None:
+        """Replace a canonical value."""
+        view.write(self._at_view(view), value)
+
+    def _at_view(self, view: View) -> Traced:
+        if isinstance(view, Unreachable):
+            raise view.refusal()
+        return self._at(view.node, view.kind, view.name)
+
+    def read_input(self, node: Node) -> Any:
+        """Return a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        return args[0] if args else next(iter(kwargs.values()))
+
+    def write(self, node: Node, kind: str, value: Any) -> None:
+        """Replace the value at a module's input or output."""
+        self._at(node, kind).assign(value)
+
+    def write_input(self, node: Node, value: Any) -> None:
+        """Replace a module's first argument."""
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args:
+            args[0] = value
+        else:
+            name = next(iter(kwargs))
+            check(kwargs[name], value, f"{node.path}.input")
+            kwargs[name] = value
+
+    def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
+        place = (node.path, str(kind))
+        if self._served is not None and self._at_now == place:
+            self._served.put_back()
+            return self._served
+        name = str(Location(node.path, kind, 0, shown))
+        line = self._recorder.line()
+        if kind == Kind.PATTERN:
+            raise Refused(
+                line, f"{name} is computed apart from the model's pass", "read it in steps outside of the loop"
+            )
+        position = self._tree.order_of(node.path, kind)
+        if position <= self._position:
+            raise Refused(line, f"{name} had already passed", "ask for locations in the order that the model runs them")
+        self.settle()
+        form = self._form_of(*place)
+        if form is None:
+            raise Refused(line, f"{name} has not been seen in a step of one row yet", "")
+        number, first = len(self.results.reads), len(self._recorder.inputs)
+        inputs = [
+            self._recorder.input(f"at{number}_{leaf.index}", (form.rows, *leaf.shape), None, leaf.dtype)
+            for leaf, _ in form.leaves()
+        ]
+        read = Read(*place, form, tuple(range(first, first + len(inputs))), line)
+        self.results.reads.append(read)
+        self._recorder.serving = number
+        self._served, self._at_now, self._position = Traced(name, number, form, inputs, self._recorder), place, position
+        return self._served
+
+    def settle(self) -> None:
+        """The block goes on from where it is: note what it changed there."""
+        served = self._served
+        if served is None:
+            return
+        number = len(self.results.reads) - 1
+        for changed in served.changed():
+            if self.results.reads[number].path == SAMPLES:
+                raise Refused(
+                    self._recorder.line(),
+                    "a sampled token is changed, and every token is checked first",
+                    "change the logits",
+                )
+            output = self.results.output(changed.tensor)
+            self.results.writes.append(Write(number, changed.leaf, changed.at, output, changed.in_place))
+        served.leave()
+        self._served = self._at_now = None
+        self._recorder.serving = -1
+
+    # What a plan does not have.
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        raise Refused(self._recorder.line(), what, instead)
+
+    @property
+    def steps(self) -> int:
+        self._refuse("the number of steps so far is asked for", "use the loop's own number")
+
+    def skip(self, node: Node, value: Any) -> NoReturn:
+        self._refuse(f"{node.path}.skip() skips a module, which the engine does", "assign the module's output")
+
+    def apply(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        self._refuse(
+            f"{node.path}(...) applies a module of the model", "save its input, and apply the module after the loop"
+        )
+
+    def parameter(self, node: Node, name: str) -> NoReturn:
+        self._refuse(f"{node.path}.{name} reads a weight", f"read it before the loop: weight = ….{name}")
+
+    def await_barrier(self, barrier: object) -> NoReturn:
+        self._refuse("a barrier waits for other invokes", "meet before the loop")
+
+    def await_step(self, step: int) -> NoReturn:
+        self._refuse("a loop over steps inside the step", "write one loop over steps")
+
+    def await_result(self) -> NoReturn:
+        self._refuse("tracer.result waits for the end of the generation", "read it after the loop")
+
+    def advance(self, node: Node) -> NoReturn:
+        self._refuse(
+            f"{node.path}.next() moves on to another step", "read the location in that step's turn of the loop"
+        )
+
+    def record(self, *_: object) -> NoReturn:
+        self._refuse("tracer.cache() starts to record", "call it before the loop")
+
+    def log(self, text: str) -> NoReturn:
+        self._refuse("text is sent in every step", "append the values to a list and print them after the loop")
+
+    def stop(self) -> NoReturn:
+        self._refuse("tracer.stop() ends the request from inside", "bound the loop: tracer.iter[a:b]")
+
+    # What it keeps.
+
+    def save(self, value: Any) -> Any:
+        """Note a saved value; return what the block goes on with, as `SaveRegistry.save` does."""
+        if isinstance(value, torch.Tensor):
+            if self._served is None or not self._served.owns(value):
+                if self._recorder.owner(value)[0] == CONSTANT:
+                    self._refuse(
+                        "a tensor from before the loop is saved in every step", "save it once, before the loop"
+                    )
+                self._saved[id(value)] = (value, None)
+                return value
+            alias, snapshot = value.view_as(value), value.detach().clone()
+            self._saved[id(alias)] = (alias, snapshot)
+            self._saved[id(value)] = (value, snapshot)
+            return alias
+        if isinstance(value, Outputs | ListOutputs):
+            self._refuse("a tuple of the model's values is saved", "save its tensors one by one: output[0].save()")
+        if isinstance(value, Step):
+            self._refuse("the step's number is saved by itself", "append it to a saved list")
+        if isinstance(value, Written):
+            self._refuse(
+                "a list from before the loop is saved in every step", "save it before the loop: kept = [].save()"
+            )
+        if isinstance(value, ModuleName):
+            self._refuse("the name of a module is saved", "save its output")
+        self._saved[id(value)] = (value, None)
+        return value
+
+    def added(self, container: int, key: Any, value: Any, line: int) -> None:
+        """Note that the block adds to a list or dict of its own."""
+        self._added.append((container, key, value, line))
+
+    def close(self, names: Mapping[str, Any], live: Mapping[str, int]) -> None:
+        """The step is over: note what it added and left.
+
+        Args:
+            names: what the names are bound to now.
+            live: the names that are used after the step, with a line for messages.
+        """
+        self.settle()
+        for container, key, value, line in self._added:
+            of_dict = key is not None
+            item = self._item(value, line, 0)
+            self.results.appends.append(Append(container, self._item(key, line, 0) if of_dict else None, item, line))
+        for name, line in live.items():
+            if name in names and not isinstance(names[name], Written):
+                self.results.left.append((name, self._item(names[name], line, 0)))
+
+    def _item(self, value: Any, line: int, depth: int) -> Item:
+        """Return how a value of the step is made of the program's outputs."""
+        if depth > _DEEPEST:
+            raise Refused(line, "a value that is nested too deeply", "use a flat list")
+        saved = self._saved.get(id(value))
+        marked = saved is not None and saved[0] is value
+        if isinstance(value, torch.Tensor):
+            snapshot = saved[1] if saved is not None and marked else None
+            if self._recorder.owner(value)[0] == CARRIED:
+                self._check_carried(value, line)
+            copy = -1 if snapshot is None else self.results.output(snapshot)
+            return Item("tensor", self.results.output(value), saved=marked, snapshot=copy)
+        if isinstance(value, Step):
+            return Item("number", number=value.expression, saved=marked)
+        if isinstance(value, tuple | list):
+            if type(value) not in (tuple, list, Outputs):
+                raise Refused(line, f"a {type(value).__name__} is kept", "keep a plain tuple or list")
+            kind = "list" if type(value) is list else "tuple"
+            return Item(kind, items=tuple(self._item(one, line, depth + 1) for one in value), saved=marked)
+        if type(value) is dict:
+            items = tuple(self._item(one, line, depth + 1) for one in value.values())
+            keys = tuple(self._item(key, line, depth + 1) for key in value)
+            return Item("dict", items=items, keys=keys, saved=marked)
+        if isinstance(
+            value, ModuleName | bool | int | float | complex | str | bytes | None | torch.dtype | range | slice
+        ):
+            return Item("value", value=value, saved=marked)
+        raise Refused(
+            line, f"a {type(value).__name__} is kept past the step", "keep tensors, numbers, tuples and lists"
+        )
+
+    def _check_carried(self, value: torch.Tensor, line: int) -> None:
+        if storage_of(value) in self._recorder.changed:
+            raise Refused(line, "a tensor that the next step changes in place is kept", "keep a copy: total.clone()")
+
+
+def explained(error: Exception, line: int) -> Refused:
+    """Return why traced code could not go on, for an exception of its own."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, Refusal):
+        return Refused(line, error.message, "")
+    return Refused(line, f"it cannot run without the values ({type(error).__name__}: {error})", "")
