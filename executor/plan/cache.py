@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
@@ -73,8 +74,6 @@ class PlanCache:
         self._plans.clear()
         self._refused.clear()
 
-    def _drop(
-        self, entries: OrderedDict[tuple[object, ...], object] | OrderedDict[tuple[object, ...], list[Plan]]
-    ) -> None:
+    def _drop(self, entries: OrderedDict[tuple[object, ...], Any]) -> None:
         while len(entries) > self._most:
             entries.popitem(last=False)

@@ -87,7 +87,7 @@ class _Compilation:
         )
         self._recorder.add_files(self._walk.filenames)
         self._step = step
-        self._kept = frozenset(region.after | live)
+        self._live = live
 
     def _stand_in(self, at: int | str, tensor: torch.Tensor) -> torch.Tensor:
         carried = isinstance(at, str)
@@ -108,15 +108,15 @@ class _Compilation:
         def run() -> None:
             with saving_with(self._tracing.save):
                 exec(region.code, names)
-            lines = dict.fromkeys((name for name in region.writes if name in self._kept), region.line)
-            lines.update({name: region.reads[name] for name in lines if name in region.reads})
-            self._tracing.close(names, {name: line for name, line in lines.items() if name not in self._stand_ins})
+            lines = {name: region.reads.get(name, region.line) for name in (*region.writes, region.target) if name}
+            lines = {name: line for name, line in lines.items() if name not in self._stand_ins}
+            used = {name: line for name, line in lines.items() if name in region.after}
+            given = {name: line for name, line in lines.items() if name in self._live}
+            self._tracing.close(names, used, given)
 
         self._context.run_as(self._tracing, lambda: self._guarded(lambda: self._recorder.run(run)))
         walk.check_unchanged()
         results = self._tracing.results
-        if not results.reads:
-            raise Refused(region.line, "the block asks for no location here", "")
         carried = self._carried(names, before, results)
         return self._made(results, carried)
 
@@ -179,7 +179,7 @@ class _Compilation:
         holders = [*recorder.inputs, *(node for node, _ in recorder.literals)]
         for node in reversed(holders):
             next(iter(graph.nodes)).prepend(node)
-        rows = {read.form.rows for read in results.reads}
+        rows = {read.form.rows for read in results.reads} or {1}
         if len(rows) != 1:
             raise Refused(region.line, "locations with several numbers of rows", "")
         pure = functional(graph)
@@ -188,6 +188,7 @@ class _Compilation:
         text = repr((environment.fingerprint, results.reads, self._guards, graph))
         return Plan(
             key=hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(),
+            environment=environment.fingerprint,
             rows=rows.pop(),
             inputs=tuple(node.name for node in holders),
             program=graph,
@@ -201,6 +202,7 @@ class _Compilation:
             appends=tuple(results.appends),
             literals=tuple(tensor for _, tensor in recorder.literals),
             results=tuple(results.left),
+            dropped=tuple(results.dropped),
             unstable=first_unstable(pure, shared, [node.name for node in holders]),
         )
 

@@ -1,20 +1,18 @@
-"""Lists and dicts that a block has from before, while the block is traced: what is added to them is noted, not done."""
+"""Lists and dicts that a block adds to, while the block is traced: what is added is noted, not done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from executor.plan.refuse import Refused
-
-_READ = "the loop adds to this and reads it, so what it reads depends on the steps before"
-_KEEP = "keep the last value in a variable of its own: previous = value"
 
 
 class Written:
     """A list or dict to which the traced code adds.
 
-    It is no list or dict, so that code which needs a real one fails, and does not see the items of now.
+    What it holds differs from step to step, so the traced code may not look. It is no list or dict, so that code which needs a
+    real one fails.
 
     Args:
         index: its number among those that the block writes to.
@@ -23,35 +21,40 @@ class Written:
     """
 
     def __init__(self, index: int, here: Callable[[], int], note: Callable[[int, Any, Any, int], None]) -> None:
-        self.index = index
+        self._index = index
         self._here = here
         self._note = note
-        self._added = False
-        self._read = 0
 
     def _add(self, key: Any, value: Any) -> None:
-        if self._read:
-            raise Refused(self._read, _READ, _KEEP)
-        self._added = True
-        self._note(self.index, key, value, self._here())
+        self._note(self._index, key, value, self._here())
 
-    def _look(self) -> None:
-        if self._added:
-            raise Refused(self._here(), _READ, _KEEP)
-        self._read = self._read or self._here()
+    def _look(self) -> NoReturn:
+        raise Refused(
+            self._here(),
+            "the loop adds to this and reads it, so what it reads depends on the steps before",
+            "keep the last value in a variable of its own: previous = value",
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self._look()
+
+    def __len__(self) -> int:
+        self._look()
+
+    def __contains__(self, value: object) -> bool:
+        self._look()
+
+    def __getitem__(self, key: Any) -> Any:
+        self._look()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._look()
 
 
 class WrittenList(Written):
-    """A list to which the traced code adds.
-
-    Args:
-        items: what it holds, as the traced code may see it.
-        index, here, note: as of `Written`.
-    """
-
-    def __init__(self, items: list[Any], *rest: Any) -> None:
-        super().__init__(*rest)
-        self._items = items
+    """A list to which the traced code adds."""
 
     def append(self, value: Any) -> None:
         self._add(None, value)
@@ -64,65 +67,14 @@ class WrittenList(Written):
         self.extend(values)
         return self
 
-    def __getitem__(self, key: Any) -> Any:
-        self._look()
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        self._look()
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        self._look()
-        return len(self._items)
-
     def __setitem__(self, key: Any, value: Any) -> None:
         raise Refused(self._here(), "an item of a list is replaced", "append to the list")
 
 
 class WrittenDict(Written):
-    """A dict into which the traced code puts.
-
-    Args:
-        items: what it holds, as the traced code may see it.
-        index, here, note: as of `Written`.
-    """
-
-    def __init__(self, items: dict[Any, Any], *rest: Any) -> None:
-        super().__init__(*rest)
-        self._items = items
+    """A dict into which the traced code puts."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if key is None:
+            raise Refused(self._here(), "None is a key", "use numbers or text as keys")
         self._add(key, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        self._look()
-        return self._items[key]
-
-    def __contains__(self, key: Any) -> bool:
-        self._look()
-        return key in self._items
-
-    def __iter__(self) -> Iterator[Any]:
-        self._look()
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        self._look()
-        return len(self._items)
-
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        self._look()
-        return list(self._items.items())
-
-    def values(self) -> Iterable[Any]:
-        self._look()
-        return list(self._items.values())
-
-    def keys(self) -> Iterable[Any]:
-        self._look()
-        return list(self._items)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._look()
-        return self._items.get(key, default)

@@ -36,7 +36,7 @@ class Region:
         reads: the names that may be read before they are assigned, with the line of their first use.
         writes: the names that are assigned.
         after: the names that the rest of the block reads.
-        grown: the names from which lists are reached that get items, or dicts that get keys.
+        grown: the names from which lists are reached that get items, or dicts that get keys (`grown`).
         uses: the dotted names that are read.
         tracers: the names that are bound to the tracer.
     """
@@ -50,7 +50,7 @@ class Region:
     reads: dict[str, int]
     writes: tuple[str, ...]
     after: frozenset[str]
-    grown: frozenset[str]
+    grown: dict[str, frozenset[int]]
     uses: tuple[Use, ...]
     tracers: frozenset[str]
 
@@ -169,9 +169,13 @@ def uses(body: Sequence[ast.AST]) -> Iterator[Use]:
             todo.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
-def grown(body: Sequence[ast.AST]) -> frozenset[str]:
-    """Return the names from which lists are reached that get items, or dicts that get keys."""
-    found = set()
+def grown(body: Sequence[ast.AST]) -> dict[str, frozenset[int]]:
+    """Return the names from which lists are reached that get items, or dicts that get keys.
+
+    Returns:
+        For each name, how many subscripts stand between it and such a list or dict.
+    """
+    found: dict[str, frozenset[int]] = {}
     for statement in body:
         for node in ast.walk(statement):
             at: ast.AST | None = None
@@ -181,11 +185,12 @@ def grown(body: Sequence[ast.AST]) -> frozenset[str]:
                 at = node.target
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 at = node.value
-            while isinstance(at, ast.Subscript | ast.Attribute):
-                at = at.value
+            depth = 0
+            while isinstance(at, ast.Subscript):
+                at, depth = at.value, depth + 1
             if isinstance(at, ast.Name):
-                found.add(at.id)
-    return frozenset(found)
+                found[at.id] = found.get(at.id, frozenset()) | {depth}
+    return found
 
 
 def check(body: Sequence[ast.stmt], *, function: bool = False) -> None:

@@ -23,11 +23,13 @@ from executor.model.module_name import ModuleName
 from executor.plan.containers import WrittenDict, WrittenList
 from executor.plan.eligible import Region, Use, check, grown, uses
 from executor.plan.library import is_function, why_not
+from executor.plan.record import storage_of
 from executor.plan.refuse import ALLOWED_BUILTINS, BUILTINS, Refused
 from interpose.capture.rewrite import GUARD, SAVE
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 _DEEPEST = 30
+NOWHERE: frozenset[int] = frozenset()
 
 # Returns the source text of a function's code, from its first line on, or None.
 SourceOf = Callable[[CodeType], str | None]
@@ -79,6 +81,8 @@ class Walk:
         self.environment = Environment()
         self.names: dict[str, Any] = {}
         self.filenames: set[str] = set()
+        self._namespace = namespace
+        self._bound = {*region.writes, region.target}
         self._source_of = source_of
         self._stand_in = stand_in
         self._here, self._note = here, note
@@ -108,7 +112,7 @@ class Walk:
                 self._parts.append(self._form(value, line))
                 self.names[name] = self._stand_in(name, value)
             else:
-                self.names[name] = self._value(value, name, line, name in region.grown, 0)
+                self.names[name] = self._value(value, name, line, region.grown.get(name, NOWHERE), 0)
         for name in ("__name__", SAVE, GUARD):
             if name in namespace:
                 self.names[name] = namespace[name]
@@ -136,7 +140,7 @@ class Walk:
             if why:
                 raise Refused(use.line, why, "use torch's functions on tensors, or compute the value before the loop")
 
-    def _value(self, value: Any, name: str, line: int, grows: bool, depth: int) -> Any:
+    def _value(self, value: Any, name: str, line: int, grows: frozenset[int], depth: int) -> Any:
         """Return what traced code has in the place of a value."""
         if depth > _DEEPEST:
             raise Refused(line, f"{name} is nested too deeply", "use a flat list")
@@ -151,7 +155,7 @@ class Walk:
         self._made[id(value)] = (value, made, len(self._made))
         return made
 
-    def _new(self, value: Any, name: str, line: int, grows: bool, depth: int) -> Any:
+    def _new(self, value: Any, name: str, line: int, grows: frozenset[int], depth: int) -> Any:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self._parts.append(self._form(value, line))
@@ -187,36 +191,18 @@ class Walk:
             raise Refused(
                 line, f"a {type(tensor).__name__} that is not dense", "make it a plain tensor before the loop"
             )
-        storage = self._storages.setdefault(tensor.untyped_storage()._cdata, len(self._storages))
+        storage = self._storages.setdefault(storage_of(tensor), len(self._storages))
         place = (tensor.storage_offset(), tensor.stride()) if tensor.numel() else ()
         return ("tensor", tuple(tensor.shape), str(tensor.dtype), str(tensor.device), storage, place)
 
-    def _container(self, value: Any, name: str, line: int, grows: bool, depth: int) -> Any:
+    def _container(self, value: Any, name: str, line: int, grows: frozenset[int], depth: int) -> Any:
         kind = type(value)
-        if grows:
+        if 0 in grows:
             self.environment.written.append(value)
-            index = len(self.environment.written) - 1
-            # What is there at the start of a step differs from step to step, but for lists inside.
-            inside = value.values() if kind is dict else value
-            nested = bool(value) and all(isinstance(item, list | dict) for item in inside)
-            self._parts.append(("grows", kind.__name__, nested))
-            if kind is list:
-                items = [self._value(x, name, line, True, depth + 1) for x in value] if nested else []
-                return (
-                    WrittenList(items, index, self._here, self._note)
-                    if nested
-                    else _Growing(index, self._here, self._note)
-                )
-            pairs = (
-                {self._key(key, line): self._value(x, name, line, True, depth + 1) for key, x in value.items()}
-                if (nested)
-                else {}
-            )
-            return (
-                WrittenDict(pairs, index, self._here, self._note)
-                if nested
-                else _GrowingDict(index, self._here, self._note)
-            )
+            self._parts.append(("grows", kind.__name__))
+            stands = WrittenList if kind is list else WrittenDict
+            return stands(len(self.environment.written) - 1, self._here, self._note)
+        grows = frozenset(depth - 1 for depth in grows)
         self._parts.append((kind.__name__, len(value)))
         made: Any
         if kind is list:
@@ -257,9 +243,17 @@ class Walk:
         )
         self._made[id(function)] = (function, made, len(self._made))  # it may call itself
         for global_name in sorted({*_names_of(code)} - {SAVE, GUARD}):
+            if names is self._namespace and global_name in self._bound:
+                raise Refused(
+                    line,
+                    f"{name} reads {global_name}, which the loop assigns",
+                    f"give it to the function: {name}({global_name})",
+                )
             if global_name in names:
                 found = names[global_name]
-                made_names[global_name] = self._value(found, global_name, line, global_name in grows, depth + 1)
+                made_names[global_name] = self._value(
+                    found, global_name, line, grows.get(global_name, NOWHERE), depth + 1
+                )
             elif global_name in {use.names[0] for use in here} - own:
                 self._builtin(global_name, next(use.line for use in here if use.names[0] == global_name))
         for special in (SAVE, GUARD):
@@ -267,14 +261,14 @@ class Walk:
                 made_names[special] = names[special]
         for cell, old, free in zip(made.__closure__ or (), function.__closure__ or (), code.co_freevars, strict=True):
             try:
-                cell.cell_contents = self._value(old.cell_contents, free, line, free in grows, depth + 1)
+                cell.cell_contents = self._value(old.cell_contents, free, line, grows.get(free, NOWHERE), depth + 1)
             except ValueError:
                 raise Refused(line, f"{name} uses {free}, which is not bound", "") from None
         self._parts.append("defaults")
         defaults = function.__defaults__
-        made.__defaults__ = defaults and tuple(self._value(x, name, line, False, depth + 1) for x in defaults)
+        made.__defaults__ = defaults and tuple(self._value(x, name, line, NOWHERE, depth + 1) for x in defaults)
         keywords = function.__kwdefaults__
-        made.__kwdefaults__ = keywords and {k: self._value(x, k, line, False, depth + 1) for k, x in keywords.items()}
+        made.__kwdefaults__ = keywords and {k: self._value(x, k, line, NOWHERE, depth + 1) for k, x in keywords.items()}
         self._functions.append((made, line))
         return made
 
@@ -297,34 +291,6 @@ class Walk:
         for function, line in self._functions:
             if vars(function):
                 raise Refused(line, "an attribute of a function is changed", "use a variable")
-
-
-class _Growing(WrittenList):
-    """A list that holds values from steps before, which traced code may not look at."""
-
-    def __init__(self, *rest: Any) -> None:
-        super().__init__([], *rest)
-
-    def _look(self) -> None:
-        raise _read_early(self._here())
-
-
-class _GrowingDict(WrittenDict):
-    """A dict that holds values from steps before, which traced code may not look at."""
-
-    def __init__(self, *rest: Any) -> None:
-        super().__init__({}, *rest)
-
-    def _look(self) -> None:
-        raise _read_early(self._here())
-
-
-def _read_early(line: int) -> Refused:
-    return Refused(
-        line,
-        "the loop adds to this and reads it, so what it reads depends on the steps before",
-        "keep the last value in a variable of its own: previous = value",
-    )
 
 
 def _parsed(source: str, first_line: int, line: int, name: str) -> list[ast.stmt]:

@@ -133,6 +133,7 @@ class Plan:
 
     Attributes:
         key: stands for the code, the shapes and dtypes of everything it reads, and the constants that are no tensors.
+        environment: the fingerprint of the environments that it is for.
         rows: the rows of a request that it is for; 1 in a step of the generation after the first.
         inputs: the names of the program's inputs, in order.
         program: the operations; the values of `outputs` are its results.
@@ -143,10 +144,12 @@ class Plan:
         constants, carried, appends: as of their classes.
         literals: small tensors that the code itself makes of numbers.
         results: the names that the step leaves, with their values.
+        dropped: the names that the step binds to what no plan can keep, such as a function; they end unbound.
         unstable: the first operation whose last bits may depend on how many rows it is given; "" if there is none.
     """
 
     key: str
+    environment: str
     rows: int
     inputs: tuple[str, ...]
     program: fx.Graph = field(compare=False)
@@ -160,6 +163,7 @@ class Plan:
     appends: tuple[Append, ...]
     literals: tuple[torch.Tensor, ...] = field(compare=False)
     results: tuple[tuple[str, Item], ...]
+    dropped: tuple[str, ...]
     unstable: str
 
     def holds(self, step: int) -> bool:

@@ -23,18 +23,22 @@ _MODULES = (
     operator,
 )
 _ANY = (math, operator)  # all that they have works on values alone
+# What makes tensors of numbers; where memory is not written or numbers are drawn, the trace says so with its own words.
 _MADE = (
-    "zeros",
-    "ones",
-    "full",
-    "arange",
-    "eye",
-    "tensor",
-    "linspace",
-    "logspace",
-    "scalar_tensor",
-    "as_tensor",
-    "no_grad",
+    *(
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "eye",
+        "tensor",
+        "linspace",
+        "logspace",
+        "scalar_tensor",
+        "as_tensor",
+        "no_grad",
+    ),
+    *("empty", "rand", "randn", "randint", "randperm", "normal"),
 )
 _OF_VALUES = (
     functools.reduce,
@@ -50,7 +54,7 @@ _SETTERS = frozenset({"setitem", "delitem", "iadd", "iconcat", "attrgetter", "me
 
 @functools.cache
 def _of_torch() -> frozenset[int]:
-    """Return the ids of torch's functions that work on tensors, and of those that make them without chance."""
+    """Return the ids of torch's functions that work on tensors, and of those that make them."""
     functions = {id(one) for many in get_overridable_functions().values() for one in many}
     return frozenset(functions | {id(getattr(torch, name)) for name in _MADE})
 

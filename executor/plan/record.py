@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
+from executor.core.torch_modes import unseen
 from executor.plan.refuse import ATTRIBUTES, Refused
 
 CONSTANT, CARRIED, SERVED = "constant", "carried", "served"
@@ -43,6 +44,19 @@ _REFUSED = {
         ("keeps running statistics", "write the normalisation out"),
     ),
 }
+_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+# What torch asks of a tensor by the way; its answer has no elements.
+_QUESTIONS = frozenset(
+    {
+        torch.ops.prim.device.default,
+        torch.ops.prim.layout.default,
+        *(
+            getattr(torch.ops.aten, name).default
+            for name in ("is_contiguous", "sym_size", "sym_stride", "sym_numel", "dim")
+        ),
+    }
+)
 
 
 class Recorder(TorchDispatchMode):
@@ -136,6 +150,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         named = dict(kwargs or {})
         line = self.line()
+        if function in _QUESTIONS:
+            return function(*args, **named)
         if function is torch.ops.aten.lift_fresh.default:
             return self._literal(function(*args, **named), args[0])
         self._check(function, args, named, line)
@@ -185,14 +201,13 @@ class Recorder(TorchDispatchMode):
         if getattr(function, "namespace", "") not in ("aten", "prims"):
             raise Refused(line, f"{function} is no operation of torch's own", "use torch's functions")
         name = function._schema.name.partition("::")[2]
-        # The tag is on operations of which a variant draws numbers; the variant for a random result has a generator or p.
-        reason = _REFUSED.get(name) or next((_TAGS[tag] for tag in function.tags if tag in _TAGS), None)
-        if reason is not None:
-            raise Refused(line, f"{_name(function)} {reason[0]}", reason[1])
-        if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
-            indices = args[1]
-            if any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices):
+        if name in _INDEXED:
+            if any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1]):
                 raise Refused(line, "a boolean index has a shape that depends on values", _MASK)
+        else:
+            reason = _REFUSED.get(name) or next((_TAGS[tag] for tag in function.tags if tag in _TAGS), None)
+            if reason is not None:
+                raise Refused(line, f"{_name(function)} {reason[0]}", reason[1])
         for argument, value in zip(function._schema.arguments, args, strict=False):
             self._check_written(argument, value, line)
         for argument in function._schema.arguments:
@@ -219,20 +234,21 @@ class Recorder(TorchDispatchMode):
                     "a value is changed after the block went on from its location",
                     "change it before the next location, or work on a clone",
                 )
-            if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size() and 0 in tensor.stride():
+            if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise Refused(line, "a tensor that repeats its elements is changed in place", "clone it first")
             self.changed.add(storage_of(tensor))
 
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a number that tensors share which share memory."""
-    return int(tensor.untyped_storage()._cdata)
+    with unseen():
+        return int(tensor.untyped_storage()._cdata)
 
 
 def _name(function: Any) -> str:
     """Return what a user calls an operation."""
     name: str = function._schema.name.partition("::")[2]
-    return {"_local_scalar_dense": ".item()", "index": "an index", "equal": "torch.equal"}.get(name, f"torch.{name}")
+    return {"_local_scalar_dense": ".item()", "equal": "torch.equal"}.get(name, f"torch.{name}")
 
 
 def _denied() -> dict[Any, str]:

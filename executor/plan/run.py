@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
 from executor.model.items import kind_of, made_of
 from executor.plan.environment import Environment
 from executor.plan.ir import Item, Plan
+from executor.plan.program import ProgramRun, parts_of
 from executor.views.view import tensor_at
 
-Node = fx.Node
-# Given the request's number in the batch, whether the block saved the value, and its copy at that moment.
+# Called with a value that the block saved, and with what it is sent as.
 Mark = Callable[[Any, Any], None]
 
 
@@ -35,18 +34,22 @@ class Member:
 
     Attributes:
         left: the names and values that the last step left; `deliver` binds them.
+        dropped: the names that it bound to what no plan can keep.
     """
 
     environment: Environment
     namespace: dict[str, Any]
     mark: Mark
     left: dict[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
     def deliver(self) -> None:
         """Bind the names that the last step left, before the block goes on."""
         self.namespace.update(self.left)
         self.namespace.update(self.environment.carried)
-        self.left.clear()
+        for name in self.dropped:
+            self.namespace.pop(name, None)
+        self.left, self.dropped = {}, ()
 
 
 class PlannedStep:
@@ -56,20 +59,32 @@ class PlannedStep:
         plan: the plan; its guards hold in the step of each request.
         members: the requests, in the order of their rows.
         steps: the step of each.
+
+    Raises:
+        ValueError: a request's block reads something else than the plan was made for.
     """
 
     def __init__(self, plan: Plan, members: Sequence[Member], steps: Sequence[int]) -> None:
+        if any(member.environment.fingerprint != plan.environment for member in members):
+            raise ValueError("a plan was to run for a block that it was not made for")
         self.plan = plan
         self._members = members
         self._steps = steps
         self._next = 0
         several = len(members) > 1
         self._stacked = several and not plan.unstable and _shareable(plan, members)
-        self._runs: list[_Run]
+        self._runs: list[ProgramRun]
         if self._stacked:
-            self._runs = [_Run(plan.functional, plan, _stacked(plan, members), _shared(plan, members))]
+            self._runs = [
+                ProgramRun(plan.functional, plan, _stacked(plan, members), _shared(plan, members), len(members))
+            ]
         else:
-            self._runs = [_Run(plan.program, plan, _inputs(plan, member)) for member in members]
+            self._runs = [ProgramRun(plan.program, plan, _inputs(plan, member)) for member in members]
+
+        if not plan.reads:  # a step in which the block asks for no location
+            with torch.inference_mode(False), torch.no_grad():
+                for run in self._runs:
+                    run.serve(0, {})
 
     @property
     def batched(self) -> bool:
@@ -144,15 +159,25 @@ class PlannedStep:
                 elif now is not environment.carried[carried.name]:
                     with torch.inference_mode(False), torch.no_grad():
                         environment.carried[carried.name].copy_(now)
-            member.left = {name: give.value(item) for name, item in self.plan.results}
+            member.left.update((name, give.value(item)) for name, item in self.plan.results)
+            for name in self.plan.dropped:
+                member.left.pop(name, None)
+            left = {name for name, _ in self.plan.results}
+            member.dropped = tuple(dict.fromkeys((*(n for n in member.dropped if n not in left), *self.plan.dropped)))
 
     def _result_of(self, i: int) -> Callable[[int], torch.Tensor]:
         if not self._stacked:
             return self._runs[i].result
 
+        forms = [node.meta["val"] for node in parts_of(self.plan.program, self.plan).results]
+
         def result(output: int) -> torch.Tensor:
-            # A copy, so that a tensor of one request does not keep those of all.
-            return self._runs[0].result(output)[i].clone()
+            # A copy, so that a tensor of one request does not keep those of all, laid out as the block's own would be.
+            mine, form = self._runs[0].result(output)[i], forms[output]
+            with torch.inference_mode(False), torch.no_grad():
+                if 0 in form.stride():
+                    return mine.clone()
+                return torch.empty_strided(form.shape, form.stride(), dtype=mine.dtype, device=mine.device).copy_(mine)
 
         return result
 
@@ -194,122 +219,6 @@ class _Delivery:
         return made
 
 
-class _Run:
-    """The program of a plan on its way through a step.
-
-    Args:
-        graph: the program.
-        plan: the plan.
-        inputs: the tensors that do not come from locations, by the index of the program's input.
-        shared: of a program for many requests, the inputs that have no dimension of requests; None: for one request.
-    """
-
-    def __init__(
-        self, graph: fx.Graph, plan: Plan, inputs: dict[int, torch.Tensor], shared: frozenset[int] | None = None
-    ) -> None:
-        self._plan = plan
-        self._parts = parts_of(graph, plan)
-        self._shared = shared
-        self._env: dict[Node, Any] = {}
-        self._batched: set[Node] = set()
-        self._place(inputs)
-
-    def _place(self, inputs: dict[int, torch.Tensor]) -> None:
-        for index, tensor in inputs.items():
-            node = self._parts.inputs[index]
-            self._env[node] = tensor
-            if self._shared is not None and index not in self._shared:
-                self._batched.add(node)
-
-    def serve(self, number: int, inputs: dict[int, torch.Tensor]) -> None:
-        """Run the part of the program that follows a location."""
-        self._place(inputs)
-        nodes = self._parts.segments[number]
-        if self._shared is None:
-            for node in nodes:
-                self._env[node] = _called(node, self._env)
-        elif nodes:
-            self._map(nodes)
-
-    def _map(self, nodes: Sequence[Node]) -> None:
-        """Run operations for all requests at once."""
-        own = set(nodes)
-        given = list(dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in own))
-
-        def run(*values: Any) -> list[torch.Tensor]:
-            env: dict[Node, Any] = dict(zip(given, values, strict=True))
-            for node in nodes:
-                env[node] = _called(node, env)
-            return [env[node] for node in kept]
-
-        # A tuple of tensors is taken apart by the operations that follow it in the same part.
-        kept = [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
-        dims = tuple(0 if node in self._batched else None for node in given)
-        if any(dim is not None for dim in dims):
-            made = torch.func.vmap(run, in_dims=dims)(*(self._env[node] for node in given))
-            self._batched.update(kept)
-        else:
-            made = run(*(self._env[node] for node in given))
-        self._env.update(zip(kept, made, strict=True))
-
-    def result(self, output: int) -> torch.Tensor:
-        """Return an output; of many requests, with a first dimension for them."""
-        node = self._parts.results[output]
-        tensor: torch.Tensor = self._env[node]
-        if self._shared is not None and node not in self._batched:
-            return tensor.expand(self._count(), *tensor.shape)
-        return tensor
-
-    def _count(self) -> int:
-        node = self._parts.inputs[self._plan.reads[0].inputs[0]]
-        return int(self._env[node].shape[0])
-
-
-def _called(node: Node, env: dict[Node, Any]) -> Any:
-    args = fx.node.map_arg(node.args, env.__getitem__)
-    kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A program cut at the locations.
-
-    Attributes:
-        inputs: its inputs, in order.
-        segments: for each location, the operations that need it and no later one; the first also has what needs none.
-        results: the nodes that give the outputs.
-    """
-
-    inputs: list[Node]
-    segments: list[list[Node]]
-    results: list[Node]
-
-
-def parts_of(graph: fx.Graph, plan: Plan) -> Parts:
-    """Cut a program at the locations of its plan.
-
-    Operations keep their order. An operation in place comes with those before it, so the recorded program is cut at the first
-    operation that needs a location.
-    """
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    at = {inputs[index]: number for number, read in enumerate(plan.reads) for index in read.inputs}
-    ordered = graph is plan.program
-    segments: list[list[Node]] = [[] for _ in plan.reads]
-    place: dict[Node, int] = dict.fromkeys(inputs, 0) | at
-    now = 0
-    results: list[Node] = []
-    for node in graph.nodes:
-        if node.op == "call_function":
-            needs = max((place[one] for one in node.all_input_nodes), default=0)
-            now = max(now, needs)
-            place[node] = now if ordered else needs
-            segments[place[node]].append(node)
-        elif node.op == "output":
-            results = list(node.args[0])
-    return Parts(inputs, segments, results)
-
-
 def _inputs(plan: Plan, member: Member) -> dict[int, torch.Tensor]:
     """Return a request's tensors that do not come from locations, by the index of the program's input."""
     environment = member.environment
@@ -338,11 +247,11 @@ def _shared(plan: Plan, members: Sequence[Member]) -> frozenset[int]:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (
-        bool(torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)))
-        if (one.dim())
-        else bool(torch.equal(one, other))
-    )
+    """Return whether two tensors have the same elements, bit for bit, in the same layout."""
+    if one.stride() != other.stride():
+        return False
+    first, second = (tensor.detach().reshape(-1).clone().view(torch.uint8) for tensor in (one, other))
+    return bool(torch.equal(first, second))
 
 
 def _shareable(plan: Plan, members: Sequence[Member]) -> bool:

@@ -41,6 +41,7 @@ class Results:
         outputs: the tensors that the program gives, by their numbers.
         carried: by name, the tensor that the step leaves.
         left: the names that the step leaves, with their values.
+        dropped: the names whose values cannot be kept.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Results:
     outputs: list[torch.Tensor] = field(default_factory=list)
     carried: dict[str, torch.Tensor] = field(default_factory=dict)
     left: list[tuple[str, Item]] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     def output(self, tensor: torch.Tensor) -> int:
         """Return the number of the output that gives a tensor."""
@@ -247,21 +249,28 @@ class Tracing:
         """Note that the block adds to a list or dict of its own."""
         self._added.append((container, key, value, line))
 
-    def close(self, names: Mapping[str, Any], live: Mapping[str, int]) -> None:
+    def close(self, names: Mapping[str, Any], used: Mapping[str, int], given: Mapping[str, int]) -> None:
         """The step is over: note what it added and left.
 
         Args:
             names: what the names are bound to now.
-            live: the names that are used after the step, with a line for messages.
+            used: the names that the code after the step uses, each with a line for messages.
+            given: further names that the block may give back. A value that no plan can keep is then dropped.
         """
         self.settle()
         for container, key, value, line in self._added:
             of_dict = key is not None
             item = self._item(value, line, 0)
             self.results.appends.append(Append(container, self._item(key, line, 0) if of_dict else None, item, line))
-        for name, line in live.items():
-            if name in names and not isinstance(names[name], Written):
+        for name, line in {**given, **used}.items():
+            if name not in names or isinstance(names[name], Written):
+                continue
+            try:
                 self.results.left.append((name, self._item(names[name], line, 0)))
+            except Refused:
+                if name in used:
+                    raise
+                self.results.dropped.append(name)
 
     def _item(self, value: Any, line: int, depth: int) -> Item:
         """Return how a value of the step is made of the program's outputs."""

@@ -75,7 +75,7 @@ class Stream(View):
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
     def _put(self, served: Served, before: torch.Tensor, now: torch.Tensor) -> None:  # [rows, hidden]
-        changed = (before != now).any(-1)
+        changed = (before != now).any(-1, keepdim=True)  # [tokens, 1]
         added, residual = self._tensors(served)
-        added[changed] = 0
-        residual[changed] = now[changed]
+        added.masked_fill_(changed, 0)
+        residual.copy_(torch.where(changed, now, residual))
