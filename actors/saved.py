@@ -8,7 +8,7 @@ from typing import Any
 
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Value
-from interpose.wire.walk import parts
+from interpose.wire.walk import blob_of, parts
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def named(message: pb.Saves | pb.Increment) -> tuple[set[str], set[str], bool]:
     earlier: set[str] = set()
     changed = False
     for value in nested(values):
-        kind = value.WhichOneof("kind")
-        if kind == "tensor" and value.tensor.WhichOneof("payload") == "blob":
-            own.add(value.tensor.blob.id)
-        elif kind == "remote":
+        blob = blob_of(value)
+        if blob is not None:
+            own.add(blob.id)
+        elif value.WhichOneof("kind") == "remote":
             changed = changed or bool(value.remote.session_id)
             value.remote.session_id = ""
             earlier.add(value.remote.blob_id)

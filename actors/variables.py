@@ -15,6 +15,7 @@ from actors.saved import Saved, nested
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Objects, RemoteTensor, TensorView, Value
+from interpose.wire import stacks
 
 MAX_VARIABLES = 4096  # variables of one session
 
@@ -159,7 +160,10 @@ def copies(objects: Objects, left: Iterable[Left], blobs: Mapping[str, Saved]) -
         objects: the table that the trace left.
         left: the variables in the table.
         blobs: the saved tensors that the table names, by blob id.
+
+    A copy has no stacks, because a client sends none either.
     """
+    objects = stacks.without(objects) if left else objects
     return {one.variable.id: Copy(one.variable.version, objects, one.index, blobs) for one in left}
 
 

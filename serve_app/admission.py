@@ -355,6 +355,8 @@ def _check_values(
             remotes.setdefault(value.remote.session_id, set()).add(value.remote.blob_id)
             if len(remotes) > MAX_SESSIONS:
                 raise refuse(f"the trace uses saved values of more than {MAX_SESSIONS} sessions: fetch some", trace_id)
+        elif kind in ("stack", "stacked"):
+            raise refuse("the trace carries a stack of tensors, which only a server sends: send the tensors", trace_id)
         elif kind == "pickled" and not pickled:
             message = "this tenant may not send pickled values: use tensors, numbers, strings, containers and functions"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message, trace_id=trace_id))

@@ -219,6 +219,7 @@ class TraceScope:
         self.id = trace.id
         self.expected = expected
         self.remote = trace.remote
+        self.stacks = trace.stacks
         self.session = session
         self.registry = SaveRegistry()
         self.saved_bytes = 0

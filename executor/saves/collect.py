@@ -52,25 +52,26 @@ def collect(
     """
     blobs = 0
 
-    def put(data: memoryview) -> str:
+    def put(data: memoryview, fresh: bool) -> str:
         nonlocal blobs
         blob_id = f"{scope.id}/{invoke if invoke >= 0 else 'shared'}/{blobs}"
         blobs += 1
         # Another invoke of the trace may still change a value of the block's own; the copy keeps the present bytes.
-        put_blob(blob_id, memoryview(bytes(data)) if scope.expected > 1 else data)
+        put_blob(blob_id, data if fresh or scope.expected == 1 else memoryview(bytes(data)))
         return blob_id
 
     # Nothing is inline in a trace whose client leaves its tensors on the server.
     inline_bytes = -1 if scope.remote else limits.inline_bytes
     left = limits.max_saved_bytes - scope.saved_bytes
-    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed.origin)
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed, scope.stacks)
     saves = pb.Saves(invoke=invoke)
     what = ""
     try:
-        for name, value in names.items():
-            if invoke < 0 or scope.registry.reaches(value):
-                what = name
-                saves.names.add(name=name, value=encoder.encode(value))
+        sent = {name: value for name, value in names.items() if invoke < 0 or scope.registry.reaches(value)}
+        encoder.stack([*sent.values(), *containers.values()])
+        for name, value in sent.items():
+            what = name
+            saves.names.add(name=name, value=encoder.encode(value))
         for index, value in containers.items():
             what = "a captured container"
             saves.updates.add(index=index, value=encoder.contents(value))

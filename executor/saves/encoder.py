@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,12 @@ from executor.model.items import ListOutputs, Outputs, plainly
 from executor.model.meta_tensors import is_fake
 from executor.model.module_name import ModuleName
 from executor.model.values import Served
+from executor.saves.leaves import leaves
+from executor.saves.reuse import Stayed
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Objects, RemoteTensor, Tensor, Value
-from interpose.wire.arrays import dtype_of, is_dense
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, Tensor, Value
+from interpose.wire import stacks as stacking
+from interpose.wire.arrays import ArrayError, dtype_of, is_dense
 from interpose.wire.encoder import Encoder
 
 _MAX_DEPTH = 100
@@ -170,30 +174,85 @@ class SaveEncoder:
     Args:
         registry: the trace's saved values.
         inline_bytes: the size in bytes up to which a tensor travels inside the message.
-        put_blob: takes the bytes of a larger tensor and returns its blob id.
+        put_blob: takes the bytes of a larger tensor or stack, and whether nothing else uses these bytes; returns the blob id.
         limit: how many bytes the trace may still save.
-        origin: returns the tensor on the server of which a value is an unchanged copy, else None.
+        stayed: the tensors on the server of which a value may be an unchanged copy.
+        stacks: whether the receiver can read stacks.
     """
 
     def __init__(
         self,
         registry: SaveRegistry,
         inline_bytes: int,
-        put_blob: Callable[[memoryview], str],
+        put_blob: Callable[[memoryview, bool], str],
         limit: int,
-        origin: Callable[[Any], RemoteTensor | None] = lambda value: None,
+        stayed: Stayed | None = None,
+        stacks: bool = False,
     ) -> None:
         self._registry = registry
+        self._inline_bytes = inline_bytes
         self._put = put_blob
         self._limit = limit
-        self._origin = origin
+        self._stayed = stayed
+        self._stacks = stacks
         self.bytes = 0
-        self._encoder = Encoder(inline_bytes=inline_bytes, put_blob=self._put_blob, special=self._special)
+        self._encoder = Encoder(
+            inline_bytes=inline_bytes,
+            put_blob=lambda data: put_blob(data, False),
+            special=self._special,
+            sent=registry.snapshot,
+        )
 
     @property
     def objects(self) -> Objects:
         """The table that the encoded values refer to."""
         return self._encoder.objects
+
+    def stack(self, values: Iterable[Any], follow: Callable[[StackOfOwn], object] | None = None) -> None:
+        """Put tensors in the containers among values into the table as stacks, before the values are encoded.
+
+        A tensor that cannot be in a stack is left to `encode`.
+
+        Args:
+            values: the values that will be encoded.
+            follow: takes the stacks of tensors that the block may still change. Numpy arrays and inference tensors of the
+                block's own are then in no stack, because they do not count their changes.
+        """
+        if not self._stacks:
+            return
+        knows, copied = self._encoder.knows, self._registry.copied
+        new = [leaf for leaf in leaves(values, self._registry.snapshot) if not knows(leaf)]
+        if self._stayed is not None:
+            new = [leaf for leaf in new if not self._stayed.made(leaf)]
+        if follow is None:
+            for group in stacking.groups(new):
+                self._pack(group)
+            return
+        for group in stacking.groups(leaf for leaf in new if copied(leaf)):
+            self._pack(group)
+        for group in stacking.groups(leaf for leaf in new if not copied(leaf) and counts_changes(leaf)):
+            packed = self._pack(group)
+            if packed is not None:
+                follow(packed)
+
+    def _pack(self, group: list[Any]) -> StackOfOwn | None:
+        size = sum([member.nbytes for member in group])
+        if self.bytes + size > self._limit:
+            return None  # `encode` says which value is too large
+        try:
+            layout, data = stacking.layout(group), stacking.packed(group)
+        except (ArrayError, RuntimeError, TypeError):
+            return None  # `encode` says which tensor cannot travel
+        self.bytes += size
+        payload = data.tobytes() if size <= self._inline_bytes else Blob(id=self._put(data, True), size=size)
+        return StackOfOwn(self._encoder.stack(group, layout, payload), group, data)
+
+    def items(self, items: Iterable[Any]) -> list[Value]:
+        """Return the messages of a list's items; it raises the errors of `encode`."""
+        items = list(items)
+        for item in items:
+            refuse_names(item)
+        return self._encoder.items(items)
 
     def encode(self, value: Any) -> Value:
         """Return the message of a value as it was saved.
@@ -234,9 +293,9 @@ class SaveEncoder:
             return self._encoder.encode(snapshot)
         if is_fake(value):
             return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
-        stayed = self._origin(value)
-        if stayed is not None:
-            return self._encoder.refer(value, lambda: Value(remote=stayed))
+        origin = self._stayed.origin(value) if self._stayed is not None else None
+        if origin is not None:
+            return self._encoder.refer(value, lambda: Value(remote=origin))
         if isinstance(value, torch.Tensor) and is_dense(value):  # a tensor that is not dense is refused
             self._count(value.nbytes)
         if isinstance(value, Outputs | ListOutputs):
@@ -253,8 +312,25 @@ class SaveEncoder:
                 f"the trace saved more than the {self._limit >> 20} MiB it may; save fewer rows or a smaller dtype",
             )
 
-    def _put_blob(self, data: memoryview) -> str:
-        return self._put(data)
+
+@dataclass(frozen=True)
+class StackOfOwn:
+    """A stack of tensors that are the block's own.
+
+    Attributes:
+        index: the stack's index in the table.
+        members: the tensors.
+        data: their bytes as they were sent, one tensor after the other.
+    """
+
+    index: int
+    members: list[Any]
+    data: memoryview
+
+
+def counts_changes(value: Any) -> bool:
+    """Return whether a value is a tensor with a version counter."""
+    return isinstance(value, torch.Tensor) and not value.is_inference()
 
 
 def _shape_of(tensor: torch.Tensor) -> Tensor:

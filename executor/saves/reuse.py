@@ -47,6 +47,10 @@ class Stayed:
         self._made[id(made)] = (made, remote)
         return made
 
+    def made(self, value: Any) -> bool:
+        """Return whether a value is a tensor or an array that `tensor` returned."""
+        return id(value) in self._made
+
     def origin(self, value: Any) -> RemoteTensor | None:
         """Return the remote tensor of which a value is an unchanged copy, else None."""
         entry = self._made.get(id(value))

@@ -8,6 +8,7 @@ that saves one row in each step sends one row in each step.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import zlib
 from collections.abc import Iterable, Mapping
@@ -19,16 +20,17 @@ import torch
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
 from executor.saves.collect import Limits
-from executor.saves.encoder import SaveEncoder, Search
+from executor.saves.encoder import SaveEncoder, Search, StackOfOwn
 from executor.saves.outbox import Outbox
 from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire import arrays
+from interpose.wire import arrays, stacks
 from interpose.wire.encoder import WireError
 
 # How many values are searched for saved values in one step. Larger containers are searched after the request has ended.
 _SEARCHED = 20_000
 _UNBOUND = object()
+_OTHER_LAYOUT = "a saved tensor was given another shape or type; save the new tensor under a name of its own"
 
 
 class SaveStream:
@@ -64,11 +66,16 @@ class SaveStream:
         self._bound: dict[str, Any] = {}
         self._containers: dict[int, tuple[Any, Any]] = {}  # by index: the container, and its items when it was sent
         self._arrays: dict[int, _Array] = {}
+        self._stacks: list[_Stack] = []
         self._sequence = 0
         self._blobs = 0
         self._open = True
         self._encoder = SaveEncoder(
-            scope.registry, limits.inline_bytes, self._put, limits.max_saved_bytes - scope.saved_bytes
+            scope.registry,
+            limits.inline_bytes,
+            self._put,
+            limits.max_saved_bytes - scope.saved_bytes,
+            stacks=scope.stacks,
         )
 
     def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:
@@ -146,21 +153,29 @@ class SaveStream:
     def _change(self, increment: pb.Increment, namespace: Mapping[str, Any], final: bool) -> None:
         table = self._encoder.objects.values
         first = increment.first = len(table)
-        for index, (container, before) in list(self._containers.items()):
-            if _patch(self._encoder, increment, index, container, before):
-                self._containers[index] = (container, _shallow(container))
+        changed = {index: pair for index, pair in self._containers.items() if _differs(*pair)}
+        names = self._rebound(increment, namespace, None if final else Search(_SEARCHED))
+        fresh = [item for pair in changed.values() for item in _fresh(*pair)]
+        self._encoder.stack([fresh, *names.values()], follow=lambda stack: self._stacks.append(_Stack(stack)))
+        for index, (container, before) in changed.items():
+            _patch(self._encoder, increment, index, container, before)
+            self._containers[index] = (container, _shallow(container))
         for index, array in self._arrays.items():
             value = array.changed(self._encoder, final)
             if value is not None:
                 increment.patches.add(index=index, tensor=value)
-        self._bind(increment, namespace, None if final else Search(_SEARCHED))
+        for stack in self._stacks:
+            increment.patches.extend(stack.changed(self._encoder, final))
+        for name, value in names.items():
+            increment.names.add(name=name, value=self._encoder.encode(value))
         self._follow(increment, first)
         increment.objects.values.extend(table[first:])
         for value in table[first:]:
             value.Clear()  # The entry has been sent; only its index is needed.
 
-    def _bind(self, increment: pb.Increment, namespace: Mapping[str, Any], search: Search | None) -> None:
-        """Add the names that are now bound to something else."""
+    def _rebound(self, increment: pb.Increment, namespace: Mapping[str, Any], search: Search | None) -> dict[str, Any]:
+        """Return the names that are now bound to another saved value; note the names that hold none any more."""
+        rebound: dict[str, Any] = {}
         for name in self._names:
             value = namespace.get(name, _UNBOUND)
             if self._bound.get(name, _UNBOUND) is value:
@@ -168,9 +183,10 @@ class SaveStream:
             mine = name in self._written or id(value) in self._captured
             if mine and self._scope.registry.reaches(value, search):
                 self._bound[name] = value
-                increment.names.add(name=name, value=self._encoder.encode(value))
+                rebound[name] = value
             elif self._bound.pop(name, _UNBOUND) is not _UNBOUND:
                 increment.dropped.append(name)
+        return rebound
 
     def _follow(self, increment: pb.Increment, first: int) -> None:
         """Note the state in which the new entries of the table are sent."""
@@ -183,11 +199,11 @@ class SaveStream:
             elif isinstance(value, torch.Tensor | numpy.ndarray) and not self._scope.registry.copied(value):
                 self._arrays[index] = _Array(value)
 
-    def _put(self, data: memoryview) -> str:
+    def _put(self, data: memoryview, fresh: bool) -> str:
         blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
         self._blobs += 1
         # The block goes on and may change a value of its own; the copy keeps the present bytes.
-        self._held.append((blob_id, memoryview(bytes(data))))
+        self._held.append((blob_id, data if fresh else memoryview(bytes(data))))
         return blob_id
 
 
@@ -207,9 +223,7 @@ class _Array:
         if self._counter is not None and not thorough and self._counter == self._value._version:
             return None
         if (tuple(self._value.shape), str(self._value.dtype)) != self._layout:
-            raise WireError(
-                "a saved tensor was given another shape or type; save the new tensor under a name of its own"
-            )
+            raise WireError(_OTHER_LAYOUT)
         if self._checksum == zlib.crc32(_bytes(self._value)):
             self._take()
             return None
@@ -224,6 +238,43 @@ class _Array:
         self._layout = (tuple(value.shape), str(value.dtype))
 
 
+class _Stack:
+    """A sent stack of tensors of the block's own, and how to tell that any of them was changed since."""
+
+    def __init__(self, stack: StackOfOwn) -> None:
+        self._index = stack.index
+        self._members = stack.members
+        self._counters = [member._version for member in self._members]
+        self._layouts = [(member.shape, member.dtype) for member in self._members]
+        self._checksums = self._summed(stack.data)
+
+    def changed(self, encoder: SaveEncoder, thorough: bool) -> list[pb.Patch]:
+        """Return the changes of the tensors; arguments as of `_Array.changed`."""
+        counters = [member._version for member in self._members]
+        if not thorough and counters == self._counters:
+            return []
+        if [(member.shape, member.dtype) for member in self._members] != self._layouts:
+            raise WireError(_OTHER_LAYOUT)
+        if thorough:
+            checksums = self._summed(stacks.packed(self._members))
+            places = [at for at, pair in enumerate(zip(checksums, self._checksums, strict=True)) if pair[0] != pair[1]]
+        else:
+            places = [at for at, pair in enumerate(zip(counters, self._counters, strict=True)) if pair[0] != pair[1]]
+        patches = []
+        for at in places:
+            member = self._members[at]
+            checksum = zlib.crc32(_bytes(member))
+            if checksum != self._checksums[at]:
+                self._checksums[at] = checksum
+                patches.append(pb.Patch(index=self._index, at=at, tensor=encoder.array(member)))
+        self._counters = counters
+        return patches
+
+    def _summed(self, data: memoryview) -> list[int]:
+        ends = itertools.accumulate((member.nbytes for member in self._members), initial=0)
+        return [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(ends)]
+
+
 def _bytes(value: Any) -> memoryview:
     return arrays.tensor_bytes(value) if isinstance(value, torch.Tensor) else arrays.ndarray_bytes(value)
 
@@ -236,27 +287,44 @@ def _same(left: Iterable[Any], right: Iterable[Any]) -> bool:
     return all(map(operator.is_, left, right))
 
 
-def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, before: Any) -> bool:
-    """Add what changed in a container since it was sent; return whether anything changed."""
-    if isinstance(now, list):
-        if len(now) == len(before) and _same(now, before):
-            return False
-        keep = next(
-            (i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a is not b), min(len(now), len(before))
-        )
-        change = pb.ListPatch(keep=keep, items=[encoder.encode(item) for item in now[keep:]])
-        increment.patches.add(index=index, list=change)
-        return True
+def _differs(now: Any, before: Any) -> bool:
+    """Return whether anything changed in a container since it was sent."""
     if isinstance(now, set):
-        if now == before:
-            return False
+        return bool(now != before)
+    if len(now) != len(before) or not _same(now, before):
+        return True
+    return isinstance(now, dict) and not _same(now.values(), before.values())
+
+
+def _kept(now: list[Any], before: list[Any]) -> int:
+    """Return how many leading items of a list stay."""
+    if len(now) >= len(before) and _same(now, before):
+        return len(before)
+    shared = min(len(now), len(before))
+    return next((i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a is not b), shared)
+
+
+def _fresh(now: Any, before: Any) -> list[Any]:
+    """Return the items or values that a container got since it was sent."""
+    if isinstance(now, list):
+        return now[_kept(now, before) :]
+    if isinstance(now, set):
+        return []
+    return [value for key, value in now.items() if key not in before or before[key] is not value]
+
+
+def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, before: Any) -> None:
+    """Add what changed in a container since it was sent."""
+    if isinstance(now, list):
+        keep = _kept(now, before)
+        increment.patches.add(index=index, list=pb.ListPatch(keep=keep, items=encoder.items(now[keep:])))
+        return
+    if isinstance(now, set):
         removed = [encoder.encode(item) for item in before - now]
         increment.patches.add(
             index=index, set=pb.SetPatch(removed=removed, added=[encoder.encode(item) for item in now - before])
         )
-        return True
-    if len(now) == len(before) and _same(now, before) and _same(now.values(), before.values()):
-        return False
+        return
     staying = [key for key in before if key in now]
     if not _same(now, staying):  # The order has changed, so the whole container is sent again.
         staying = []
@@ -268,4 +336,3 @@ def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, 
             change.changed.keys.append(encoder.key(key))
             change.changed.values.append(encoder.encode(value))
     increment.patches.add(index=index, dict=change)
-    return True

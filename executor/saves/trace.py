@@ -19,6 +19,7 @@ class SavingTrace(Protocol):
         session: the session actor's name, or "" for none.
         expected: the number of invokes.
         remote: whether the trace's tensors stay on the server.
+        stacks: whether the trace's client can read stacks.
         blame: the id of the client's trace, as `Bounds.run` takes it.
         registry: the saved values.
         stayed: the tensors of earlier traces that the trace uses.
@@ -30,6 +31,7 @@ class SavingTrace(Protocol):
     session: str
     expected: int
     remote: bool
+    stacks: bool
     blame: bytes
     registry: SaveRegistry
     stayed: Stayed

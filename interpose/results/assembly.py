@@ -11,11 +11,12 @@ from typing import Any
 
 from interpose.contract.errors import EngineError
 from interpose.v1.trace_pb2 import Increment, Patch
-from interpose.v1.value_pb2 import Blob, Objects, Tensor
+from interpose.v1.value_pb2 import Blob, Objects
 from interpose.wire import arrays
 from interpose.wire.arrays import ArrayError
 from interpose.wire.decoder import Decoder, Resolver
 from interpose.wire.encoder import WireError
+from interpose.wire.walk import blob_of
 
 
 class Assembly:
@@ -67,19 +68,28 @@ class Assembly:
     def _apply(self, increment: Increment) -> None:
         self._decoder.adopt({own.entry: self._captured.get(own.index) for own in increment.captured})
         for index in range(increment.first, len(self._objects.values)):
-            self._decoder.object(index)
+            self._decoder.complete(index)
         for patch in increment.patches:
-            self._patch(self._decoder.object(patch.index), patch)
+            self._patch(self._target(patch), patch)
         for binding in increment.names:
             self.names[binding.name] = self._decoder.decode(binding.value)
         for name in increment.dropped:
             self.names.pop(name, None)
 
+    def _target(self, patch: Patch) -> Any:
+        """Return the object of the table, or the array of a stack, that a patch changes."""
+        if not patch.HasField("at"):
+            return self._decoder.object(patch.index)
+        stack = self._decoder.stack(patch.index)
+        if patch.at >= len(stack):
+            raise WireError(f"array {patch.at} of a stack of {len(stack)}")
+        return stack[patch.at]
+
     def _patch(self, target: Any, patch: Patch) -> None:
         decode = self._decoder.decode
         kind = patch.WhichOneof("change")
         if kind == "list" and isinstance(target, list):
-            target[patch.list.keep :] = [decode(item) for item in patch.list.items]
+            target[patch.list.keep :] = self._decoder.items(patch.list.items)
         elif kind == "set" and isinstance(target, set):
             target.difference_update([decode(item) for item in patch.set.removed])
             target.update([decode(item) for item in patch.set.added])
@@ -97,6 +107,7 @@ class Assembly:
 
 def blobs_of(increment: Increment) -> Iterator[Blob]:
     """Return the large values of an increment, which are fetched before `Assembly.add`."""
-    tensors: list[Tensor] = [value.tensor for value in increment.objects.values if value.HasField("tensor")]
-    tensors.extend(patch.tensor for patch in increment.patches if patch.HasField("tensor"))
-    return (tensor.blob for tensor in tensors if tensor.HasField("blob"))
+    yield from (blob for value in increment.objects.values if (blob := blob_of(value)) is not None)
+    for patch in increment.patches:
+        if patch.HasField("tensor") and patch.tensor.HasField("blob"):
+            yield patch.tensor.blob

@@ -28,9 +28,10 @@ from interpose.v1.trace_pb2 import (
     Trace,
     Usage,
 )
-from interpose.v1.value_pb2 import Blob, RemoteTensor, Value
+from interpose.v1.value_pb2 import Blob, RemoteTensor
 from interpose.wire.decoder import Decoder, Resolver
 from interpose.wire.encoder import WireError
+from interpose.wire.walk import blob_of
 
 
 @dataclass
@@ -233,9 +234,4 @@ def update_in_place(target: object, contents: object) -> None:
 
 def _blobs(messages: Iterable[Saves]) -> Iterator[Blob]:
     for saves in messages:
-        yield from (blob for value in saves.objects.values for blob in _blob_of(value))
-
-
-def _blob_of(value: Value) -> Iterator[Blob]:
-    if value.WhichOneof("kind") == "tensor" and value.tensor.WhichOneof("payload") == "blob":
-        yield value.tensor.blob
+        yield from (blob for value in saves.objects.values if (blob := blob_of(value)) is not None)

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from interpose.contract.errors import NotFound
 from interpose.rpc.session import Session
 from interpose.rpc.threads import in_thread
-from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor, Tensor, TensorView, Value
-from interpose.wire import arrays
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor, Stack, Tensor, TensorView, Value
+from interpose.wire import arrays, stacks
 from interpose.wire import views as indexing
 from interpose.wire.decoder import Decoder
 
@@ -135,6 +135,13 @@ class RemoteDecoder(Decoder):
         arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)
         view = TensorView(dtype=tensor.dtype, shape=tensor.shape)
         return RemoteValue(self.session, self.session_id, tensor.blob.id, view, tensor.library)
+
+    def _apart(self, stack: Stack) -> list[Any]:
+        if stack.WhichOneof("payload") != "blob":
+            return super()._apart(stack)
+        stacks.check(stack, stack.blob.size)
+        blob_id, library = stack.blob.id, stack.library
+        return [RemoteValue(self.session, self.session_id, blob_id, view, library) for view in stacks.views(stack)]
 
 
 class Fetching:

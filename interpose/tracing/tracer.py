@@ -277,6 +277,7 @@ class Tracer(CapturedBlock):
         trace.stream = self._streams
         trace.scan = self._options.scan
         trace.remote = self._options.fetch is False
+        trace.stacks = True
         trace.edits.extend(self._options.edits)
         trace.lora = self._options.lora if self._prompt is not None else ""  # else each prompt names its own
         captured, names = builder.captured(), self._model.session_names

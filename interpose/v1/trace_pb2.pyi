@@ -103,7 +103,7 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ..., whole: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "variables", "lora")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "variables", "lora", "stacks")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class Trace(_message.Message):
     SCAN_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
@@ -132,7 +133,8 @@ class Trace(_message.Message):
     scan: bool
     variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
     lora: str
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ...) -> None: ...
+    stacks: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ..., stacks: bool = ...) -> None: ...
 
 class SessionVariable(_message.Message):
     __slots__ = ("id", "entry", "version", "canonical")
@@ -285,18 +287,20 @@ class Saves(_message.Message):
     def __init__(self, invoke: _Optional[int] = ..., objects: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., names: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ...) -> None: ...
 
 class Patch(_message.Message):
-    __slots__ = ("index", "list", "set", "dict", "tensor")
+    __slots__ = ("index", "list", "set", "dict", "tensor", "at")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
     SET_FIELD_NUMBER: _ClassVar[int]
     DICT_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     index: int
     list: ListPatch
     set: SetPatch
     dict: DictPatch
     tensor: _value_pb2.Tensor
-    def __init__(self, index: _Optional[int] = ..., list: _Optional[_Union[ListPatch, _Mapping]] = ..., set: _Optional[_Union[SetPatch, _Mapping]] = ..., dict: _Optional[_Union[DictPatch, _Mapping]] = ..., tensor: _Optional[_Union[_value_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    at: int
+    def __init__(self, index: _Optional[int] = ..., list: _Optional[_Union[ListPatch, _Mapping]] = ..., set: _Optional[_Union[SetPatch, _Mapping]] = ..., dict: _Optional[_Union[DictPatch, _Mapping]] = ..., tensor: _Optional[_Union[_value_pb2.Tensor, _Mapping]] = ..., at: _Optional[int] = ...) -> None: ...
 
 class ListPatch(_message.Message):
     __slots__ = ("keep", "items")

@@ -83,7 +83,7 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., requires_grad: bool = ..., parameter: bool = ..., shape_only: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote", "barrier")
+    __slots__ = ("none", "boolean", "integer", "big_integer", "real", "complex_number", "text", "data", "tensor", "list", "tuple", "set", "frozen_set", "dict", "slice", "ellipsis", "range", "dtype", "device", "module", "tracer", "python_module", "symbol", "function", "ref", "pickled", "size", "not_implemented", "record", "class_source", "instance", "attribute", "namespace", "call", "captured", "remote", "barrier", "stack", "stacked")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,8 @@ class Value(_message.Message):
     CAPTURED_FIELD_NUMBER: _ClassVar[int]
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    STACKED_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     integer: int
@@ -158,7 +160,37 @@ class Value(_message.Message):
     captured: int
     remote: RemoteTensor
     barrier: Barrier
-    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ...) -> None: ...
+    stack: Stack
+    stacked: StackSlice
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., stacked: _Optional[_Union[StackSlice, _Mapping]] = ...) -> None: ...
+
+class Stack(_message.Message):
+    __slots__ = ("dtype", "library", "count", "shape", "rows", "data", "blob")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    dtype: DType
+    library: ArrayLibrary
+    count: int
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    blob: Blob
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., count: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
+
+class StackSlice(_message.Message):
+    __slots__ = ("stack", "first", "count")
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    stack: int
+    first: int
+    count: int
+    def __init__(self, stack: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Barrier(_message.Message):
     __slots__ = ("number", "count")

@@ -14,7 +14,7 @@ from interpose.contract.cache import Cache, Visit
 from interpose.contract.result import Logprob, Result
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Value
-from interpose.wire import arrays
+from interpose.wire import arrays, stacks
 from interpose.wire import stdlib as calls
 from interpose.wire.arrays import ArrayError
 from interpose.wire.encoder import MAX_DEPTH, WireError
@@ -26,6 +26,7 @@ _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
 _RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})
 _DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
 _MAX_HASHED = 20_000_000  # parts of keys and elements; a tuple that holds one twice hashes it twice
+_MAX_SLICED = 20_000_000  # items that slices of stacks give; a slice may occur twice
 
 
 class Resolver:
@@ -134,6 +135,8 @@ class Decoder:
         self._entry: int | None = None  # the table's index of the value that is decoded next, if it is an entry
         self._making: list[int | None] = []  # of the functions, classes and objects being made, outermost first
         self._hashed = 0  # parts of what has been hashed
+        self._stacks: dict[int, list[Any]] = {}  # the arrays of the stacks that have been rebuilt, by index
+        self._sliced = 0  # items that slices of stacks have given
         self._depth = 0
 
     def decode(self, value: Value) -> Any:
@@ -174,9 +177,39 @@ class Decoder:
         """Return the object of the table's entry `index`."""
         return self.decode(Value(ref=index))
 
+    def complete(self, index: int) -> None:
+        """Make the object, or the arrays of the stack, of the table's entry `index`."""
+        if self._values[index].WhichOneof("kind") == "stack":
+            self.stack(index)
+        else:
+            self.object(index)
+
+    def stack(self, index: int) -> list[Any]:
+        """Return the arrays of the stack at entry `index` of the table."""
+        if index not in self._stacks:
+            if index >= len(self._values) or self._values[index].WhichOneof("kind") != "stack":
+                raise WireError(f"entry {index} of a table of {len(self._values)} is no stack")
+            try:
+                made = self._apart(self._values[index].stack)
+            except ArrayError as error:
+                raise WireError(str(error)) from error
+            self._stacks[index] = [self._placed(array) for array in made]
+        return self._stacks[index]
+
+    def items(self, values: Iterable[Value]) -> list[Any]:
+        """Return the items of a list or tuple."""
+        items: list[Any] = []
+        for value in values:
+            if value.WhichOneof("kind") == "stacked":
+                items.extend(self._slice(value.stacked))
+            else:
+                items.append(self.decode(value))
+        return items
+
     def forget(self) -> None:
         """Drop what was made; nothing more is decoded."""
         self._made.clear()
+        self._stacks.clear()
         self._waiting.clear()
         self._classes.clear()
 
@@ -246,9 +279,13 @@ class Decoder:
 
     def _fill(self, made: Any, value: Value) -> None:
         if isinstance(made, list):
-            made.extend([None] * len(value.list.items))
-            for i, item in enumerate(value.list.items):
-                self._assign(item, lambda obj, i=i: made.__setitem__(i, obj))  # type: ignore[misc]
+            for item in value.list.items:
+                if item.WhichOneof("kind") == "stacked":
+                    made.extend(self._slice(item.stacked))
+                    continue
+                place = len(made)
+                made.append(None)
+                self._assign(item, lambda obj, i=place: made.__setitem__(i, obj))  # type: ignore[misc]
         elif isinstance(made, dict):
             if len(value.dict.keys) != len(value.dict.values):
                 raise WireError("a mapping with keys and values of different number")
@@ -309,6 +346,27 @@ class Decoder:
         made = self._placed(arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted))
         return arrays.with_gradients(made, tensor.parameter, tensor.requires_grad)
 
+    def _apart(self, stack: value_pb2.Stack) -> list[Any]:
+        if stack.WhichOneof("payload") != "blob":
+            return stacks.apart(stack, stack.data, torch_wanted=self._torch)
+        stacks.check(stack, stack.blob.size)  # before anything is fetched
+        return stacks.apart(stack, self._get_blob(stack.blob), torch_wanted=self._torch)
+
+    def _slice(self, slice_: value_pb2.StackSlice) -> list[Any]:
+        members = self.stack(slice_.stack)
+        after = slice_.first + slice_.count
+        if not slice_.count or after > len(members):
+            raise WireError(f"arrays {slice_.first} to {after} of a stack of {len(members)}")
+        self._sliced += slice_.count
+        if self._sliced > _MAX_SLICED:
+            raise WireError(f"slices of stacks with more than {_MAX_SLICED} arrays together")
+        return members[slice_.first : after]
+
+    def _single(self, value: Value) -> Any:
+        if value.stacked.count != 1:
+            raise WireError(f"{value.stacked.count} arrays of a stack where one is meant")
+        return self._slice(value.stacked)[0]
+
     def _inline_tensor(self, value: Value) -> Any:
         """Return an array that is no entry of the table; numpy's scalars travel as such arrays of no dimensions."""
         array = self._tensor(value.tensor)
@@ -320,7 +378,7 @@ class Decoder:
         return self._resolver.placed(made) if arrays.is_tensor(made) else made
 
     def _tuple(self, items: value_pb2.Items) -> tuple:
-        return tuple([self.decode(item) for item in items.items])
+        return tuple(self.items(items.items))
 
     def _big_integer(self, value: Value) -> int:
         if not _DECIMAL.fullmatch(value.big_integer):
@@ -396,6 +454,7 @@ _MAKERS: dict[str, Callable[[Decoder, Value], Any]] = {
     "big_integer": Decoder._big_integer,
     "complex_number": lambda d, v: complex(v.complex_number.real, v.complex_number.imaginary),
     "tensor": Decoder._inline_tensor,
+    "stacked": Decoder._single,
     "tuple": lambda d, v: d._tuple(v.tuple),
     "frozen_set": Decoder._frozen_set,
     "slice": lambda d, v: slice(d.decode(v.slice.start), d.decode(v.slice.stop), d.decode(v.slice.step)),

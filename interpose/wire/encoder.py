@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from interpose.contract.cache import Cache, Visit
 from interpose.contract.result import Logprob, Result
 from interpose.v1 import value_pb2
-from interpose.v1.value_pb2 import Value
+from interpose.v1.value_pb2 import Blob, Stack, StackSlice, Value
 from interpose.wire import arrays
 from interpose.wire import stdlib as calls
 from interpose.wire.arrays import ArrayError
@@ -45,6 +45,10 @@ def _nothing_special(obj: object) -> Value | None:
     return None
 
 
+def _itself(obj: object) -> object:
+    return obj
+
+
 class Encoder:
     """Encodes objects into one shared table.
 
@@ -52,6 +56,7 @@ class Encoder:
         inline_bytes: arrays up to this size travel inside the message, larger ones as blobs.
         put_blob: gets the contiguous little-endian bytes of one array and returns the blob's id.
         special: is asked first for the value of every object; None means that it has nothing to say.
+        sent: returns the object that is encoded in the place of an item of a list or tuple: by default the item.
         fallback: is asked last, for an object that is none of the known types.
         gradients: whether torch tensors keep that they are parameters, and that gradients are computed for them.
     """
@@ -62,6 +67,7 @@ class Encoder:
         inline_bytes: int,
         put_blob: Callable[[memoryview], str],
         special: Callable[[object], Value | None] = _nothing_special,
+        sent: Callable[[Any], object] = _itself,
         fallback: Callable[[object], Value] | None = None,
         gradients: bool = False,
     ) -> None:
@@ -69,10 +75,14 @@ class Encoder:
         self._inline_bytes = inline_bytes
         self._put_blob = put_blob
         self._special = special
+        self._sent = sent
         self._fallback = fallback
         self._gradients = gradients
         # Objects by identity; the reference kept beside each index makes sure that no id is used twice.
         self._entries: dict[int, tuple[int, object]] = {}
+        self._stacked: dict[
+            int, tuple[int, int, object]
+        ] = {}  # arrays in stacks: the stack's index, and the array's place
         self._depth = 0
 
     def encode(self, obj: object) -> Value:
@@ -80,6 +90,9 @@ class Encoder:
         entry = self._entries.get(id(obj))
         if entry is not None:
             return Value(ref=entry[0])
+        place = self._stacked.get(id(obj))
+        if place is not None:
+            return Value(stacked=StackSlice(stack=place[0], first=place[1], count=1))
         if self._depth >= MAX_DEPTH:
             raise WireError(f"values nested deeper than {MAX_DEPTH} cannot travel", obj)
         self._depth += 1
@@ -106,6 +119,47 @@ class Encoder:
         """Return the objects whose entries in the table were added at index `first` or later, in their order."""
         added = itertools.takewhile(lambda entry: entry[0] >= first, reversed(self._entries.values()))
         return list(added)[::-1]
+
+    def knows(self, obj: object) -> bool:
+        """Return whether obj has an entry in the table, or a place in a stack."""
+        return id(obj) in self._entries or id(obj) in self._stacked
+
+    def stack(self, members: Sequence[Any], layout: Stack, payload: bytes | Blob) -> int:
+        """Put arrays into the table as one stack; return its index.
+
+        Args:
+            members: the arrays, which `knows` does not know yet.
+            layout: the stack's message without its bytes.
+            payload: the bytes of the arrays, or the blob that holds them.
+        """
+        index = len(self.objects.values)
+        added = self.objects.values.add(stack=layout).stack
+        if isinstance(payload, Blob):
+            added.blob.CopyFrom(payload)
+        else:
+            added.data = payload
+        self._stacked.update((id(member), (index, at, member)) for at, member in enumerate(members))
+        return index
+
+    def items(self, items: Iterable[object]) -> list[Value]:
+        """Return the values of the items of a list or tuple; arrays that follow each other in a stack are one value.
+
+        Raises:
+            WireError: an item cannot travel.
+        """
+        values: list[Value] = []
+        run: StackSlice | None = None
+        for i, item in enumerate(items):
+            place = self._stacked.get(id(self._sent(item))) if self._stacked else None
+            if place is None:
+                run = None
+                values.append(self._item(i, item))
+            elif run is not None and place[0] == run.stack and place[1] == run.first + run.count:
+                run.count += 1
+            else:
+                values.append(Value(stacked=StackSlice(stack=place[0], first=place[1], count=1)))
+                run = values[-1].stacked
+        return values
 
     def refer(self, obj: object, build: Callable[[], Value]) -> Value:
         """Give obj an entry in the table, then fill it with `build()`, which may reach obj again; return the ref.
@@ -150,7 +204,7 @@ class Encoder:
         if build is not None:
             return self.refer(obj, build)
         if kind is tuple:
-            return self._frozen(obj, Value(tuple=self._items(obj)), obj)
+            return self._frozen(obj, Value(tuple=value_pb2.Items(items=self.items(obj))), obj)
         if kind is frozenset:
             return self._frozen(obj, Value(frozen_set=self._items(obj)), obj)
         if kind is slice:
@@ -172,7 +226,7 @@ class Encoder:
         """Return what encodes the contents of an object that has an entry in the table; None for one of another kind."""
         kind = type(obj)
         if kind is list:
-            return lambda: Value(list=self._items(obj))
+            return lambda: Value(list=value_pb2.Items(items=self.items(obj)))
         if kind is dict or kind is OrderedDict:
             return lambda: Value(dict=self._mapping(obj))
         if kind is set:
@@ -201,14 +255,14 @@ class Encoder:
         return value_pb2.Call(function=function, args=self._items(args).items, keywords=bindings)
 
     def _items(self, items: Iterable[object]) -> value_pb2.Items:
-        values = []
-        for i, item in enumerate(items):
-            try:
-                values.append(self.encode(item))
-            except WireError as error:
-                error.where = f"[{i}]{error.where}"
-                raise
-        return value_pb2.Items(items=values)
+        return value_pb2.Items(items=[self._item(i, item) for i, item in enumerate(items)])
+
+    def _item(self, i: int, item: object) -> Value:
+        try:
+            return self.encode(item)
+        except WireError as error:
+            error.where = f"[{i}]{error.where}"
+            raise
 
     def _mapping(self, mapping: dict) -> value_pb2.Mapping:
         keys, values = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from interpose.v1.value_pb2 import Value
+from interpose.v1.value_pb2 import Blob, Value
 
 
 def parts(value: Value) -> Iterator[Value]:
@@ -33,3 +33,12 @@ def parts(value: Value) -> Iterator[Value]:
     elif kind == "class_source":
         source = value.class_source
         yield from (binding.value for part in (source.needs, source.reads, source.attributes) for binding in part)
+
+
+def blob_of(value: Value) -> Blob | None:
+    """Return the blob that holds the bytes of a tensor or of a stack, or None."""
+    kind = value.WhichOneof("kind")
+    if kind not in ("tensor", "stack"):
+        return None
+    holder = value.tensor if kind == "tensor" else value.stack
+    return holder.blob if holder.WhichOneof("payload") == "blob" else None

@@ -1,0 +1,263 @@
+"""Stacks: many arrays of one type as one block of bytes, and the arrays of such a block.
+
+The arrays of a stack have the same library, dtype and device, and dimensions that are equal but for the first. Each array that
+comes out of a stack has elements of its own: a write to an array reaches no other, and pickling an array pickles no other. The
+memory of a stack stays in use as long as any of its arrays is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from interpose.v1.value_pb2 import (
+    ARRAY_LIBRARY_NUMPY,
+    ARRAY_LIBRARY_TORCH,
+    DTYPE_BOOL,
+    Index,
+    IndexItem,
+    IndexSlice,
+    Objects,
+    RemoteTensor,
+    Stack,
+    Tensor,
+    TensorView,
+    Value,
+)
+from interpose.wire import arrays
+from interpose.wire.arrays import ArrayError
+from interpose.wire.walk import parts
+
+MAX_ARRAY_BYTES = 4 << 20  # bytes of an array in a stack; the cost of a larger array is that of its bytes
+MAX_STACK_BYTES = 64 << 20  # bytes of a stack, which are in memory twice while the stack is made
+_UNITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
+    """Group arrays that can be in one stack; arrays without such company are left out.
+
+    Args:
+        members: torch tensors and numpy arrays, each once.
+
+    Yields:
+        Two or more arrays, in their order, of up to `MAX_STACK_BYTES` bytes.
+    """
+    found: dict[Hashable, list[Any]] = {}
+    for member in members:
+        if (key := _key(member)) is not None:
+            found.setdefault(key, []).append(member)
+    for group in found.values():
+        first = taken = 0
+        for i, member in enumerate(group):
+            if taken + member.nbytes > MAX_STACK_BYTES:
+                if i - first > 1:
+                    yield group[first:i]
+                first, taken = i, 0
+            taken += member.nbytes
+        if len(group) - first > 1:
+            yield group[first:]
+
+
+def _key(array: Any) -> Hashable:
+    """Return what the arrays of a stack have in common, or None for an array that is in no stack."""
+    torch = arrays.loaded_torch()
+    if not 0 < array.nbytes <= MAX_ARRAY_BYTES or array.ndim >= arrays.MAX_DIMENSIONS:
+        return None
+    tail = array.shape[1:] if array.ndim else None
+    if torch is not None and type(array) is torch.Tensor:
+        if (
+            array.layout is not torch.strided
+            or array.is_meta
+            or array.is_quantized
+            or array.is_conj()
+            or array.is_neg()
+        ):
+            return None
+        return array.dtype, tail, array.device
+    if type(array) is np.ndarray and array.dtype.isnative:
+        return np.ndarray, array.dtype, tail
+    return None
+
+
+def packed(members: Sequence[Any]) -> memoryview:
+    """Return the elements of a group's arrays as new bytes, one array after the other.
+
+    Raises:
+        ArrayError, RuntimeError, TypeError: the arrays cannot be put together.
+    """
+    first = members[0]
+    if isinstance(first, np.ndarray):
+        joined = np.concatenate(members) if first.ndim else np.stack(members)
+        return np.ascontiguousarray(joined).reshape(-1).view(np.uint8).data
+    torch = arrays.loaded_torch()
+    with torch.no_grad():
+        one = torch.cat(members) if first.ndim else torch.stack(members)
+        return arrays.tensor_bytes(one)
+
+
+def layout(members: Sequence[Any]) -> Stack:
+    """Return the message of a group without its bytes.
+
+    Raises:
+        ArrayError: the wire has no such dtype.
+    """
+    first = members[0]
+    is_numpy = isinstance(first, np.ndarray)
+    stack = Stack(
+        dtype=arrays.dtype_of(first.dtype),  # type: ignore[arg-type]
+        library=ARRAY_LIBRARY_NUMPY if is_numpy else ARRAY_LIBRARY_TORCH,
+        count=len(members),
+    )
+    rows = [member.shape[0] for member in members] if first.ndim else []
+    if len(set(rows)) > 1:
+        stack.shape.extend(first.shape[1:])
+        stack.rows.extend(rows)
+    else:
+        stack.shape.extend(first.shape)
+    return stack
+
+
+def check(stack: Stack, size: int) -> None:
+    """Check that a stack has `size` bytes, and no array without elements.
+
+    So a stack has at most as many arrays as bytes.
+
+    Raises:
+        ArrayError: it has not.
+    """
+    if stack.dtype not in arrays.ITEM_BYTES:
+        raise ArrayError(f"unknown element type {stack.dtype}")
+    if len(stack.shape) >= arrays.MAX_DIMENSIONS:
+        raise ArrayError(f"a stack of arrays of {len(stack.shape)} dimensions")
+    if not stack.count or any(length < 1 for length in itertools.chain(stack.shape, stack.rows)):
+        raise ArrayError(
+            f"a stack of {stack.count} arrays with lengths {list(stack.shape)} has arrays without elements"
+        )
+    if stack.rows and len(stack.rows) != stack.count:
+        raise ArrayError(f"a stack of {stack.count} arrays with the rows of {len(stack.rows)}")
+    each = math.prod(stack.shape) * arrays.ITEM_BYTES[stack.dtype]
+    meant = each * (sum(stack.rows) if stack.rows else stack.count)
+    if meant != size:
+        raise ArrayError(f"{size} bytes are not a stack of {stack.count} arrays, which has {meant}")
+
+
+def apart(stack: Stack, data: Any, *, torch_wanted: bool) -> list[Any]:
+    """Return the arrays of a stack: torch tensors if wanted and installed, else numpy arrays.
+
+    A writable buffer is taken over, a read-only buffer is copied.
+
+    Raises:
+        ArrayError: the bytes are not this stack's.
+    """
+    flat = np.frombuffer(data, dtype=np.uint8)
+    check(stack, flat.nbytes)
+    if stack.dtype == DTYPE_BOOL and flat.max() > 1:
+        raise ArrayError("an array of booleans with elements that are neither 0 nor 1")
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    wanted = torch_wanted and stack.library != ARRAY_LIBRARY_NUMPY
+    kind = arrays.torch_dtype(stack.dtype) if wanted else None
+    try:
+        if kind is None:
+            return _parts(flat.view(arrays.numpy_dtype(stack.dtype)), stack)
+        # A tensor made of a numpy array has a storage of its own, which is as large as the array.
+        from_numpy = arrays.installed_torch().from_numpy
+        unit = _UNITS.get(arrays.ITEM_BYTES[stack.dtype])
+        elements = flat.view(np.complex128 if unit is None else unit)
+        return [from_numpy(array).view(kind) for array in _parts(elements, stack)]
+    except (ValueError, RuntimeError, OverflowError, TypeError) as error:
+        raise ArrayError(f"the arrays of a stack cannot be made: {error}") from error
+
+
+def _parts(elements: np.ndarray, stack: Stack) -> list[np.ndarray]:
+    """Return the arrays of a stack as views of its elements [n]."""
+    if not stack.rows:
+        if not stack.shape:
+            return [elements[i : i + 1].reshape(()) for i in range(stack.count)]
+        return list(elements.reshape(stack.count, *stack.shape))
+    every = elements.reshape(-1, *stack.shape)
+    return [every[start:stop] for start, stop in _spans(stack)]
+
+
+def _spans(stack: Stack) -> Iterator[tuple[int, int]]:
+    """Iterate over the first row of each array, and the row after its last."""
+    return itertools.pairwise(itertools.accumulate(stack.rows, initial=0))
+
+
+def views(stack: Stack) -> Iterator[TensorView]:
+    """Return for each array of a checked stack its place in the stack's bytes."""
+    length = sum(stack.rows) if stack.rows else stack.count
+    whole = TensorView(dtype=stack.dtype, shape=[length, *stack.shape])
+    if stack.rows:
+        places = (IndexItem(slice=IndexSlice(start=start, stop=stop)) for start, stop in _spans(stack))
+    else:
+        places = (IndexItem(at=i) for i in range(stack.count))
+    for place in places:
+        view = TensorView()
+        view.CopyFrom(whole)
+        view.indices.append(Index(items=[place]))
+        yield view
+
+
+def without(objects: Objects) -> Objects:
+    """Return a table without stacks: each of their arrays becomes an entry at the table's end.
+
+    Other entries keep their index. An array whose bytes are in a blob becomes a `RemoteTensor`.
+
+    Raises:
+        ArrayError: a stack is malformed.
+    """
+    if not any(value.WhichOneof("kind") == "stack" for value in objects.values):
+        return objects
+    made = Objects()
+    made.CopyFrom(objects)
+    firsts: dict[int, int] = {}
+    for index, value in enumerate(objects.values):
+        if value.WhichOneof("kind") == "stack":
+            firsts[index] = len(made.values)
+            made.values.extend(_entries(value.stack))
+            made.values[index].none = True
+    todo = list(made.values)
+    while todo:
+        value = todo.pop()
+        _replace_slices(value, firsts)
+        todo.extend(parts(value))
+    return made
+
+
+def _entries(stack: Stack) -> Iterator[Value]:
+    if stack.WhichOneof("payload") == "blob":
+        check(stack, stack.blob.size)
+        for view in views(stack):
+            yield Value(remote=RemoteTensor(blob_id=stack.blob.id, view=view, library=stack.library))
+        return
+    for array in apart(stack, stack.data, torch_wanted=False):
+        tensor = Tensor(dtype=stack.dtype, shape=array.shape, library=stack.library, data=array.tobytes())
+        yield Value(tensor=tensor)
+
+
+def _replace_slices(value: Value, firsts: dict[int, int]) -> None:
+    """Replace the slices of stacks in a value, and in its items, by references."""
+    kind = value.WhichOneof("kind")
+    if kind in ("list", "tuple"):
+        items = getattr(value, kind).items
+        if any(item.WhichOneof("kind") == "stacked" for item in items):
+            kept = [one for item in items for one in _references(item, firsts)]
+            del items[:]
+            items.extend(kept)
+    elif kind == "stacked":
+        [one] = _references(value, firsts)
+        value.CopyFrom(one)
+
+
+def _references(value: Value, firsts: dict[int, int]) -> list[Value]:
+    if value.WhichOneof("kind") != "stacked":
+        copy = Value()
+        copy.CopyFrom(value)
+        return [copy]
+    first = firsts[value.stacked.stack] + value.stacked.first
+    return [Value(ref=first + i) for i in range(value.stacked.count)]
