@@ -65,22 +65,15 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
 def _key(array: Any) -> Hashable:
     """Return what the arrays of a stack have in common, or None for an array that is in no stack."""
     torch = arrays.loaded_torch()
+    is_torch = torch is not None and type(array) is torch.Tensor
+    if is_torch and (not arrays.is_dense(array) or array.is_meta or array.is_conj() or array.is_neg()):
+        return None
     if not 0 < array.nbytes <= MAX_ARRAY_BYTES or array.ndim >= arrays.MAX_DIMENSIONS:
         return None
     tail = array.shape[1:] if array.ndim else None
-    if torch is not None and type(array) is torch.Tensor:
-        if (
-            array.layout is not torch.strided
-            or array.is_meta
-            or array.is_quantized
-            or array.is_conj()
-            or array.is_neg()
-        ):
-            return None
+    if is_torch:
         return array.dtype, tail, array.device
-    if type(array) is np.ndarray and array.dtype.isnative:
-        return np.ndarray, array.dtype, tail
-    return None
+    return (np.ndarray, array.dtype, tail) if type(array) is np.ndarray and array.dtype.isnative else None
 
 
 def packed(members: Sequence[Any]) -> memoryview:

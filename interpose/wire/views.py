@@ -16,7 +16,7 @@ import numpy as np
 from interpose.v1.value_pb2 import Index, IndexItem, IndexSlice, Positions, TensorView
 from interpose.wire import arrays
 
-MAX_CHAIN = 16
+MAX_CHAIN = 17  # 16, and the place of a tensor in a stack
 MAX_ITEMS = 2 * arrays.MAX_DIMENSIONS
 
 
@@ -137,7 +137,7 @@ def _size(view: TensorView) -> int:
 
 def _apply(array: np.ndarray, view: TensorView, *, count_only: bool) -> np.ndarray:
     if len(view.indices) > MAX_CHAIN:
-        raise IndexError(f"more than {MAX_CHAIN} indices one after another; fetch() the value and index that")
+        raise IndexError(f"more than {MAX_CHAIN - 1} indices one after another; fetch() the value and index that")
     elements = array.size
     for index in view.indices:
         array = _indexed(array, index, elements, count_only)

@@ -80,7 +80,7 @@ class Worker:
 
     def run(self, *sources: str, steps: int = 2, shared: tuple[str, ...] = (), stream: bool = False) -> list[BlockRun]:
         """Run the blocks of one trace side by side, for so many steps."""
-        trace = pb.Trace(id=f"t{self._count}", stream=stream)
+        trace = pb.Trace(id=f"t{self._count}", stream=stream, stacks=True)
         self._count += 1
         for name in shared:
             trace.shared.append(Binding(name=name, value=Value(none=True)))

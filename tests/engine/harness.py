@@ -338,7 +338,7 @@ class LocalEngine:
         encoder = Encoder(
             inline_bytes=1 << 30, put_blob=lambda data: "", special=lambda obj: obj if isinstance(obj, Value) else None
         )
-        trace = pb.Trace(id=f"t{self.count}")
+        trace = pb.Trace(id=f"t{self.count}", stacks=True)
         for name, value in shared.items():
             trace.shared.append(Binding(name=name, value=encoder.encode(value)))
         for block in blocks:
