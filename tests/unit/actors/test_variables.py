@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from actors.protocol import Route, Terms
-from actors.saved import Saved
+from actors.saved import Saved, named
 from actors.session import Session
 from actors.variables import MAX_VARIABLES, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, Tensor, Value
-from interpose.wire.decoder import Decoder
+from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, RemoteTensor, Stack, StackSlice, Tensor, Value
+from interpose.wire import views as indexing
+from interpose.wire.decoder import Decoder, Resolver
 from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
 from tests.unit.actors.test_session import ROUTE, Submission, clock, ended, kinds, opened
@@ -212,6 +213,45 @@ def test_tables_that_lead_back_to_themselves_and_to_each_other() -> None:
     decoder = Decoder(both.scope, get_blob=lambda blob: b"", resolver=Resolver())  # type: ignore[arg-type]
     outer_again, inner_again = decoder.object(0), decoder.object(2)
     assert outer_again[0] is inner_again and outer_again[1] is outer_again and inner_again == [4]
+
+
+@pytest.mark.parametrize("as_blob", [True, False])
+def test_tensors_of_a_stack_are_lent_one_by_one(as_blob: bool) -> None:
+    """A variable with a stack goes into the next trace as tensors, each of them once."""
+    block = np.arange(6, dtype=np.float32)
+    stack = Stack(dtype=DTYPE_FLOAT32, count=3, shape=[1, 2])
+    if as_blob:
+        stack.blob.CopyFrom(Blob(id="k/0/0", size=24))
+    else:
+        stack.data = block.tobytes()
+    last = Value(stacked=StackSlice(stack=1, first=2, count=1))
+    every = Value(stacked=StackSlice(stack=1, first=0, count=3))
+    objects = Objects(values=[Value(list=Items(items=[every, last, Value(ref=0)])), Value(stack=stack)])
+    saves = pb.Saves(invoke=-1, objects=objects)
+    saves.names.add(name="rows", value=Value(ref=0))
+    before = saves.SerializeToString()
+    assert named(saves)[0] == ({"k/0/0"} if as_blob else set())
+    variables = SharedVariables()
+    first = trace(pb.SessionVariable(id="v", entry=0))
+    first.shared.add(name="rows", value=Value(ref=0))
+    left = variables.settle(first, saves, 1, failed=False)
+    variables.keep(copies(saves.objects, left, {"k/0/0": Saved("the reference", 24)} if as_blob else {}))
+    assert saves.objects.SerializeToString() == pb.Saves.FromString(before).objects.SerializeToString(), (
+        "the client's is a stack"
+    )
+
+    second = trace(pb.SessionVariable(id="v", entry=1, version=1, canonical=True), values=2)
+    assert list(variables.lend(second)) == (["k/0/0"] if as_blob else [])
+    assert not {value.WhichOneof("kind") for value in second.scope.values} & {"stack", "stacked"}
+
+    class Held(Resolver):
+        def remote(self, tensor: RemoteTensor) -> object:
+            assert tensor.blob_id == "k/0/0"
+            return indexing.apply(block.view(np.uint8), tensor.view).view(np.float32)
+
+    rows = Decoder(second.scope, get_blob=lambda blob: b"", resolver=Held(), library="numpy").object(1)
+    assert [row.tolist() for row in rows[:3]] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+    assert rows[3] is rows[2] and rows[4] is rows and len(rows) == 5
 
 
 def test_more_than_a_session_keeps() -> None:

@@ -170,6 +170,27 @@ def test_pickles_need_trust_and_a_server_that_allows_them() -> None:
     admission.check_trace(pickled(), allowing, trusted, DESCRIPTION)
 
 
+@pytest.mark.parametrize("place", ["entry", "item", "key", "name"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        value_pb2.Value(stack=value_pb2.Stack(dtype=value_pb2.DTYPE_BOOL, count=1, shape=[1], data=b"1")),
+        value_pb2.Value(stacked=value_pb2.StackSlice(stack=0, first=0, count=(1 << 32) - 1)),
+    ],
+    ids=["stack", "slice"],
+)
+def test_a_client_sends_no_stacks(value: value_pb2.Value, place: str) -> None:
+    items = value_pb2.Value(tuple=value_pb2.Items(items=[value]))
+    keys = value_pb2.Value(dict=value_pb2.Mapping(keys=[value], values=[value_pb2.Value(none=True)]))
+    message = trace(
+        scope=value_pb2.Objects(values=[{"entry": value, "item": items, "key": keys, "name": items}[place]])
+    )
+    if place == "name":
+        message = trace()
+        message.invokes[0].program.reads.add(name="x", value=value)
+    assert "a stack of tensors" in refusal(message).message
+
+
 def test_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_VALUES", 10)
     items = value_pb2.Value(list=value_pb2.Items(items=[value_pb2.Value(integer=i) for i in range(11)]))
