@@ -30,6 +30,7 @@ BENCHMARKS = (
     "service",
     "tensor_parallel",
     "start_up",
+    "encoding",
     "peers",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
