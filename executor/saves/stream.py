@@ -66,7 +66,7 @@ class SaveStream:
         self._bound: dict[str, Any] = {}
         self._containers: dict[int, tuple[Any, Any]] = {}  # by index: the container, and its items when it was sent
         self._arrays: dict[int, _Array] = {}
-        self._stacks: list[_Stack] = []
+        self._own = _OwnTensors()
         self._sequence = 0
         self._blobs = 0
         self._open = True
@@ -156,7 +156,7 @@ class SaveStream:
         changed = {index: pair for index, pair in self._containers.items() if _differs(*pair)}
         names = self._rebound(increment, namespace, None if final else Search(_SEARCHED))
         fresh = [item for pair in changed.values() for item in _fresh(*pair)]
-        self._encoder.stack([fresh, *names.values()], follow=lambda stack: self._stacks.append(_Stack(stack)))
+        self._encoder.stack([fresh, *names.values()], follow=self._own.add)
         for index, (container, before) in changed.items():
             _patch(self._encoder, increment, index, container, before)
             self._containers[index] = (container, _shallow(container))
@@ -164,8 +164,7 @@ class SaveStream:
             value = array.changed(self._encoder, final)
             if value is not None:
                 increment.patches.add(index=index, tensor=value)
-        for stack in self._stacks:
-            increment.patches.extend(stack.changed(self._encoder, final))
+        increment.patches.extend(self._own.changes(self._encoder, final))
         for name, value in names.items():
             increment.names.add(name=name, value=self._encoder.encode(value))
         self._follow(increment, first)
@@ -238,41 +237,62 @@ class _Array:
         self._layout = (tuple(value.shape), str(value.dtype))
 
 
-class _Stack:
-    """A sent stack of tensors of the block's own, and how to tell that any of them was changed since."""
+class _OwnTensors:
+    """The sent stacks of tensors of the block's own, and how to tell that any of these tensors was changed since."""
 
-    def __init__(self, stack: StackOfOwn) -> None:
-        self._index = stack.index
-        self._members = stack.members
-        self._counters = [member._version for member in self._members]
-        self._layouts = [(member.shape, member.dtype) for member in self._members]
-        self._checksums = self._summed(stack.data)
+    def __init__(self) -> None:
+        self._stacks: list[tuple[int, list[Any]]] = []  # each stack's index in the table, and its tensors
+        # Of all tensors together, in the order of the stacks:
+        self._members: list[Any] = []
+        self._places: list[tuple[int, int]] = []
+        self._counters: list[int] = []
+        self._layouts: list[tuple[Any, Any]] = []
+        self._checksums: list[int] = []
 
-    def changed(self, encoder: SaveEncoder, thorough: bool) -> list[pb.Patch]:
+    def add(self, stack: StackOfOwn) -> None:
+        """Note a stack as it was sent."""
+        members = stack.members
+        self._stacks.append((stack.index, members))
+        self._members += members
+        self._places += [(stack.index, at) for at in range(len(members))]
+        self._counters += map(_counter, members)
+        self._layouts += map(_layout, members)
+        self._checksums += _summed(members, stack.data)
+
+    def changes(self, encoder: SaveEncoder, thorough: bool) -> list[pb.Patch]:
         """Return the changes of the tensors; arguments as of `_Array.changed`."""
-        counters = [member._version for member in self._members]
+        counters = list(map(_counter, self._members))
         if not thorough and counters == self._counters:
             return []
-        if [(member.shape, member.dtype) for member in self._members] != self._layouts:
+        if list(map(_layout, self._members)) != self._layouts:
             raise WireError(_OTHER_LAYOUT)
         if thorough:
-            checksums = self._summed(stacks.packed(self._members))
-            places = [at for at, pair in enumerate(zip(checksums, self._checksums, strict=True)) if pair[0] != pair[1]]
+            packed = ((members, stacks.packed(members)) for _, members in self._stacks)
+            now: list[int] = [checksum for pair in packed for checksum in _summed(*pair)]
+            before = self._checksums
         else:
-            places = [at for at, pair in enumerate(zip(counters, self._counters, strict=True)) if pair[0] != pair[1]]
-        patches = []
-        for at in places:
-            member = self._members[at]
-            checksum = zlib.crc32(_bytes(member))
-            if checksum != self._checksums[at]:
-                self._checksums[at] = checksum
-                patches.append(pb.Patch(index=self._index, at=at, tensor=encoder.array(member)))
+            now, before = counters, self._counters
+        places = [place for place, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]]
         self._counters = counters
+        patches = []
+        for place in places:
+            member = self._members[place]
+            checksum = zlib.crc32(_bytes(member))
+            if checksum != self._checksums[place]:
+                self._checksums[place] = checksum
+                index, at = self._places[place]
+                patches.append(pb.Patch(index=index, at=at, tensor=encoder.array(member)))
         return patches
 
-    def _summed(self, data: memoryview) -> list[int]:
-        ends = itertools.accumulate((member.nbytes for member in self._members), initial=0)
-        return [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(ends)]
+
+_counter = operator.attrgetter("_version")
+_layout = operator.attrgetter("shape", "dtype")
+
+
+def _summed(members: list[Any], data: memoryview) -> list[int]:
+    """Return the checksum of each tensor of a stack, by the stack's bytes."""
+    ends = itertools.accumulate((member.nbytes for member in members), initial=0)
+    return [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(ends)]
 
 
 def _bytes(value: Any) -> memoryview:
@@ -289,6 +309,8 @@ def _same(left: Iterable[Any], right: Iterable[Any]) -> bool:
 
 def _differs(now: Any, before: Any) -> bool:
     """Return whether anything changed in a container since it was sent."""
+    if type(now) is list:
+        return len(now) != len(before) or not all(map(operator.is_, now, before))
     if isinstance(now, set):
         return bool(now != before)
     if len(now) != len(before) or not _same(now, before):

@@ -47,8 +47,9 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
         Two or more arrays, in their order, of up to `MAX_STACK_BYTES` bytes.
     """
     found: dict[Hashable, list[Any]] = {}
+    torch = arrays.loaded_torch()
     for member in members:
-        if (key := _key(member)) is not None:
+        if (key := _key(member, torch)) is not None:
             found.setdefault(key, []).append(member)
     for group in found.values():
         first = taken = 0
@@ -62,9 +63,8 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
             yield group[first:]
 
 
-def _key(array: Any) -> Hashable:
+def _key(array: Any, torch: Any) -> Hashable:
     """Return what the arrays of a stack have in common, or None for an array that is in no stack."""
-    torch = arrays.loaded_torch()
     is_torch = torch is not None and type(array) is torch.Tensor
     if is_torch and (not arrays.is_dense(array) or array.is_meta or array.is_conj() or array.is_neg()):
         return None
