@@ -24,6 +24,7 @@ from interpose.wire.encoder import Encoder
 
 _MAX_DEPTH = 100
 _MAX_ITEMS = 1_000_000
+_SCALARS = frozenset((int, str, float, bool))
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -288,6 +289,8 @@ class SaveEncoder:
         return self.objects.values[reference.ref] if reference.WhichOneof("kind") == "ref" else reference
 
     def _special(self, value: Any) -> Value | None:
+        if type(value) in _SCALARS:
+            return None
         snapshot = self._registry.snapshot(value)
         if snapshot is not value:
             return self._encoder.encode(snapshot)
