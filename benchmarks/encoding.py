@@ -1,8 +1,9 @@
-"""What a saved tensor costs on its way from a worker's registry to a notebook, in containers of 2,048 tensors.
+"""Measure the time of a saved tensor from a worker's registry to a notebook.
 
-Each container travels with stacks, and as a value for each tensor, as it does to a client that cannot read stacks. The time is
-that of the registry and of the encoder in the worker, and of the decoder in the notebook; nothing is sent in between. The
-figures are microseconds of CPU time per tensor on one thread, the best of the rounds: other work makes a round slower.
+A container holds 2,048 tensors. It travels with stacks, and as a value for each tensor, as it does to a client that cannot read
+stacks. The time is that of the registry and of the encoder in the worker, and of the decoder in the notebook; nothing is sent
+in between. The figures are microseconds of CPU time per tensor on one thread, the best of the rounds: other work makes a round
+slower.
 """
 
 from __future__ import annotations
