@@ -1,0 +1,106 @@
+"""The values of one trace that its blocks read, made once, whichever block comes first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, MutableMapping
+from types import CodeType
+from typing import Any
+
+from executor.block.barrier import Barrier
+from executor.block.binding import Rebuilder, Watch, ordinary_tensors
+from executor.block.budget import Budget
+from executor.block.namespace import new_namespace
+from executor.block.resolver import TraceResolver
+from executor.block.rng import RandomState
+from executor.block.sources import Sources
+from executor.core.programs import Codes, Unit
+from executor.model.tree import ModuleTree
+from executor.saves.reuse import Stayed
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Binding, Blob
+from interpose.wire.decoder import Decoder
+
+
+class Binder:
+    """Makes the values of one trace.
+
+    Args:
+        trace: the trace; its scope is decoded when a value of it is first read.
+        tree: the model's modules.
+        get_blob: returns the bytes of an uploaded value.
+        budget: bounds what the user's classes do while they are made.
+        codes: what the trace's texts compile to.
+        blame: the id of the client's trace, as the budget takes it.
+
+    Attributes:
+        sources: the text of the trace's code.
+        barriers: the trace's barriers, by number.
+        stayed: the tensors of earlier traces that the trace uses.
+    """
+
+    def __init__(
+        self,
+        trace: pb.Trace,
+        tree: ModuleTree,
+        get_blob: Callable[[Blob], Any],
+        budget: Budget,
+        codes: Codes,
+        blame: bytes,
+    ) -> None:
+        self.sources = Sources()
+        self.barriers: dict[int, Barrier] = {}
+        self.stayed = Stayed(get_blob)
+        self._id = trace.id
+        self._codes = codes
+        self._random: RandomState | None = None
+        self._spaces: list[
+            MutableMapping[str, Any]
+        ] = []  # the names of functions and classes, and of blocks that lend some
+        watch = Watch(budget, self.sources.lines, self.random_state, blame)
+        rebuild = Rebuilder(self._new_space, self.sources.add, watch, codes)
+        resolver = TraceResolver(tree, rebuild, watch, self.stayed, self.barriers, self.sources.name)
+        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
+
+    def code(self, program: pb.Program) -> CodeType:
+        """Return a block's compiled code."""
+        self.sources.add(program.source, program.filename, program.first_line)
+        return self._codes.of(Unit.of_block(program))
+
+    def values(self, bindings: Iterable[Binding]) -> dict[str, Any]:
+        """Return the values of names, by name."""
+        with ordinary_tensors():
+            return {binding.name: self._decoder.decode(binding.value) for binding in bindings}
+
+    def bind(self, bindings: Iterable[Binding]) -> dict[str, Any]:
+        """Return the names of a block, with those that it reads bound."""
+        names = new_namespace()
+        with ordinary_tensors():
+            self._decoder.into(names, list(bindings))
+        return names
+
+    def made(self) -> dict[int, Any]:
+        """Return the objects of the trace's scope that have been made, by their index there."""
+        return self._decoder.made()
+
+    def random_state(self) -> RandomState | None:
+        """Return the trace's random generators, or None if none of its code can use any."""
+        if self._random is None and self.sources.random:
+            self._random = RandomState(int.from_bytes(hashlib.sha256(self._id.encode()).digest()[:6], "little"))
+        return self._random
+
+    def keep(self, names: MutableMapping[str, Any]) -> None:
+        """Keep the names of an ended block until the trace's end."""
+        self._spaces.append(names)
+
+    def drop(self) -> None:
+        """Drop every object; the caller bounds what their `__del__` does."""
+        for space in self._spaces:
+            space.clear()
+        self._decoder.forget()
+        self._spaces.clear()
+
+    def _new_space(self) -> dict[str, Any]:
+        made = new_namespace()
+        self._spaces.append(made)
+        return made

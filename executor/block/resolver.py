@@ -1,0 +1,106 @@
+"""What a trace's messages name becomes an object of the worker: modules, the tracer, barriers, functions, library names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from executor.block.barrier import Barrier
+from executor.block.binding import Rebuilder, Watch
+from executor.block.envoy import Envoy, Tracer
+from executor.block.namespace import wait
+from executor.model.tree import ModuleTree
+from executor.saves.reuse import Stayed
+from interpose.v1 import value_pb2
+from interpose.v1.value_pb2 import Class, Function, Instance, Namespace, RemoteTensor
+from interpose.wire.decoder import Decode, Resolver
+from interpose.wire.encoder import WireError
+
+
+class TraceResolver(Resolver):
+    """Gives the decoder of one trace its objects.
+
+    Args:
+        tree: the model's modules.
+        rebuild: makes functions, classes and objects.
+        watch: runs what the user wrote.
+        stayed: the tensors of earlier traces that the trace uses.
+        barriers: the trace's barriers, by number.
+        named: is told each name of a library.
+    """
+
+    def __init__(
+        self,
+        tree: ModuleTree,
+        rebuild: Rebuilder,
+        watch: Watch,
+        stayed: Stayed,
+        barriers: dict[int, Barrier],
+        named: Callable[[str], None],
+    ) -> None:
+        self._barriers = barriers
+        self._named = named
+        self._tree = tree
+        self._rebuild = rebuild
+        self._watch = watch
+        self._stayed = stayed
+
+    def module(self, path: str) -> object:
+        node = self._tree.find(path)
+        if node is None:
+            raise WireError(f"the served model has no module {path!r}")
+        return Envoy(self._tree, node, given=True)
+
+    def tracer(self) -> object:
+        return Tracer()
+
+    def barrier(self, barrier: value_pb2.Barrier) -> object:
+        made = self._barriers.setdefault(barrier.number, Barrier(barrier.number, barrier.count, wait))
+        if made.count != barrier.count or not barrier.count:
+            raise WireError(f"barrier {barrier.number} waits for {barrier.count} invokes")
+        return made
+
+    def function(self, function: Function, decode: Decode) -> object:
+        return self._rebuild.function(function, decode)
+
+    def class_source(self, source: Class, decode: Decode) -> type:
+        return self._rebuild.class_source(source, decode)
+
+    def instance(self, instance: Instance, decode: Decode) -> object:
+        return self._rebuild.instance(instance, decode)
+
+    def attribute(self, obj: object, name: str) -> object:
+        return self._rebuild.attribute(obj, name)
+
+    def namespace(self, namespace: Namespace, decode: Decode) -> object:
+        return self._rebuild.namespace(namespace, decode)
+
+    def run_own(self, do: Callable[[], Any]) -> None:
+        self._watch.run(do)
+
+    def symbol(self, module: str, name: str) -> object:
+        self._named(f"{module}.{name}")
+        value: Any = self.python_module(module)
+        for part in name.split("."):
+            try:
+                value = getattr(value, part)
+            except AttributeError:
+                raise WireError(f"the server's {module} has no {name}") from None
+            except Exception as error:  # of a module that imports its parts when they are asked for
+                raise WireError(f"the server's {module} cannot give {name}: {error}") from None
+        return value
+
+    def python_module(self, name: str) -> object:
+        self._named(name)
+        try:
+            return importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # whatever the module's own code raises; some are programs
+            reason = str(error) or type(error).__name__
+            raise WireError(f"the server cannot import {name}: {reason}") from None
+
+    def remote(self, tensor: RemoteTensor) -> Any:
+        return self._stayed.tensor(tensor, self.placed)
+
+    def placed(self, tensor: Any) -> Any:
+        return tensor.to(self._tree.device)
