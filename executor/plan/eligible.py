@@ -15,8 +15,9 @@ from typing import Literal
 
 from executor.core.programs import Unit
 from executor.plan.refuse import ATTRIBUTES, BUILTINS, STATEMENTS, Refused
-from interpose.capture.analysis import block_reads_writes, is_steps
+from interpose.capture.analysis import block_reads_writes
 from interpose.capture.rewrite import FLAGS, SAVE, parse_block, rewrite
+from interpose.capture.syntax import is_steps
 
 MOST_TEXT = 64 << 10  # bytes of a block that is parsed for a plan; a worker's interpreter stands still meanwhile
 _GROW = frozenset({"append", "extend"})
