@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from interpose.v1 import trace_pb2 as pb
 # in the place of torch's while it makes a model: were that the first use, blocks' own linspace would stay on the CPU.
 with torch.device("cpu"):
     torch.empty(0)
+
+_BACKTRACE = 65  # frames of C
 
 
 class _Greenlet(greenlet):
@@ -51,6 +54,17 @@ def current() -> Block:
     return block
 
 
+def _above(main: Callable[..., None]) -> Callable[..., None]:
+    """Return what runs `main` above as many frames of C as torch looks at.
+
+    torch takes a backtrace of 65 frames for each of its errors. Below a greenlet's own frames lie frames of the engine that are
+    no longer there, and a backtrace that came to them would end the worker with a segmentation fault.
+    """
+    for _ in range(_BACKTRACE):
+        main = MethodType(main, ())
+    return main
+
+
 class Strand:
     """Runs one block.
 
@@ -65,7 +79,7 @@ class Strand:
     """
 
     def __init__(self, main: Callable[..., None], block: Block, device: torch.device) -> None:
-        self._greenlet = _Greenlet(main)
+        self._greenlet = _Greenlet(_above(main))
         self._greenlet.block = block
         self.parked = False
         self.closing = False
