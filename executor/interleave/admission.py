@@ -30,6 +30,7 @@ from executor.core.request import InvokeRequest, Opened
 from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
+from executor.interleave.machine.events import Admitted, Event, Refused
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.saves.stream import SaveStream
@@ -55,21 +56,17 @@ class Requests:
         host: the worker.
 
     Attributes:
-        mediators: the mediators of all unfinished requests and of their edits, by request id or the edit's key.
-        live: those of them that wait for something in a coming step, or must see that there is none.
+        mediators: the mediators of all unfinished requests, of their edits and of outer blocks, by key.
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
-        wholes: the blocks without a prompt, by trace id.
         streams: sends what streamed traces save, by request id, where this rank reports.
         after_step: to be called when a step is over; collects what blocks left behind.
     """
 
     def __init__(self, host: Host) -> None:
         self.mediators: dict[str, Mediator] = {}
-        self.live: dict[str, Mediator] = {}
         self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, TraceScope] = {}
-        self.wholes: dict[str, list[Mediator]] = {}
         self.streams: dict[str, SaveStream] = {}
         self._tree = host.tree
         self._applier = host.applier
@@ -89,7 +86,7 @@ class Requests:
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn) + len(self._edits)
+        return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
 
     def open(self, opened: Opened) -> None:
         """Take a trace whose requests come next. It stays until all its invokes have ended, or until it is dropped."""
@@ -113,17 +110,15 @@ class Requests:
         self._outbox.forget(trace_id)
         return self.scopes.pop(trace_id, None)
 
-    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
-        """Make the mediator of a new request; the block starts when its first step begins."""
+    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> list[Event]:
+        """Make the mediators of a new request; return what the machine is to know of them."""
         if request.carried is not None and request.trace not in self._opened:
             self.open(Opened.of(request.carried))
         opened = self._opened.get(request.trace)
         if opened is None:
             message = "the trace of this request was given up before the request could start"
             failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
-            self._reject(request_id, None, request.trace, request.invoke, failure)
-            self.ended[request_id] = Ended.FAILED
-            return
+            return [self._reject(request_id, None, request.trace, request.invoke, failure)]
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
@@ -137,45 +132,57 @@ class Requests:
             if cached_tokens:
                 raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
         except Exception as error:
-            self._reject(request_id, scope, trace.id, number, _why_unbound(error))
-            self.ended[request_id] = Ended.FAILED
-            return
+            return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.together)
         mediator = self._mediator(identity, scope, opened, bound)
+        came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
             bound = _Bound(edit.code, edit.namespace, prompt_tokens)
             identity = Identity(edit.key, edit.scope.id, number, edit=edit.name, owner=request_id, rank=edit.rank)
-            one = self._mediator(identity, edit.scope, opened, bound)
-            self.mediators[edit.key] = self.live[edit.key] = one
-        self.mediators[request_id] = self.live[request_id] = mediator
+            came.append(self._take_in(self._mediator(identity, edit.scope, opened, bound), edit.scope))
+        came.append(self._take_in(mediator, scope, trace.stream))
         self._writes[request_id] = list(invoke.program.writes)
         if trace.stream and self._reports:
             self.streams[request_id] = SaveStream(
                 scope, invoke.program, number, self._limits, self._budget, self._outbox
             )
         self._ids[(scope.id, number)] = request_id
-        for index, whole in opened.wholes.items():
+        for index, outer in opened.wholes.items():
             if (scope.id, index) not in self._ids:
-                self._admit_whole(scope, opened, index, whole, request.together)
+                came.append(self._admit_outer(scope, opened, index, outer, request.together))
+        return came
 
-    def _admit_whole(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> None:
-        """Make the mediator of an invoke without a prompt; it starts with the trace's other blocks."""
+    def _admit_outer(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> Event:
+        """Make the mediator of an outer block; it starts with the trace's other blocks."""
         key = _key_of(scope.id, index)
         try:
             with torch.inference_mode(False):
                 code, namespace = scope.program(invoke.program, ())
         except Exception as error:
-            self._reject(key, scope, scope.id, index, _why_unbound(error))
-            return
-        bound = _Bound(code, namespace, 0)
+            return self._reject(key, scope, scope.id, index, _why_unbound(error), outer=True)
         identity = Identity(key, scope.id, index, gang=together, outer=True)
-        mediator = self._mediator(identity, scope, opened, bound)
-        self.mediators[key] = self.live[key] = mediator
-        self.wholes.setdefault(scope.id, []).append(mediator)
+        mediator = self._mediator(identity, scope, opened, _Bound(code, namespace, 0))
         self._writes[key] = list(invoke.program.writes)
         self._ids[(scope.id, index)] = key
+        return self._take_in(mediator, scope)
+
+    def _take_in(self, mediator: Mediator, scope: TraceScope, streamed: bool = False) -> Admitted:
+        identity = mediator.identity
+        self.mediators[identity.request_id] = mediator
+        return Admitted(
+            key=identity.request_id,
+            trace=identity.trace_id,
+            invoke=identity.invoke,
+            arrival=scope.arrival,
+            prompt_tokens=mediator.state.progress.prompt_tokens,
+            gang=identity.gang,
+            outer=identity.outer,
+            owner=identity.owner,
+            rank=identity.rank,
+            streamed=streamed,
+        )
 
     def _mediator(self, identity: Identity, scope: TraceScope, opened: Opened, bound: _Bound) -> Mediator:
         trace = opened.trace
@@ -208,61 +215,23 @@ class Requests:
             self.scopes[scope.id] = scope
         return scope
 
-    def _reject(self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure) -> None:
+    def _reject(
+        self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure, outer: bool = False
+    ) -> Refused:
         failure.trace_id, failure.invoke = trace_id, invoke
-        self._edits.forget(key)
         self._stillborn[key] = (scope, failure)
         self._ids[(trace_id, invoke)] = key
+        return Refused(key, trace_id, outer)
 
-    def waits(self, request_id: str) -> list[str]:
-        """Return what waits for a coming step of a request: its standing edits, then its own block, as keys of `live`.
-
-        The request itself is among them as long as a block without a prompt sees its rows.
-        """
-        keys = (*self._edits.keys_of(request_id), request_id)
-        return [key for key in keys if key in self.live or (self.wholes and self._seen(key))]
+    def knows(self, key: str) -> bool:
+        """Return whether a request or an outer block is here, bound or not."""
+        return key in self.mediators or key in self._stillborn
 
     def take_brought(self) -> list[str]:
-        """Return the keys of the blocks without a prompt that came with new requests, whether they could be bound or not."""
+        """Return the keys of the outer blocks that came with new requests, whether they could be bound or not."""
         brought = sorted(self._brought)
         self._brought.clear()
         return brought
-
-    def _seen(self, request_id: str) -> bool:
-        mediator = self.mediators.get(request_id)
-        return mediator is not None and any(
-            one.identity.request_id in self.live for one in self.wholes.get(mediator.identity.trace_id, ())
-        )
-
-    def edits_of(self, request_id: str) -> list[Mediator]:
-        """Return the standing edits that run in a request, in their order."""
-        return [self.mediators[key] for key in self._edits.keys_of(request_id) if key in self.mediators]
-
-    def leave(self, request_id: str) -> list[str]:
-        """A request's block has no step more: it is served no longer. Return the names that it may give to other invokes."""
-        mediator = self.mediators.pop(request_id)
-        self.live.pop(request_id, None)
-        if mediator.identity.outer:
-            self._forget_whole(mediator)
-        return self._writes.pop(request_id)
-
-    def _forget_whole(self, mediator: Mediator) -> None:
-        left = [one for one in self.wholes.pop(mediator.identity.trace_id) if one is not mediator]
-        if left:
-            self.wholes[mediator.identity.trace_id] = left
-
-    def companions(self, trace_id: str) -> list[Mediator]:
-        """Return the blocks of a trace's requests that start together and have not left, in the order of their invokes."""
-        found = [
-            one
-            for one in self.mediators.values()
-            if one.identity.trace_id == trace_id and one.identity.gang and not one.identity.outer
-        ]
-        return sorted(found, key=lambda one: one.identity.invoke)
-
-    def rejected(self, trace_id: str) -> int:
-        """Return how many of a trace's requests that are here could not be bound."""
-        return sum(failure.trace_id == trace_id for _, failure in self._stillborn.values())
 
     def take_id(self, trace_id: str, invoke: int) -> str:
         """Return the engine's id of an invoke's request, "" if it is not here, and forget it."""
@@ -272,36 +241,35 @@ class Requests:
         """Return the scope of a request whose block could not be bound, and why, and forget it; None if it was bound."""
         return self._stillborn.pop(request_id, None)
 
-    def forget_edits(self, request_id: str) -> None:
-        """Drop the standing edits that ran in a request."""
-        for key in self._edits.forget(request_id):
-            edit = self.mediators.pop(key, None)
-            self.live.pop(key, None)
-            scope = self.scopes.pop(key, None)
-            if edit is not None:
-                edit.let_go(edit.names.clear)
-            if scope is not None:
-                scope.let_go()
+    def leave(self, key: str) -> tuple[Mediator, list[str], SaveStream | None]:
+        """A block has ended with its request.
+
+        Returns:
+            The block, the names that it may give to other invokes, and what streams its saves.
+        """
+        self.ended.pop(key, None)
+        return self.mediators.pop(key), self._writes.pop(key), self.streams.pop(key, None)
+
+    def forget(self, key: str) -> int:
+        """Drop a block and its names; return how often a standing edit printed."""
+        mediator = self.mediators.pop(key)
+        if not mediator.identity.edit:
+            mediator.cancel()
+        mediator.let_go(mediator.names.clear)
+        self._writes.pop(key, None)
+        self.streams.pop(key, None)
+        self.ended.pop(key, None)
+        scope = self.scopes.pop(key, None)
+        if scope is not None:
+            scope.let_go()
+        return mediator.state.record.logs if mediator.identity.edit else 0
 
     def drop(self, trace_id: str) -> None:
-        """The trace was given up: end its blocks and forget it. Idempotent."""
-        for request_id, mediator in list(self.mediators.items()):
-            if mediator.identity.trace_id == trace_id:
-                for edit in self.edits_of(request_id):
-                    if edit.state.live:
-                        edit.cancel()
-                self.forget_edits(request_id)
-                mediator.cancel()
-                mediator.let_go(mediator.names.clear)
-                self.live.pop(request_id, None)
-                self.mediators.pop(request_id)
-                self._writes.pop(request_id, None)
-                self.streams.pop(request_id, None)
-                self.ended.pop(request_id, None)
-        self.wholes.pop(trace_id, None)
+        """Forget a trace whose blocks have been dropped. Idempotent."""
         for request_id, (_, failure) in list(self._stillborn.items()):
             if failure.trace_id == trace_id:
                 del self._stillborn[request_id]
+                self.ended.pop(request_id, None)
         for key in [key for key in self._ids if key[0] == trace_id]:
             del self._ids[key]
         scope = self._forget(trace_id)

@@ -41,7 +41,7 @@ class BoundEdit:
 
 
 class Edits:
-    """The edits of the requests that are here.
+    """Binds the edits of new requests.
 
     Args:
         tree: the model's modules.
@@ -51,10 +51,6 @@ class Edits:
     def __init__(self, tree: ModuleTree, budget: Budget) -> None:
         self._tree = tree
         self._budget = budget
-        self._keys: dict[str, list[str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def bind(self, request_id: str, opened: Opened, arrival: int) -> list[BoundEdit]:
         """Bind the edits of a trace for one of its requests.
@@ -65,20 +61,10 @@ class Edits:
         applied = opened.trace.applied
         if not applied:
             return []
-        bound = [
+        return [
             self._bind_one(f"{request_id}#{number}", edit, opened, arrival, number - len(applied))
             for number, edit in enumerate(applied)
         ]
-        self._keys[request_id] = [edit.key for edit in bound]
-        return bound
-
-    def keys_of(self, request_id: str) -> list[str]:
-        """Return the keys of a request's edits, in their order."""
-        return self._keys.get(request_id, [])
-
-    def forget(self, request_id: str) -> list[str]:
-        """Drop a request's edits; return their keys."""
-        return self._keys.pop(request_id, [])
 
     def _bind_one(self, key: str, edit: pb.Edit, opened: Opened, arrival: int, rank: int) -> BoundEdit:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
@@ -10,6 +11,9 @@ from executor.core.ended import Ended, Ending
 from executor.core.errors import BudgetExceeded
 from executor.interleave.admission import Requests
 from executor.interleave.context import Host
+from executor.interleave.machine.events import TurnEnded
+from executor.interleave.machine.instructions import Close, Finish, Forget, Instruction
+from executor.interleave.running import Running
 from executor.model.meta_tensors import explained
 from executor.saves.collect import collect
 from interpose.contract.result import Result
@@ -17,53 +21,70 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class Endings:
-    """Ends the requests of one worker.
+    """Ends the requests of one worker, as the machine says.
 
     Args:
         requests: the requests that are here.
-        end: lets a block run to its end, with what the engine generated.
+        running: lets blocks run.
         host: the worker.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        end: Callable[[Mediator, Result | list[Result]], None],
-        host: Host,
-    ) -> None:
+    def __init__(self, requests: Requests, running: Running, host: Host) -> None:
         self._requests = requests
-        self._end = end
+        self._running = running
         self._outbox = host.outbox
         self._budget = host.budget
         self._limits = host.limits
         self._reports = host.reports
         self._precision = host.precision
+        self._trace_id, self._invoke = "", 0
+        self._result: Result | list[Result] = []
+        self._steps = 0
+        self._edit_logs = 0
+        self._ending: Ending = Ended.UNKNOWN, [], 0
 
-    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
-        """The engine finished an invoke's request: end its block, and send what it saved.
+    def handlers(self) -> dict[type[Instruction], Callable[[Any], Any]]:
+        """Return what carries out each instruction, by its type."""
+        return {Finish: self._finish, Forget: self._forget, Close: self._close}
+
+    def begin(self, key: str, trace_id: str, invoke: int, result: Result | list[Result]) -> None:
+        """The engine finished a request.
 
         Args:
-            result: what the engine generated; for an invoke without a prompt, what it generated for each of the others.
-
-        Returns:
-            How the block ended (`Ended.UNKNOWN` if it is not here), events for the client (Saves,
-            Failed, Accounting), serialized, and how many times the block printed.
+            key: the request, or an outer block.
+            trace_id, invoke: the invoke.
+            result: as of `Interleaver.finish`.
         """
-        request_id = self._requests.take_id(trace_id, invoke)
-        stillborn = self._requests.take_stillborn(request_id)
-        if stillborn is not None:
-            unbound, failure = stillborn
-            return Ended.FAILED, self._close(trace_id, unbound, invoke, [pb.Event(failed=failure)]), 0
-        mediator = self._requests.mediators.get(request_id)
-        if mediator is None:
-            return Ended.UNKNOWN, [], 0
-        self._finish_edits(mediator, result)
-        writes = self._requests.leave(request_id)
+        self._trace_id, self._invoke, self._result = trace_id, invoke, result
+        mediator = self._requests.mediators.get(key)
+        self._steps = mediator.state.steps if mediator is not None else 0
+        self._edit_logs = 0
+
+    def take(self) -> Ending:
+        """Return how the block ended that was closed last."""
+        ending, self._ending = self._ending, (Ended.UNKNOWN, [], 0)
+        return ending
+
+    def _finish(self, do: Finish) -> TurnEnded:
+        """Let a block run to its end."""
+        mediator = self._requests.mediators[do.block]
+        self._budget.begin_step()
+        if isinstance(self._result, Result):
+            mediator.state.progress.step = max(mediator.state.progress.step, len(self._result.token_ids) - 1)
+        return self._running.turn(mediator, lambda: mediator.finish(self._result))
+
+    def _forget(self, do: Forget) -> None:
+        self._edit_logs += self._requests.forget(do.block)
+
+    def _close(self, do: Close) -> None:
+        """Send what a block saved or why it failed, and drop its names."""
+        unbound = self._requests.take_stillborn(do.block)
+        if unbound is not None:
+            scope, failure = unbound
+            self._ending = Ended.FAILED, self._leave(scope, [pb.Event(failed=failure)]), 0
+            return
+        mediator, writes, stream = self._requests.leave(do.block)
         scope = self._requests.scopes[mediator.identity.trace_id]
-        stream = self._requests.streams.pop(request_id, None)
-        steps = mediator.state.steps
-        self._end(mediator, result)
-        self._requests.ended.pop(request_id, None)
         events: list[pb.Event] = []
         failed = mediator.state.ending.failure
         if failed is not None and mediator.state.fakes is not None:
@@ -75,13 +96,7 @@ class Endings:
             if scope.expected > 1:
                 scope.export(mediator.identity.invoke, mediator.names, writes)
             if self._reports and stream is None:
-                events = self._bounded(
-                    scope,
-                    mediator.identity.invoke,
-                    mediator.state.progress.used,
-                    # Its values are named nowhere else, or they could not go with the block.
-                    lambda put: collect(scope, mediator.identity.invoke, mediator.bound(writes), {}, self._limits, put),
-                )
+                events = self._saves(mediator, scope, writes)
         mediator.let_go(lambda: scope.leave(mediator.names, mediator.lends_names))
         if failed is None and mediator.state.ending.failure is not None:  # an object that it let go of ran too long
             failed = mediator.state.ending.failure
@@ -89,25 +104,28 @@ class Endings:
         if failed is not None:
             events.append(pb.Event(failed=failed))
         if self._reports:
-            generated = sum(len(one.token_ids) for one in (result if isinstance(result, list) else [result]))
-            accounting = mediator.state.record.tally.accounting(
-                invoke, steps, mediator.state.progress.prompt_tokens, generated, self._precision
-            )
-            events.append(pb.Event(accounting=accounting))
-        return (
+            events.append(pb.Event(accounting=self._accounting(mediator)))
+        self._ending = (
             Ended.FAILED if failed is not None or mediator.state.ending.ended is None else mediator.state.ending.ended,
-            self._close(trace_id, scope, invoke, events),
-            mediator.state.record.logs,
+            self._leave(scope, events),
+            mediator.state.record.logs + self._edit_logs,
         )
 
-    def _finish_edits(self, mediator: Mediator, result: Result | list[Result]) -> None:
-        """End the standing edits of a request; one that fails now fails it."""
-        for edit in self._requests.edits_of(mediator.identity.request_id):
-            if edit.state.live and mediator.state.ending.ended in (Ended.STOPPED, Ended.FAILED):
-                edit.cancel()
-            self._end(edit, result)
-            mediator.state.record.logs += edit.state.record.logs
-        self._requests.forget_edits(mediator.identity.request_id)
+    def _saves(self, mediator: Mediator, scope: TraceScope, writes: list[str]) -> list[pb.Event]:
+        """Return what a block saved; its values are named nowhere else afterwards, or they could not go with the block."""
+        return self._bounded(
+            scope,
+            mediator.identity.invoke,
+            mediator.state.progress.used,
+            lambda put: collect(scope, mediator.identity.invoke, mediator.bound(writes), {}, self._limits, put),
+        )
+
+    def _accounting(self, mediator: Mediator) -> pb.Accounting:
+        results = self._result if isinstance(self._result, list) else [self._result]
+        generated = sum(len(result.token_ids) for result in results)
+        return mediator.state.record.tally.accounting(
+            self._invoke, self._steps, mediator.state.progress.prompt_tokens, generated, self._precision
+        )
 
     def _bounded(
         self, scope: TraceScope, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]
@@ -130,9 +148,9 @@ class Endings:
                 self._outbox.put(scope.session, scope.id, blob_id, data)
         return events
 
-    def _close(self, trace_id: str, scope: TraceScope | None, invoke: int, events: list[pb.Event]) -> list[bytes]:
-        """Note that an invoke has ended; after the last one send the shared values and drop the scope."""
-        if self._requests.close(trace_id, invoke) and scope is not None:
+    def _leave(self, scope: TraceScope | None, events: list[pb.Event]) -> list[bytes]:
+        """Note that the invoke has ended; after the last one send the shared values and drop the scope."""
+        if self._requests.close(self._trace_id, self._invoke) and scope is not None:
             if self._reports:
                 shared = self._bounded(
                     scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
@@ -140,7 +158,7 @@ class Endings:
                 events = events + shared
             late = scope.let_go()
             if late is not None:
-                failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=invoke)
+                failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=self._invoke)
                 kept = [event for event in events if event.WhichOneof("kind") not in ("saves", "failed")]
                 events = [*kept, pb.Event(failed=failed)]
         self._requests.look_idle()

@@ -1,14 +1,13 @@
-"""Interleaves blocks with the forward pass: who waits where, hooks only there, and every rank in agreement.
+"""Interleaves blocks with the forward pass: carries out what the state machine decides, and tells it what came of that.
 
-Each step the interleaver is told which rows belong to which request. It resumes the blocks that wait for the step, hooks
-the modules they ask for, serves them in invoke order when the model gets there, writes back what they changed, and hooks
-what they ask for next. Under tensor parallelism every rank does the same; after each turn the ranks compare how it ended,
-so a block that went another way on one rank fails that trace, on all ranks, before any rank waits for another.
+The runner says when requests come, where a step's rows are, and when the step begins and ends; hooks say when the model is at a
+location. The interleaver makes events of that for the machine (`executor.interleave.machine`), and carries out its instructions:
+blocks run, values are served and written back, numbers are exchanged over the ranks, and the modules are hooked that blocks
+wait for.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,37 +15,57 @@ from typing import Any
 
 import torch
 
-from executor.block.mediator import Mediator
-from executor.core.ended import Ended
-from executor.core.errors import Refusal
-from executor.core.location import Kind, Location
-from executor.core.request import Batch, Span
+from executor.core.ended import Ended, Ending
+from executor.core.location import Kind
+from executor.core.request import Batch, InvokeRequest, Span
 from executor.core.text import clip
 from executor.interleave.admission import Requests
+from executor.interleave.comparing import Comparing
 from executor.interleave.context import Host
 from executor.interleave.finish import Endings
-from executor.interleave.gang import OUT_OF_STEP, Companions, no_room
+from executor.interleave.machine.events import (
+    Arrived,
+    CacheSpoilt,
+    Changed,
+    Dropped,
+    Event,
+    Failure,
+    Generated,
+    ModelRan,
+    Preempted,
+    Reached,
+    Recorded,
+    SkipsChecked,
+    StepBegan,
+    StepEnded,
+    Streamed,
+)
+from executor.interleave.machine.instructions import (
+    BeginStep,
+    Break,
+    Cancel,
+    CheckCache,
+    CheckSkips,
+    Fail,
+    FailForEdit,
+    FindChanged,
+    Hook,
+    Instruction,
+    Record,
+    Report,
+    See,
+    Stream,
+)
+from executor.interleave.machine.machine import Machine
 from executor.interleave.recordings import Recordings
-from executor.interleave.serving import Place, Serving
-from executor.interleave.turns import Turns
+from executor.interleave.running import Running
+from executor.interleave.serving import Visit
 from executor.model.hooks import Hooks
-from executor.model.kv_guard import not_finite
 from executor.model.node import Node
-from executor.model.rows import ManyRows, Rows
+from executor.model.rows import Rows
 from executor.model.tree import LOGITS, PSEUDO, SAMPLES
-from executor.parallel.agreement import different_values
 from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
-
-_BETWEEN = 1 << 62  # no place of any step: between two
-_ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)  # what a block may go on waiting for when a step ends
-
-
-def _written_by(mediator: Mediator) -> int:
-    """A number that stands for all that a block wrote in this step; waits for the devices that it is on."""
-    written = [int(one) for one in mediator.state.record.wrote]
-    mediator.state.record.wrote.clear()
-    return zlib.crc32(repr(written).encode()) if written else 0
 
 
 class Interleaver:
@@ -57,45 +76,52 @@ class Interleaver:
 
     Attributes:
         mediators: the mediators of all unfinished traced requests, by request id.
-        live: those of them that wait for something in a coming step, or must see that there is none. Empty: steps are the
-            engine's alone.
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
-        open, admit, waits, drop: of `Requests`; finish: of `Endings`.
+        open: takes a trace whose requests come next.
+        waits: returns the keys of the blocks that wait for a coming step of a request.
     """
 
     def __init__(self, host: Host) -> None:
-        self._hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
-        self._requests = Requests(host)
-        self._turns = Turns(self._requests.scopes, host, self._hooks.muted)
-        self._companions = Companions(self._requests, self._turns)
-        self._serving = Serving(host.stages, host.ranks, self._turns, self._fail, host.vocabulary, host.cache)
-        endings = Endings(self._requests, self._end, host)
-        self.finish = endings.finish
-        self.mediators = self._requests.mediators
-        self.live = self._requests.live
-        self.ended = self._requests.ended
-        self.open = self._requests.open
-        self.admit = self._requests.admit
-        self.waits = self._requests.waits
-        self.drop = self._requests.drop
+        self.stages = host.stages
         self._tree = host.tree
         self._budget = host.budget
-        self._ranks = host.ranks
         self._cache = host.cache
-        self._spoilt: set[str] = set()  # blocks whose requests left what is not finite in the cache, in this step
-        self.stages = host.stages
+        self._hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
+        self._requests = Requests(host)
+        self.mediators = self._requests.mediators
+        self.ended = self._requests.ended
+        self.open = self._requests.open
         self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
+        self._running = Running(self.mediators, self._requests.scopes, self._recordings, host, self._hooks.muted)
+        self._endings = Endings(self._requests, self._running, host)
+        self._machine = Machine(alone=not host.ranks.several)
+        self.waits = self._machine.blocks.waits
         self._batch = Batch({}, 0, 0, 0)
-        self._spans: dict[str, tuple[Span, ...]] = {}  # where the rows of the blocks in the step are
-        self._place = _BETWEEN  # the model's, in the step
-        self._waiting: dict[tuple[str, str], list[Mediator]] = {}
+        self._do: dict[type[Instruction], Callable[[Any], Event | None]] = {
+            **self._running.handlers(),
+            **self._endings.handlers(),
+            **Comparing(self.mediators, host).handlers(),
+            FindChanged: lambda do: Changed(frozenset(key for key in do.blocks if self.mediators[key].state.changed)),
+            CheckCache: self._check_cache,
+            CheckSkips: self._check_skips,
+            Record: self._record,
+            Stream: self._stream,
+            BeginStep: self._begin_blocks,
+            See: self._see,
+            Hook: self._hook,
+            Break: self._break,
+            Fail: lambda do: self._fail(do.block, _message(do.failure)),
+            FailForEdit: self._fail_for_edit,
+            Cancel: lambda do: self.mediators[do.block].cancel(),
+            Report: self._report,
+        }
 
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return not (self._requests or self._hooks)
+        return self._machine.idle and not (self._requests or self._hooks)
 
     def take_ended(self) -> dict[str, Ended]:
         """Return what `ended` holds, and empty it."""
@@ -103,39 +129,52 @@ class Interleaver:
         self.ended.clear()
         return ended
 
-    # Admission.
+    def _feed(self, event: Event | None) -> None:
+        """Tell the machine of an event, and carry out its instructions until it waits for nothing more."""
+        handle, do = self._machine.handle, self._do
+        while event is not None:
+            answer = None
+            for instruction in handle(event):
+                answer = do[type(instruction)](instruction)
+            event = answer
+
+    # Requests.
+
+    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
+        """Make the mediator of a new request; the block starts when its first step begins."""
+        for event in self._requests.admit(request_id, request, prompt_tokens, cached_tokens):
+            self._feed(event)
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Compare over the ranks which of the new requests were admitted; one that failed on any rank fails on all."""
-        keys = [*request_ids, *self._requests.take_brought()]
-        everyone = self._ranks.compare([int(key in self.live) for key in keys])
-        for i, request_id in enumerate(keys):
-            mediator = self.live.get(request_id)
-            if mediator is not None and not all(votes[i] for votes in everyone):
-                message = "the block could not be bound on another rank of the model"
-                self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message))
+        self._feed(Arrived((*request_ids, *self._requests.take_brought())))
 
     def preempted(self, request_id: str) -> None:
-        """The engine evicted a request and computes it anew, prompt and all, without the changes that its block made.
+        """The engine evicted a request and computes it anew, prompt and all, without the changes that its block made."""
+        self._feed(Preempted(request_id))
 
-        A block that only read and has ended loses nothing; any other fails, because what follows would be wrong.
+    def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
+        """The engine finished an invoke's request: end its block, and send what it saved.
+
+        Args:
+            trace_id, invoke: the invoke.
+            result: what the engine generated; for an outer block, what it generated for each request of the gang.
+
+        Returns:
+            How the block ended (`Ended.UNKNOWN` if it is not here), events for the client (Saves,
+            Failed, Accounting), serialized, and how many times the block printed.
         """
-        mediator = self.mediators.get(request_id)
-        if mediator is not None and not self._disposable(mediator):
-            self._fail(
-                mediator,
-                pb.Failure(
-                    code=pb.ERROR_CODE_UNAVAILABLE,
-                    message="the engine ran out of cache and evicted the request while it ran; submit it again",
-                ),
-            )
+        key = self._requests.take_id(trace_id, invoke)
+        if not self._requests.knows(key):
+            return Ended.UNKNOWN, [], 0
+        self._endings.begin(key, trace_id, invoke, result)
+        self._feed(Generated(key))
+        return self._endings.take()
 
-    def _disposable(self, mediator: Mediator) -> bool:
-        """Whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
-        wholes = self._requests.wholes.get(mediator.identity.trace_id, ())
-        blocks = (mediator, *self._requests.edits_of(mediator.identity.request_id), *wholes)
-        ended = mediator.state.ending.ended in (None, Ended.DONE) and not self.waits(mediator.identity.request_id)
-        return ended and not any(block.state.changed for block in blocks)
+    def drop(self, trace_id: str) -> None:
+        """The trace was given up: end its blocks and forget it. Idempotent."""
+        self._feed(Dropped(trace_id))
+        self._requests.drop(trace_id)
 
     # A step.
 
@@ -166,56 +205,10 @@ class Interleaver:
 
     def _begin(self, batch: Batch) -> None:
         self._batch = batch
-        self._place = -1
         self._budget.begin_step()
         self._hooks.begin_step()
-        apart = self._companions.apart(batch.spans)
-        alone = [(self.live[key], (span,)) for key, span in batch.spans.items() if key in self.live]
-        self._spans = {}
-        for mediator, spans in (*alone, *self._companions.seen(batch.spans)):
-            self._spans[mediator.identity.request_id] = spans
-            mediator.begin_step()
-            self._recordings.enlist(mediator)
-            if mediator.identity.outer and not self._companions.keep_step(mediator, batch.spans):
-                self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_ENGINE, message=OUT_OF_STEP))
-            elif mediator.state.resting:  # it is here for what it has skipped, and will not skip again
-                self._check_skips(mediator)
-            elif mediator.state.progress.step == 0:
-                self._start(
-                    mediator, sum(span.stop - span.start for span in spans), mediator.identity.trace_id in apart
-                )
-            elif (
-                mediator.state.waits.location
-                and mediator.state.waits.location.kind == Kind.STEP
-                and mediator.state.waits.location.step == mediator.state.progress.step
-            ):
-                self._turns.run(mediator, lambda m=mediator: m.resume(True))  # type: ignore[misc]
-        self._agree(self._present())
-
-    def _start(self, mediator: Mediator, tokens: int, apart: bool) -> None:
-        """A block's first step begins: run it up to what it first asks for.
-
-        Args:
-            tokens: how many of its prompt the step has.
-            apart: whether the step lacks some of those it was to start with.
-        """
-        if mediator.identity.outer:
-            mediator.state.progress.prompt_tokens = tokens
-        expected = mediator.state.progress.prompt_tokens
-        if tokens != expected:
-            message = (
-                f"the prompt has {expected} tokens, more than the engine runs in one step; trace a shorter one, "
-                "or have max_num_batched_tokens raised where the model is served"
-            )
-            self._fail(mediator, pb.Failure(code=pb.ERROR_CODE_INVALID_ARGUMENT, message=message))
-        elif apart:
-            self._fail(mediator, no_room(mediator.identity.gang))
-        else:
-            self._turns.run(mediator, mediator.start)
-
-    def _present(self) -> list[Mediator]:
-        """The blocks that are in the step, as far as they have not left."""
-        return [self.mediators[key] for key in self._spans if key in self.mediators]
+        self._running.in_step = True
+        self._feed(StepBegan({key: span.stop - span.start for key, span in batch.spans.items()}))
 
     def padded_to(self, rows: int) -> None:
         """The step's tensors have so many rows, with those that nobody uses."""
@@ -227,16 +220,7 @@ class Interleaver:
 
     def check_cache(self) -> None:
         """The model has run, in the forward context that is still there: see what changed requests left in the cache."""
-        changed = [mediator for mediator in self._present() if mediator.state.changed]
-        if changed:
-            spoilt = self._cache.clean(
-                {span for mediator in changed for span in self._spans[mediator.identity.request_id]}
-            )
-            self._spoilt.update(
-                mediator.identity.request_id
-                for mediator in changed
-                if any(span in spoilt for span in self._spans[mediator.identity.request_id])
-            )
+        self._feed(ModelRan())
 
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Serve `logits.output`, [requests, vocab], before sampling; return what to sample from."""
@@ -252,91 +236,16 @@ class Interleaver:
         self._end_step()
 
     def _end_step(self) -> None:
-        missed = []
-        for mediator in self._present():
-            waiting = mediator.state.waits.location
-            if waiting is None or waiting.kind in _ANY_TIME or mediator.identity.request_id not in self.live:
-                continue
-            if waiting.step == mediator.state.progress.step:
-                missed.append(mediator)
-                mediator.pass_step()  # a block that catches the error is not given the next step's values for this one's
-                error = Refusal(
-                    pb.ERROR_CODE_UNKNOWN_LOCATION,
-                    f"{waiting} was not reached in step {waiting.step}: the forward pass did not call {waiting.path}",
-                    location=str(waiting),
-                )
-                self._turns.run(mediator, lambda m=mediator, e=error: m.throw(e))  # type: ignore[misc]
-        self._waiting.clear()
+        self._running.in_step = False
         self._recordings.clear()
-        self._place = _BETWEEN
-        self._agree(missed)
-        self._look_back()
-        for mediator in self._present():
-            if mediator.identity.request_id in self.live and not mediator.state.resting:
-                self._check_skips(mediator)
-        if self._requests.streams:
-            for request_id in self._batch.spans:
-                self._stream_step(request_id)
+        self._feed(StepEnded())
         self._requests.after_step()
 
     def let_pass(self) -> None:
         """A step goes by in which no block waits for anything, while there are traces."""
         self._requests.after_step()
 
-    def _look_back(self) -> None:
-        """Fail those who left on any rank what must not stay in the cache, without which their next steps would be wrong, and
-        those who wrote something else on another rank."""
-        present = self._present()
-        spoilt = [int(mediator.identity.request_id in self._spoilt) for mediator in present]
-        everyone = self._ranks.compare(spoilt + [_written_by(mediator) for mediator in present])
-        self._spoilt.clear()
-        for i, mediator in enumerate(present):
-            failure = None
-            if any(votes[i] for votes in everyone):
-                failure = not_finite(mediator.state.progress.step)
-            elif len({votes[len(present) + i] for votes in everyone}) > 1:
-                failure = different_values(mediator.state.progress.step, len(everyone))
-            if failure is None:
-                continue
-            # A block without a prompt has changed what those with one go on with.
-            prompts = self._requests.companions(mediator.identity.trace_id) if mediator.identity.outer else []
-            for one in (mediator, *prompts):
-                if one.state.ending.ended is not Ended.FAILED:  # what the block itself ran into says more
-                    said = pb.Failure()
-                    said.CopyFrom(failure)
-                    self._fail(one, said)
-
-    def _check_skips(self, mediator: Mediator) -> None:
-        """Fail a block that lets a module run whose cache lacks what it skipped."""
-        gap = mediator.state.record.skips.missed(mediator.state.progress.step)
-        if gap is None:
-            return
-        if mediator.state.live:
-            self._turns.run(mediator, lambda: mediator.throw(gap))
-        if mediator.state.ending.ended is not Ended.FAILED:
-            self._fail(mediator, pb.Failure(code=gap.code, message=gap.message, location=gap.location))
-        self._enlist([mediator])
-
-    def _stream_step(self, request_id: str) -> None:
-        """Send what a block of a streamed trace saved in the step that has ended."""
-        stream = self._requests.streams.get(request_id)
-        if stream is not None:
-            mediator = self.mediators[request_id]
-            if not stream.step(mediator.names, mediator.state.steps, request_id not in self.live):
-                self.ended[request_id] = Ended.FAILED
-
-    # The end of a request.
-
-    def _end(self, mediator: Mediator, result: Result | list[Result]) -> None:
-        """Let a block run to its end: the generation is over."""
-        if mediator.state.live:
-            self._budget.begin_step()
-            if isinstance(result, Result):
-                mediator.state.progress.step = max(mediator.state.progress.step, len(result.token_ids) - 1)
-            self._turns.run(mediator, lambda: mediator.finish(result))
-        self._agree([mediator])
-
-    # Serving.
+    # A location.
 
     def _visit_requests(self, path: str, value: torch.Tensor) -> torch.Tensor:
         requests = self._batch.requests
@@ -351,124 +260,98 @@ class Interleaver:
         return Rows(span.start, span.stop, self._batch.tokens, self._batch.padded_tokens)
 
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
-        """The model is at a location: serve everyone who waits for it; return the value to go on with."""
+        """The model is at a location; return the value to go on with."""
         key = (node.path, str(kind))
-        if key not in self._waiting and not self._recordings.at(*key):
+        if key not in self._machine.waiting and not self._recordings.at(*key):
             return value
         self.stages.announce(*key)
-        self._place = self._tree.order_of(node.path, kind)
-        place = Place(node, kind, self._place)
-        visited: list[Mediator] = []
+        visit = Visit(node, kind, self._tree.order_of(node.path, kind), value, rows_of)
+        self._running.visit = visit
+        try:
+            self._feed(Reached(*key, visit.position))
+        finally:
+            self._running.visit = None
+        return visit.value
 
-        def settle(mediator: Mediator) -> None:
-            nonlocal value
-            value = self._serving.settle(mediator, value)
+    # What carries out the instructions.
 
-        # Who passes a barrier here may come to wait for this very location.
-        while waiting := self._waiting.pop(key, None):
-            waiting.sort(key=self._turn_order)
-            # A block that sees the rows of others sees what these have made of them, and the other way round.
-            overlapping = any(mediator.identity.outer for mediator in waiting)
-            for group in [[mediator] for mediator in waiting] if overlapping else [waiting]:
-                for mediator in group:
-                    self._serving.serve(mediator, place, value, *self._rows(mediator, rows_of))
-                    settle(mediator)
-                self._agree(group, settle)
-            visited += waiting
-        for mediator in visited:
-            if mediator.state.waits.barrier is not None:
-                value = self._serving.settle(mediator, value, leaving=True)
-        for mediator, recorder in sorted(self._recordings.at(*key), key=lambda pair: self._turn_order(pair[0])):
-            if mediator.state.ending.ended in (None, Ended.DONE):
-                location = f"{node.path}.{kind}"
-                give = partial(self._serving.give, mediator, place, location, value, *self._rows(mediator, rows_of))
-                scope = self._requests.scopes[mediator.identity.trace_id]
-                failure = self._recordings.record(mediator, recorder, node.path, str(kind), give, scope)
-                if failure is not None:
-                    self._fail(mediator, failure)
-        return value
+    def _begin_blocks(self, do: BeginStep) -> None:
+        spans = self._batch.spans
+        self._running.spans = {key: (spans[key],) for key in do.blocks if key in spans}
+        for key in do.blocks:
+            mediator = self.mediators[key]
+            mediator.begin_step()
+            if mediator.state.record.recorders:
+                self._recordings.enlist(mediator)
 
-    def _rows(self, mediator: Mediator, rows_of: Callable[[Span], Rows]) -> tuple[Rows | ManyRows, int]:
-        """The rows that a block sees, and its (first) request's place in the batch."""
-        spans = self._spans[mediator.identity.request_id]
-        parts = tuple(map(rows_of, spans))
-        return ManyRows(parts) if mediator.identity.outer else parts[0], spans[0].index
+    def _see(self, do: See) -> None:
+        self._running.spans[do.block] = tuple(self._batch.spans[key] for key in do.requests)
 
-    def _turn_order(self, mediator: Mediator) -> tuple[int, int, int]:
-        return (
-            self._requests.scopes[mediator.identity.trace_id].arrival,
-            mediator.identity.invoke,
-            mediator.identity.rank,
-        )
+    def _hook(self, do: Hook) -> None:
+        if do.path not in PSEUDO:
+            self._hooks.add(do.path, do.kind)
 
-    def _agree(self, mediators: Sequence[Mediator], settle: Callable[[Mediator], None] | None = None) -> None:
-        """See that the blocks' turns ended alike on every rank (`Turns.agree`), and list them for what they wait for next."""
-        self._turns.agree(mediators, self._fail, settle)
-        self._enlist(mediators)
-        turned = list(mediators)
-        while turned := self._companions.pass_barriers(turned, self._batch.spans, self._place):
-            if settle is not None:
-                for mediator in turned:
-                    settle(mediator)
-            self._turns.agree(turned, self._fail, settle)
-            self._enlist(turned)
+    def _break(self, do: Break) -> None:
+        self._requests.scopes[do.trace].barriers[do.number].broken = do.why
 
-    def _fail(self, mediator: Mediator, failure: pb.Failure) -> None:
+    def _report(self, do: Report) -> None:
+        self.ended[do.request] = do.ended
+
+    def _check_cache(self, do: CheckCache) -> CacheSpoilt:
+        spans = {key: self._running.spans[key] for key in do.blocks if self.mediators[key].state.changed}
+        spoilt = self._cache.clean({span for some in spans.values() for span in some}) if spans else []
+        return CacheSpoilt(frozenset(key for key, some in spans.items() if any(span in spoilt for span in some)))
+
+    def _check_skips(self, do: CheckSkips) -> SkipsChecked:
+        mediator = self.mediators[do.block]
+        gap = mediator.state.record.skips.missed(mediator.state.progress.step)
+        return SkipsChecked(None if gap is None else Failure(gap.code, gap.message, gap.location))
+
+    def _record(self, do: Record) -> Recorded:
+        mediator, visit = self.mediators[do.block], self._running.visit
+        assert visit is not None
+        path, kind = visit.node.path, str(visit.kind)
+        scope = self._requests.scopes[mediator.identity.trace_id]
+        for owner, recorder in self._recordings.at(path, kind):
+            if owner is not mediator:
+                continue
+            rows, index = self._running.rows(mediator, visit)
+            give = partial(self._running.serving.give, mediator, visit, f"{path}.{kind}", rows, index)
+            failure = self._recordings.record(mediator, recorder, path, kind, give, scope)
+            if failure is not None:
+                return Recorded(failure)
+        return Recorded()
+
+    def _stream(self, do: Stream) -> Streamed:
+        stream = self._requests.streams.get(do.block)
+        if stream is None:  # another rank reports
+            return Streamed()
+        mediator = self.mediators[do.block]
+        return Streamed(stream.step(mediator.names, mediator.state.steps, do.last))
+
+    def _fail(self, key: str, failure: pb.Failure) -> None:
+        mediator = self.mediators[key]
         failure.trace_id, failure.invoke = mediator.identity.trace_id, mediator.identity.invoke
         mediator.fail(failure)
-        for edit in self._requests.edits_of(mediator.identity.request_id):
-            if edit.state.live:
-                edit.cancel()
-            self.live.pop(edit.identity.request_id, None)
-        self._enlist([mediator])
-        self._stream_step(mediator.identity.request_id)
+        self._running.leave(mediator)
 
-    def _fail_for_edit(self, edit: Mediator) -> None:
-        """A standing edit failed, and with it the request that it ran in."""
-        mediator = self.mediators.get(edit.identity.owner)
-        if (
-            mediator is not None
-            and mediator.state.ending.ended is not Ended.FAILED
-            and edit.state.ending.failure is not None
-        ):
-            failure = pb.Failure()
+    def _fail_for_edit(self, do: FailForEdit) -> None:
+        edit = self.mediators[do.edit]
+        failure = pb.Failure()
+        if edit.state.ending.failure is not None:
             failure.CopyFrom(edit.state.ending.failure)
-            failure.message = clip(f"in the edit {edit.identity.edit!r}: {failure.message}")
-            self._fail(mediator, failure)
+        failure.message = clip(f"in the edit {edit.identity.edit!r}: {failure.message}")
+        self._fail(do.block, failure)
 
-    def _enlist(self, mediators: Iterable[Mediator]) -> None:
-        for mediator in mediators:
-            waiting = mediator.state.waits.location
-            if mediator.state.record.recorders and self._place < _BETWEEN:
-                self._recordings.enlist(mediator)
-            if mediator.identity.edit:
-                if mediator.state.ending.ended is Ended.FAILED:
-                    self._fail_for_edit(mediator)
-            elif mediator.identity.outer:
-                pass  # it is no request that could end
-            elif mediator.state.ending.ended is Ended.FAILED:
-                self.ended[mediator.identity.request_id] = Ended.FAILED
-            elif mediator.state.ending.ended is Ended.STOPPED:
-                self.ended[mediator.identity.request_id] = Ended.STOPPED
-            if mediator.state.resting:
-                stays = mediator.state.record.skips.owed or mediator.state.record.recorders
-                if not stays or mediator.state.ending.ended not in (None, Ended.DONE):
-                    self.live.pop(mediator.identity.request_id, None)
-                for owner in self._owners(mediator):
-                    if owner.identity.request_id not in self.ended and self._disposable(owner):
-                        self.ended[owner.identity.request_id] = Ended.READ_ONLY
-            elif waiting is not None and waiting.kind not in _ANY_TIME and waiting.step == mediator.state.progress.step:
-                self._wait(mediator, waiting)
 
-    def _owners(self, mediator: Mediator) -> list[Mediator]:
-        """Return the own blocks of the requests that a block runs in."""
-        if mediator.identity.outer:
-            return self._requests.companions(mediator.identity.trace_id)
-        owner = self.mediators.get(mediator.identity.owner if mediator.identity.edit else mediator.identity.request_id)
-        return [owner] if owner is not None else []
-
-    def _wait(self, mediator: Mediator, location: Location) -> None:
-        key = (location.path, str(location.kind))
-        self._waiting.setdefault(key, []).append(mediator)
-        if location.path not in PSEUDO:
-            self._hooks.add(*key)
+def _message(failure: Failure | pb.Failure) -> pb.Failure:
+    """Return a failure as it travels."""
+    if isinstance(failure, pb.Failure):
+        return failure
+    return pb.Failure(
+        code=failure.code,  # type: ignore[arg-type]
+        message=clip(failure.message),
+        location=failure.location,
+        exception_type=failure.exception_type,
+        exception_message=failure.exception_message,
+    )

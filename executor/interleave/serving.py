@@ -11,104 +11,68 @@ import torch
 from executor.block.mediator import Mediator
 from executor.core.errors import Refusal
 from executor.core.location import Kind
-from executor.core.text import clip
-from executor.interleave.turns import Turns
+from executor.core.request import Span
+from executor.interleave.context import Host
+from executor.interleave.machine.events import Failure
 from executor.model.items import made_here
-from executor.model.kv_guard import CacheGuard
 from executor.model.meta_tensors import is_fake
 from executor.model.node import Node
 from executor.model.read_only import ReadOnly
 from executor.model.rows import ManyRows, Rows
 from executor.model.tree import SAMPLES
 from executor.model.values import Fixed, Served, Shapes, digest
-from executor.parallel.agreement import Ranks
-from executor.parallel.pipeline import Stages
 from interpose.v1 import trace_pb2 as pb
 
 
-@dataclass(frozen=True)
-class Place:
+@dataclass(slots=True)
+class Visit:
     """A location of the model that it has come to.
 
     Attributes:
         node: the module.
         kind: which of its locations.
-        position: its place in the step (`ModuleTree.order_of`).
+        position: the position of the location in the step (`ModuleTree.order_of`).
+        value: what the model goes on with; of another pipeline stage's location, None.
+        rows_of: gives a request's rows of the value.
     """
 
     node: Node
     kind: str
     position: int
+    value: Any
+    rows_of: Callable[[Span], Rows]
 
 
 class Serving:
-    """Serves the blocks of one worker.
+    """Makes the values that blocks are served, and takes their changes back.
 
     Args:
-        stages: the pipeline's stages.
-        ranks: those that run the same blocks.
-        turns: lets blocks run.
-        fail: called with a block that has ended and whose change does not fit, and why it fails.
-        vocabulary: how many tokens the model knows.
-        cache: looks after what blocks leave in the engine's cache.
+        host: the worker.
     """
 
-    def __init__(
-        self,
-        stages: Stages,
-        ranks: Ranks,
-        turns: Turns,
-        fail: Callable[[Mediator, pb.Failure], None],
-        vocabulary: int,
-        cache: CacheGuard,
-    ) -> None:
-        self._stages = stages
-        self._ranks = ranks
-        self._turns = turns
-        self._fail = fail
-        self._vocabulary = vocabulary
-        self._cache = cache
+    def __init__(self, host: Host) -> None:
+        self._stages = host.stages
+        self._several = host.ranks.several
+        self._vocabulary = host.vocabulary
+        self._cache = host.cache
 
-    def serve(self, mediator: Mediator, place: Place, value: Any, rows: Rows | ManyRows, index: int) -> None:
-        """Let a block have its rows of a location until it asks for something else.
-
-        Args:
-            value: the model's there; of another stage's, None.
-            rows: the block's.
-            index: its request's place in the batch.
-        """
-        at = mediator.state.waits.location
-        if at is None:
-            return
-        try:
-            served = self.give(mediator, place, str(at), value, rows, index)
-        except Exception as error:
-            refusal = error
-            if not isinstance(error, Refusal):
-                refusal = Refusal(
-                    pb.ERROR_CODE_ENGINE, f"the value at {at} could not be given: {error}", location=str(at)
-                )
-            self._turns.run(mediator, lambda: mediator.throw(refusal))
-            return
-        self._turns.run(mediator, lambda: mediator.serve(served, at, place.position))
-
-    def give(
-        self, mediator: Mediator, place: Place, location: str, value: Any, rows: Rows | ManyRows, index: int
-    ) -> Served:
+    def give(self, mediator: Mediator, visit: Visit, location: str, rows: Rows | ManyRows, index: int) -> Served:
         """Return what a block is given, from the stage that has the location.
 
         Args:
+            mediator: the block.
+            visit: the location.
             location: what errors call it.
+            rows: the block's rows.
+            index: the index of its (first) request in the batch.
 
         Raises:
             Exception: it cannot be given; the same on every rank.
         """
-        return self._stages.serve(location, lambda: self._made(mediator, place, location, value, rows, index))
+        return self._stages.serve(location, lambda: self._made(mediator, visit, location, rows, index))
 
-    def _made(
-        self, mediator: Mediator, place: Place, location: str, value: Any, rows: Rows | ManyRows, index: int
-    ) -> Served:
-        node, kind = place.node, place.kind
+    def _made(self, mediator: Mediator, visit: Visit, location: str, rows: Rows | ManyRows, index: int) -> Served:
+        node, kind, value = visit.node, visit.kind, visit.value
         if kind == Kind.PATTERN:
             if isinstance(rows, ManyRows) or mediator.state.fakes is not None:
                 why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"
@@ -124,10 +88,13 @@ class Serving:
             return ReadOnly(location, value, rows, lambda path: node.layouts.of(kind, path), why)
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
-    def settle(self, mediator: Mediator, value: Any, leaving: bool = False) -> Any:
-        """Write back what a block changed at the location it has left; return the value that the model goes on with.
+    def settle(self, mediator: Mediator, visit: Visit, leaving: bool = False) -> Failure | None:
+        """Write what a block changed at the location it has left into the value that the model goes on with.
 
-        A block that applies a module, or waits at a barrier, has not moved on; while the model is there it is `leaving` not.
+        A block that applies a module, or waits at a barrier, has not moved on, unless the model is `leaving` the location.
+
+        Returns:
+            Why the change does not fit, if so; the model then goes on without the change.
         """
         served, at = mediator.state.progress.served, mediator.state.progress.served_at
         if (
@@ -135,25 +102,23 @@ class Serving:
             or mediator.state.waits.call is not None
             or (mediator.state.waits.barrier is not None and not leaving)
         ):
-            return value
+            return None
+        misfit = None
         try:
             if mediator.state.ending.failure is None:
                 if mediator.state.fakes is None:
                     check_plain(served.value, str(at))
                 if at is not None and at.path == SAMPLES:
                     self._check_tokens(served.value, str(at))
-                value = served.settle(value)
+                visit.value = served.settle(visit.value)
+        except Refusal as error:
+            misfit = Failure(error.code, error.message, error.location or str(at))
         except Exception as error:
             message = f"what was assigned at {at} does not fit: {error}"
-            refused = Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(at))
-            refused = error if isinstance(error, Refusal) else refused
-            if mediator.state.live:
-                self._turns.run(mediator, lambda: mediator.throw(refused))
-            else:
-                self._fail(mediator, pb.Failure(code=refused.code, message=clip(refused.message), location=str(at)))
+            misfit = Failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, str(at))
         finally:
             mediator.left()
-        if self._ranks.several:
+        if self._several:
             for put, differs in served.put:
                 mediator.state.record.wrote.append(digest(put) if differs is None else digest(put) * differs)
         if at is not None:
@@ -162,10 +127,10 @@ class Serving:
                 mediator.state.record.tally.write(where)
             elif served.differs:
                 mediator.state.record.tally.may_write(where, served.differs)
-        return value
+        return misfit
 
     def _check_tokens(self, tokens: Any, location: str) -> None:
-        """Refuse tokens that nobody could go on with: the next step would end the engine, and so would their text."""
+        """Refuse tokens that the model does not know: the next step would end the engine, and so would their text."""
         if not isinstance(tokens, torch.Tensor) or is_fake(tokens):
             return
         least, most = int(tokens.min()), int(tokens.max())
@@ -183,7 +148,7 @@ _CONTAINERS = frozenset({tuple, list, dict})
 
 
 def check_plain(value: Any, location: str) -> None:
-    """Refuse what has code of its own among a location's values: it would run where the change is written back.
+    """Refuse values with code of their own: the code would run where a change is written back.
 
     Raises:
         Refusal: INVALID_ARGUMENT, with the type and what to write instead.

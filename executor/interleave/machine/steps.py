@@ -1,0 +1,203 @@
+"""One step: which blocks start and go on when it begins, which are served at a location, and what has not come at its end."""
+
+from __future__ import annotations
+
+from executor.core.ended import Ended
+from executor.core.location import Kind
+from executor.interleave.machine.blocks import Block, Blocks
+from executor.interleave.machine.events import ModelRan, Reached, StepBegan, StepEnded
+from executor.interleave.machine.failures import (
+    OUT_OF_STEP,
+    different_values,
+    no_room,
+    not_finite,
+    not_reached,
+    too_long,
+)
+from executor.interleave.machine.gang import Gangs
+from executor.interleave.machine.instructions import (
+    BeginStep,
+    CheckCache,
+    CheckSkips,
+    CompareWritten,
+    Miss,
+    Record,
+    Resume,
+    See,
+    Serve,
+    Start,
+    Throw,
+)
+from executor.interleave.machine.turns import BETWEEN, Doing, Turns
+
+
+class Steps:
+    """The steps of one worker.
+
+    Args:
+        blocks: the blocks that are here.
+        turns: their turns.
+        alone: whether there is one rank, which has nothing to compare.
+    """
+
+    def __init__(self, blocks: Blocks, turns: Turns, alone: bool) -> None:
+        self._blocks = blocks
+        self._turns = turns
+        self._alone = alone
+        self._gangs = Gangs(blocks)
+        self._in_step: list[Block] = []
+        self._spoilt: set[str] = set()  # the blocks whose requests spoilt the cache in this step
+
+    def _present(self) -> list[Block]:
+        """Return the blocks of the step that have not left."""
+        return [block for block in self._in_step if block.key in self._blocks.all]
+
+    # Its beginning.
+
+    def began(self, event: StepBegan) -> Doing[None]:
+        """Start the blocks whose first step begins, and resume the blocks that wait for the step."""
+        turns, live, tokens = self._turns, self._blocks.live, event.tokens
+        apart = self._gangs.apart(tokens)
+        seeing = self._gangs.seeing(tokens)
+        blocks = [live[key] for key in tokens if key in live] + [outer for outer, _ in seeing]
+        self._in_step = blocks
+        turns.batch = tokens
+        turns.position = -1
+        for block in blocks:
+            block.step += 1
+        turns.out.append(BeginStep(tuple(block.key for block in blocks)))
+        seen = {outer.key: requests for outer, requests in seeing}
+        turns.out += [See(key, requests) for key, requests in seen.items()]
+        for block in blocks:
+            if block.key in seen and not self._gangs.keep_step(block, seen[block.key]):
+                yield from turns.fail(block, OUT_OF_STEP)
+            elif block.resting:  # it is here for a module that it skipped or values that it records
+                yield from self._check_skips(block)
+            elif block.step == 0:
+                rows = sum(tokens[key] for key in seen[block.key]) if block.key in seen else tokens[block.key]
+                yield from self._start(block, rows, block.facts.trace in apart)
+            elif block.waits is not None and block.waits.kind == Kind.STEP and block.waits.step == block.step:
+                yield from turns.turn(block, Resume(block.key))
+        yield from turns.agree(self._present())
+
+    def _start(self, block: Block, tokens: int, apart: bool) -> Doing[None]:
+        """Start a block.
+
+        Args:
+            block: the block.
+            tokens: the number of rows that the block sees in the step.
+            apart: whether the step lacks a request of the block's gang.
+        """
+        if tokens != block.facts.prompt_tokens and not block.facts.outer:
+            yield from self._turns.fail(block, too_long(block.facts.prompt_tokens))
+        elif apart:
+            yield from self._turns.fail(block, no_room(block.facts.gang))
+        else:
+            yield from self._turns.turn(block, Start(block.key, tokens))
+
+    # A location.
+
+    def reached(self, event: Reached) -> Doing[None]:
+        """Serve the blocks that wait for a location, in their order, and record it for the blocks that want it recorded."""
+        turns, key = self._turns, (event.path, event.kind)
+        turns.position = event.position
+        turns.visiting = True
+        visited: list[Block] = []
+        while True:
+            waiting = turns.waiting.pop(key, None)
+            if waiting is not None:  # also blocks that have come to wait for this very location after a barrier
+                visited += waiting
+                yield from self._serve([block for block in waiting if block.ended is None])
+                continue
+            leaving, visited = [block for block in visited if block.barrier is not None], []
+            if not leaving:
+                break
+            for block in leaving:
+                yield from turns.settle(block, leaving=True)
+            yield from turns.agree(leaving)
+        yield from self._record()
+        turns.visiting = False
+
+    def _serve(self, blocks: list[Block]) -> Doing[None]:
+        turns = self._turns
+        if len(blocks) > 1:
+            blocks.sort(key=lambda block: block.order)
+        # A block that sees the rows of others sees what these have made of them, and the other way round.
+        overlapping = any(block.facts.outer for block in blocks)
+        for group in [[block] for block in blocks] if overlapping else [blocks]:
+            alive = [block for block in group if block.ended is None]
+            for block in alive:
+                yield from turns.turn(block, Serve(block.key))
+            yield from turns.agree(alive)
+
+    def _record(self) -> Doing[None]:
+        recording = [block for block in self._in_step if block.records]
+        for block in sorted(recording, key=lambda block: block.order):
+            if block.ended in (None, Ended.DONE):
+                recorded = yield Record(block.key)
+                if recorded.failure is not None:
+                    yield from self._turns.fail(block, recorded.failure)
+
+    # Its end.
+
+    def model_ran(self, event: ModelRan) -> Doing[None]:
+        """See what requests left in the cache."""
+        present = self._present()
+        if present:
+            found = yield CheckCache(tuple(block.key for block in present))
+            self._spoilt |= found.blocks
+
+    def ended(self, event: StepEnded) -> Doing[None]:
+        """What was asked for in the step and has not come will not come; compare what blocks wrote."""
+        turns = self._turns
+        missed = []
+        for block in self._present():
+            if block.here is not None and block.key in self._blocks.live:
+                missed.append(block)
+                yield from turns.turn(block, Miss(block.key, not_reached(block.here)))
+        turns.waiting.clear()
+        turns.position = BETWEEN
+        yield from turns.agree(missed)
+        yield from self._look_back()
+        for block in self._present():
+            if block.key in self._blocks.live and not block.resting:
+                yield from self._check_skips(block)
+        for key in turns.batch:
+            if key in self._blocks.all:
+                yield from turns.stream(self._blocks.all[key])
+
+    def _look_back(self) -> Doing[None]:
+        """Fail the blocks that spoilt the cache on any rank, and the blocks that wrote something else on another rank."""
+        present = self._present()
+        spoilt = tuple(int(block.key in self._spoilt) for block in present)
+        self._spoilt.clear()
+        count = len(present)
+        votes = [(*spoilt, *(0,) * count)]
+        if present and not self._alone:
+            votes = (yield CompareWritten(tuple(block.key for block in present), spoilt)).votes
+        for i, block in enumerate(present):
+            if any(numbers[i] for numbers in votes):
+                failure = not_finite(block.step)
+            elif len({numbers[count + i] for numbers in votes}) > 1:
+                failure = different_values(block.step, len(votes))
+            else:
+                continue
+            # An outer block has changed the rows that its gang goes on with.
+            gang = self._blocks.gang_of(block.facts.trace) if block.facts.outer else []
+            for one in (block, *gang):
+                if not one.failed:  # a block's own failure says more
+                    yield from self._turns.fail(one, failure)
+
+    def _check_skips(self, block: Block) -> Doing[None]:
+        """Fail a block that lets a module run whose cache lacks the steps that skipped it."""
+        if not block.owes or block.ended not in (None, Ended.DONE):
+            return
+        gap = (yield CheckSkips(block.key)).gap
+        if gap is None:
+            return
+        if block.ended is None:
+            yield from self._turns.turn(block, Throw(block.key, gap))
+        if not block.failed:
+            yield from self._turns.fail(block, gap)
+        else:
+            yield from self._turns.follow(block)

@@ -1,0 +1,198 @@
+"""Runs the blocks of a worker, one turn at a time, and says how each turn ended.
+
+A block runs with its trace's shared names as they are now. At a location of the model a turn ends with the block's changes in
+the value that the model goes on with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from executor.block.mediator import Mediator
+from executor.block.scope import TraceScope
+from executor.core.errors import Refusal
+from executor.core.request import Span
+from executor.interleave.context import Host
+from executor.interleave.machine.events import AtBarrier, Failure, Settled, TurnEnded
+from executor.interleave.machine.instructions import (
+    Apply,
+    Instruction,
+    Miss,
+    Overrun,
+    Pass,
+    Resume,
+    Serve,
+    Settle,
+    Start,
+    Throw,
+)
+from executor.interleave.recordings import Recordings
+from executor.interleave.serving import Serving, Visit
+from executor.model.rows import ManyRows, Rows
+from interpose.v1 import trace_pb2 as pb
+
+
+class Running:
+    """Runs blocks.
+
+    Args:
+        mediators: the blocks, by key.
+        scopes: the scopes of the traces that are here, by trace id.
+        recordings: what blocks have recorded in the step.
+        host: the worker.
+        muted: a context in which no hook of the step's sees a module that is called.
+
+    Attributes:
+        spans: the rows of each block in the step, by key.
+        visit: the location where the model is, if it is at one that a block waits for or has recorded.
+        serving: makes the values that blocks are served.
+        in_step: whether a step runs, so that what a block wants recorded is looked for.
+    """
+
+    def __init__(
+        self,
+        mediators: Mapping[str, Mediator],
+        scopes: Mapping[str, TraceScope],
+        recordings: Recordings,
+        host: Host,
+        muted: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.spans: dict[str, tuple[Span, ...]] = {}
+        self.visit: Visit | None = None
+        self.in_step = False
+        self._mediators = mediators
+        self._scopes = scopes
+        self._recordings = recordings
+        self.serving = Serving(host)
+        self._applier = host.applier
+        self._budget = host.budget
+        self._stages = host.stages
+        self._muted = muted
+
+    def handlers(self) -> dict[type[Instruction], Callable[[Any], Any]]:
+        """Return what carries out each instruction, by its type."""
+        return {
+            Start: self._start,
+            Resume: lambda do: self._turn(do, lambda mediator: mediator.resume(True)),
+            Serve: self._serve,
+            Apply: self._apply,
+            Overrun: lambda do: self._turn(do, lambda mediator: mediator.throw(self._budget.exceeded())),
+            Throw: lambda do: self._turn(do, lambda mediator: mediator.throw(refusal(do.error))),
+            Miss: self._miss,
+            Pass: self._pass,
+            Settle: self._settle,
+        }
+
+    def turn(self, mediator: Mediator, turn: Callable[[], None], settles: bool = True) -> TurnEnded:
+        """Let a block run once; return how its turn ended.
+
+        Args:
+            mediator: the block.
+            turn: lets the block run.
+            settles: whether the changes of a block that has left a location are written back now.
+        """
+        scope = self._scopes[mediator.identity.trace_id]
+        gang = mediator.identity.gang > 0
+        if scope.shared or gang:
+            # What a name was bound to before may go, with code of its own.
+            mediator.let_go(lambda: scope.share_into(mediator.names, gang))
+            turn()
+            mediator.let_go(lambda: scope.share_from(mediator.names, gang))
+        else:
+            turn()
+        return self._ended(mediator, settles)
+
+    def _ended(self, mediator: Mediator, settles: bool) -> TurnEnded:
+        misfit = None
+        if settles and self.visit is not None and mediator.state.progress.served is not None:
+            misfit = self.serving.settle(mediator, self.visit)
+        if mediator.state.record.recorders and self.in_step:
+            self._recordings.enlist(mediator)
+        ended, call, barrier = mediator.state.ending.ended, mediator.state.waits.call, mediator.state.waits.barrier
+        return TurnEnded(
+            waits=mediator.state.waits.location,
+            ended=ended,
+            barrier=AtBarrier(barrier.number, barrier.count) if barrier is not None and ended is None else None,
+            calls=call if ended is None else None,
+            overdue=call is not None and mediator.state.progress.used > self._budget.step_seconds,
+            owes=bool(mediator.state.record.skips.owed),
+            records=bool(mediator.state.record.recorders),
+            misfit=misfit,
+        )
+
+    def rows(self, mediator: Mediator, visit: Visit) -> tuple[Rows | ManyRows, int]:
+        """Return the rows that a block sees at a location, and the index of its (first) request in the batch."""
+        spans = self.spans[mediator.identity.request_id]
+        if mediator.identity.outer:
+            return ManyRows(tuple(map(visit.rows_of, spans))), spans[0].index
+        return visit.rows_of(spans[0]), spans[0].index
+
+    def leave(self, mediator: Mediator) -> None:
+        """A block was failed: take it away from the location where the model is."""
+        if self.visit is not None:
+            self.serving.settle(mediator, self.visit)
+
+    # What carries out the instructions.
+
+    def _turn(self, do: Any, turn: Callable[[Mediator], None]) -> TurnEnded:
+        mediator = self._mediators[do.block]
+        return self.turn(mediator, lambda: turn(mediator))
+
+    def _start(self, do: Start) -> TurnEnded:
+        mediator = self._mediators[do.block]
+        if mediator.identity.outer:
+            mediator.state.progress.prompt_tokens = do.tokens
+        return self.turn(mediator, mediator.start)
+
+    def _serve(self, do: Serve) -> TurnEnded:
+        mediator, visit = self._mediators[do.block], self.visit
+        at = mediator.state.waits.location
+        assert at is not None and visit is not None
+        location = str(at)
+        try:
+            served = self.serving.give(mediator, visit, location, *self.rows(mediator, visit))
+        except Exception as error:
+            refused: Exception = error
+            if not isinstance(error, Refusal):
+                message = f"the value at {location} could not be given: {error}"
+                refused = Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
+            return self.turn(mediator, lambda: mediator.throw(refused))
+        return self.turn(mediator, lambda: mediator.serve(served, at, visit.position))
+
+    def _apply(self, do: Apply) -> TurnEnded:
+        mediator = self._mediators[do.block]
+        call = mediator.state.waits.call
+        assert call is not None
+        started = time.monotonic()
+        try:
+            with self._muted():
+                result = self._stages.apply(call.node, lambda: self._applier.run(call))
+        except Exception as error:
+            raised = error
+            return self.turn(mediator, lambda: mediator.throw(raised))
+        mediator.state.progress.used += time.monotonic() - started
+        return self.turn(mediator, lambda: mediator.resume(result))
+
+    def _miss(self, do: Miss) -> TurnEnded:
+        mediator = self._mediators[do.block]
+        mediator.pass_step()  # a block that catches the error is not given the next step's values for this one's
+        return self.turn(mediator, lambda: mediator.throw(refusal(do.error)))
+
+    def _pass(self, do: Pass) -> TurnEnded:
+        mediator = self._mediators[do.block]
+        barrier = mediator.state.waits.barrier
+        assert barrier is not None
+        # Others of the barrier may still use what the block was served: the machine says when that is over.
+        return self.turn(mediator, lambda: mediator.pass_barrier(do.position, barrier), settles=False)
+
+    def _settle(self, do: Settle) -> Settled:
+        assert self.visit is not None
+        return Settled(self.serving.settle(self._mediators[do.block], self.visit, do.leaving))
+
+
+def refusal(error: Failure) -> Refusal:
+    """Return what is raised in a block."""
+    return Refusal(error.code, error.message, location=error.location)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The interleaver without an engine."""

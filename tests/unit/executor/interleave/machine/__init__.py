@@ -1,0 +1,1 @@
+"""The state machine of a worker's blocks: which instructions follow from which events."""
