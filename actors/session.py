@@ -363,10 +363,10 @@ class Session:
     async def _follow(self, run: TraceRun, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
         run.followers.add(follower)
         try:
-            async for event in run.recording.follow(seen):
+            async for event in run.event_log.follow(seen):
                 yield event
         finally:
-            run.read = run.read or run.recording.ended
+            run.read = run.read or run.event_log.ended
             run.followers.discard(follower)
             self._touched = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""One trace of a session: its engine call, its recording, and the saved values it owns."""
+"""One trace of a session: its engine call, its event log, and the saved values it owns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from ray.exceptions import RayError
 
 from actors.archive import KeptTrace, clock
+from actors.event_log import EventLog
 from actors.failures import FULL, describe, full, unavailable
 from actors.increments import Arrived, Increments
-from actors.recording import Recording
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
@@ -51,7 +51,7 @@ class TraceRun:
         before: traces that must end before this trace begins, because they share a variable with it.
 
     Attributes:
-        recording: the trace's events, for any number of readers.
+        event_log: the trace's events, for any number of readers.
         blobs: the trace's saved values by blob id.
         again: values of earlier traces that the trace saved unchanged, by blob id.
         followers: ids of the calls that read the events now; a trace without a follower is cancelled.
@@ -76,7 +76,7 @@ class TraceRun:
         self.remotes = dict(remotes or {})
         self._room = room
         self._keep = keep
-        self.recording = Recording()
+        self.event_log = EventLog()
         self.blobs: dict[str, Saved] = {}
         self.again: dict[str, Saved] = {}
         self._variables = variables or SharedVariables()
@@ -111,14 +111,14 @@ class TraceRun:
             run.progress.end(kept.failure)
         run.blobs, run.again = dict(kept.blobs), dict(kept.again)
         run.saved_bytes = sum(saved.size for saved in run.blobs.values())
-        run.recording = Recording(kept.events)
-        run.recording.end(kept.failure)
+        run.event_log = EventLog(kept.events)
+        run.event_log.end(kept.failure)
         return run
 
     @property
     def running(self) -> bool:
         """Whether more events may come."""
-        return not self.recording.ended
+        return not self.event_log.ended
 
     @property
     def ended_at(self) -> float | None:
@@ -131,9 +131,9 @@ class TraceRun:
 
         This holds for a trace that ended without a result of its own.
         """
-        if self.running or self.recording.failure is None:
+        if self.running or self.event_log.failure is None:
             return False
-        return self.abandoned or self.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
+        return self.abandoned or self.event_log.failure.code == pb.ERROR_CODE_UNAVAILABLE
 
     @property
     def collected(self) -> bool:
@@ -142,13 +142,13 @@ class TraceRun:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the trace keeps: saved values, the recording, and the trace itself."""
+        """Bytes that the trace keeps: saved values, the event log, and the trace itself."""
         submitted = len(self.request.trace) + sum(map(len, self.request.edits))
-        return self.saved_bytes + self.recording.size + submitted
+        return self.saved_bytes + self.event_log.size + submitted
 
     def start(self, engine: EngineStream) -> None:
-        """Begin the trace; its events go to the recording."""
-        self.recording.append(self.request.accepted)
+        """Begin the trace; its events go to the event log."""
+        self.event_log.append(self.request.accepted)
         if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
@@ -193,7 +193,7 @@ class TraceRun:
 
     async def log(self, invoke: int, text: str) -> None:
         """Record a text that a block printed."""
-        self.recording.append(pb.Event(log=pb.Log(invoke=invoke, text=text)).SerializeToString())
+        self.event_log.append(pb.Event(log=pb.Log(invoke=invoke, text=text)).SerializeToString())
         self._logs += 1
         async with self._adopted:
             self._adopted.notify_all()
@@ -245,7 +245,7 @@ class TraceRun:
             self.progress.end(None)
             await self._keep(self._kept(None, done), variables)
         self._variables.keep(variables)
-        self.recording.append(done)
+        self.event_log.append(done)
 
     def _kept(self, failure: pb.Failure | None, *more: bytes) -> KeptTrace:
         """Return the part of the trace that outlives the session actor: its events, and `more`."""
@@ -253,7 +253,7 @@ class TraceRun:
             dataclasses.replace(self.request, edits=()),
             self.progress,
             clock(),
-            (*self.recording.events, *more),
+            (*self.event_log.events, *more),
             failure,
             dict(self.blobs),
             dict(self.again),
@@ -263,13 +263,13 @@ class TraceRun:
         return failure(pb.ERROR_CODE_CANCELLED, "the trace was cancelled", trace_id=self.id, invoke=-1)
 
     async def _end(self, ended: pb.Failure | None) -> None:
-        """End the recording and wake all waiting calls. Idempotent."""
+        """End the event log and wake all waiting calls. Idempotent."""
         if self.running:
             self.progress.end(ended)
             self.remotes.clear()
             self.request = dataclasses.replace(self.request, edits=())
             self._before = ()
-            self.recording.end(ended)
+            self.event_log.end(ended)
             if ended is not None and self.request.keep:
                 with contextlib.suppress(*FULL):
                     self._said = self._keep(self._kept(ended), {})  # a follower of the trace does not wait for this
@@ -301,13 +301,13 @@ class TraceRun:
                     continue
                 if event is not None and await self._look_into(kind, event):
                     data = event.SerializeToString()
-                self.recording.append(data)
+                self.event_log.append(data)
                 if self._refusal is not None:
                     raise ServiceFailure(self._refusal)
         if saves is not None and shared is not None:
             self._left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))
             self._name(saves.saves)
-            self.recording.append(saves.SerializeToString())
+            self.event_log.append(saves.SerializeToString())
         return self.progress.usage()
 
     async def _look_into(self, kind: str, event: pb.Event) -> bool:
@@ -369,7 +369,7 @@ class TraceRun:
     def _record(self, arrived: list[Arrived]) -> None:
         for increment, event in arrived:
             changed = self._name(increment)
-            self.recording.append(pb.Event(increment=increment).SerializeToString() if changed else event)
+            self.event_log.append(pb.Event(increment=increment).SerializeToString() if changed else event)
 
     async def _wait_for_workers(self) -> None:
         await self._wait_for(lambda: self._named <= self.blobs.keys(), "a saved value")

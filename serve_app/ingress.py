@@ -30,11 +30,11 @@ from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app import admission, replies
 from serve_app.calls import Serialized, streaming, unary
+from serve_app.chunks import chunks
 from serve_app.listening import replica_on_this_machine
 from serve_app.models import ServedModel, ServedModels
 from serve_app.requests import Submitted, request_of
 from serve_app.settings import Settings, Tenant
-from serve_app.windows import windows
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class IngressDeployment:
             # Picking listed positions copies the value.
             value = await asyncio.to_thread(admission.selected, value, request.view)
         step = self.settings.models[0].limits.chunk_bytes
-        for offset, data in windows(value, request.offset, request.length, step, request.at_most):
+        for offset, data in chunks(value, request.offset, request.length, step, request.at_most):
             yield service_pb2.FetchChunk(offset=offset, data=data)
         given = request.length or value.nbytes - request.offset
         given = min(given, request.at_most or given)

@@ -30,7 +30,7 @@ from executor.model.layouts import Layouts
 from executor.model.lora import adapts, layer_of
 from executor.model.node import Node
 from executor.model.parameters import Parameters, Wanted
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.skips import holds_attention
 from executor.model.tree import LOGITS, SAMPLES, ModuleTree
 from interpose.v1 import trace_pb2 as pb
@@ -76,7 +76,7 @@ class Call:
 def why_not_applied(node: Node) -> str:
     """Return why a module cannot be applied to values and what to write instead; "" if it can."""
     module, path = node.layer, node.path or "the model"
-    if isinstance(module, Elsewhere):
+    if isinstance(module, RemoteModule):
         return module.described.not_applied
     if node.title:
         if node.applies is None:

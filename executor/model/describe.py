@@ -15,7 +15,7 @@ from executor.core.request import step_tokens
 from executor.model.apply import why_not_applied
 from executor.model.node import Node, Unreachable
 from executor.model.parameters import described
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.tree import ModuleTree
 from interpose.v1 import model_pb2 as pb
 from interpose.wire.arrays import dtype_of
@@ -76,7 +76,7 @@ def describe_module(node: Node) -> pb.Module:
     """Describe one module, on any pipeline stage."""
     module = node.layer
     assert module is not None
-    if isinstance(module, Elsewhere):
+    if isinstance(module, RemoteModule):
         return module.described
     return pb.Module(
         path=node.path,

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from executor.core.errors import Refusal
 from executor.model.node import Node
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.tree import ModuleTree
 from interpose.contract.names import Name, not_a_value
 from interpose.v1 import trace_pb2 as pb
@@ -54,7 +54,7 @@ class ModuleName(Name):
     def __repr__(self) -> str:
         module = self._node.layer
         kind = type(module).__name__ if module is not None else self._node.title or "location"
-        if isinstance(module, Elsewhere):
+        if isinstance(module, RemoteModule):
             kind = module.described.class_name
         return f"<{self._node.path or 'model'}: {kind}>"
 

@@ -30,7 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from executor.core.errors import Refusal
 from executor.model.layouts import Columns
 from executor.model.node import Node
-from executor.model.remote_module import Elsewhere, names_of
+from executor.model.remote_module import RemoteModule, names_of
 from executor.model.values import digest
 from interpose.contract.names import Name, read_only, written
 from interpose.v1 import model_pb2
@@ -61,7 +61,7 @@ class Wanted:
 
 def described(module: torch.nn.Module) -> list[model_pb2.Parameter]:
     """Describe a module's own parameters and buffers with their whole shapes."""
-    if isinstance(module, Elsewhere):
+    if isinstance(module, RemoteModule):
         return list(module.described.parameters)
     found = []
     for name in names_of(module):

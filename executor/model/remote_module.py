@@ -7,7 +7,7 @@ import torch
 from interpose.v1 import model_pb2 as pb
 
 
-class Elsewhere(torch.nn.Module):
+class RemoteModule(torch.nn.Module):
     """Stands in the tree for a module of another stage; it is never run.
 
     Args:
@@ -23,7 +23,7 @@ class Elsewhere(torch.nn.Module):
 
 def names_of(module: torch.nn.Module) -> list[str]:
     """Return the names of a module's own parameters and buffers, without private names."""
-    if isinstance(module, Elsewhere):
+    if isinstance(module, RemoteModule):
         return [parameter.name for parameter in module.described.parameters]
     named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     return [name for name, _ in named if not name.startswith("_")]

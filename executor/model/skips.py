@@ -15,14 +15,14 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.core.errors import Refusal
 from executor.model.node import Node
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.tree import ModuleTree
 from interpose.v1 import trace_pb2 as pb
 
 
 def holds_attention(module: torch.nn.Module) -> bool:
     """Return whether a module contains a layer that keeps a KV cache or another state."""
-    if isinstance(module, Elsewhere):
+    if isinstance(module, RemoteModule):
         return module.attention
     return any(isinstance(part, AttentionLayerBase) for part in module.modules())
 

@@ -13,7 +13,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from executor.model.describe import describe_module
 from executor.model.layouts import Layouts
 from executor.model.node import Node
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.skips import holds_attention
 from executor.model.tree import ModuleTree
 from interpose.v1 import model_pb2 as pb
@@ -88,7 +88,7 @@ def _node(tree: ModuleTree, path: str, stages: list[dict[str, Had]]) -> Node:
     node = tree.nodes.get(path)
     if node is None or isinstance(node.module, PPMissingLayer):
         had = stages[first][path]
-        module = Elsewhere(pb.Module.FromString(had.described), had.attention)
+        module = RemoteModule(pb.Module.FromString(had.described), had.attention)
         node = Node(path, module, Layouts(path, torch.nn.Identity(), 1))
     node.stage = first
     return node

@@ -31,7 +31,7 @@ class _AllRows:
         tensor.copy_(mine)
 
 
-class Carried(Served):
+class RemoteServed(Served):
     """A location of another stage.
 
     The block may read and change the value as it may on that stage, and that stage applies the changes.
@@ -60,7 +60,7 @@ def pack_served(served: Served) -> Message:
 def unpack_served(message: Message, location: str) -> Served:
     """Return a served value on a stage that does not have the location."""
     value = unpack(message)
-    return Fixed(location, value) if message["fixed"] else Carried(location, value)
+    return Fixed(location, value) if message["fixed"] else RemoteServed(location, value)
 
 
 def pack(value: Any) -> Message:

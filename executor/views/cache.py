@@ -52,10 +52,10 @@ class CachedKeys:
         numbers = [torch.arange(count, device=block.device) for count in counts]
         found = torch.zeros(block.numel(), dtype=torch.int64, device=block.device)
         sign = torch.zeros_like(found)
-        place = 1
-        while place <= max(counts):
+        power = 1
+        while power <= max(counts):
             scratch = torch.zeros_like(block)
-            digits = [number // place % _BASE + 1 for number in numbers]
+            digits = [number // power % _BASE + 1 for number in numbers]
             key, value = (
                 digit.reshape(self._slots, self._heads, width).to(block.dtype)
                 for digit, width in zip(digits, self._widths, strict=True)
@@ -64,8 +64,8 @@ class CachedKeys:
             self._kernel.impl.do_kv_cache_update(self._kernel, key, -value, scratch, slots)
             flat = scratch.movedim(self._dim, 0).reshape(-1).float()
             sign = flat.sign().long()
-            found += (flat.abs().long() - 1) * place
-            place *= _BASE
+            found += (flat.abs().long() - 1) * power
+            power *= _BASE
         where = []
         for count, side in zip(counts, (1, -1), strict=True):
             positions = torch.nonzero(sign == side).flatten()

@@ -20,16 +20,16 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from executor.model.items import Path
 from executor.model.layouts import Layouts, Unknown
 from executor.model.node import Node, Unreachable
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.tree import LOGITS, ModuleTree
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
-from executor.views.joining import events_of, recording_of, tell, told
+from executor.views.joining import events_of, probe_of, tell, told
 from executor.views.mlp import MLP, find_mlp
 from executor.views.pattern import PATTERN, AttentionPattern, Pattern
-from executor.views.probe import Recording, multiple, record, same
+from executor.views.probe import ProbeRun, multiple, record, same
 from executor.views.stale import find_unused
-from executor.views.stream import Place, StreamFinder
+from executor.views.stream import Point, StreamFinder
 from executor.views.view import Part, Stream
 
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
@@ -53,18 +53,18 @@ def add_views(
     stages = gather(events_of(record(tree.paths, run)))
     root = tree.root.layer
     assert root is not None
-    recording = recording_of(stages, next(root.parameters()).device)
-    layers = _layers(tree, recording)
+    probe = probe_of(stages, next(root.parameters()).device)
+    layers = _layers(tree, probe)
     if not all(gather(bool(layers))):
         return
     width = config.hidden_size
-    pairs = StreamFinder(recording, width).unsummed([layer for layer, _ in layers])
-    finder = StreamFinder(recording, width, find_unused(tree.paths, run, gather, recording, pairs, width))
-    builder = _Builder(tree, recording, finder, width, len(stages) > 1)
+    pairs = StreamFinder(probe, width).unsummed([layer for layer, _ in layers])
+    finder = StreamFinder(probe, width, find_unused(tree.paths, run, gather, probe, pairs, width))
+    builder = _Builder(tree, probe, finder, width, len(stages) > 1)
     found = {
         i: builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
         for i, (layer, kernels) in enumerate(layers)
-        if not isinstance(tree.nodes[layer].layer, Elsewhere)
+        if not isinstance(tree.nodes[layer].layer, RemoteModule)
     }
     builder.check_middles(run)
     embed = builder.embed(layers[0][0])
@@ -83,14 +83,14 @@ def _node(path: str, title: str) -> Node:
     return Node(path, None, Layouts(path, nn.Identity(), 1), title=title)
 
 
-def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]]]:
+def _layers(tree: ModuleTree, probe: ProbeRun) -> list[tuple[str, list[str]]]:
     """Return the decoder layers in order, each with its attention kernels.
 
     The layers are the items of the outermost module list whose items hold attention layers that the forward runs.
     """
     lists: dict[str, dict[str, list[str]]] = {}
     for path, node in tree.nodes.items():
-        if not isinstance(node.layer, AttentionLayerBase) or recording.at(path, "output") is None:
+        if not isinstance(node.layer, AttentionLayerBase) or probe.at(path, "output") is None:
             continue
         parts = path.split(".")
         for end in range(1, len(parts)):
@@ -101,22 +101,20 @@ def _layers(tree: ModuleTree, recording: Recording) -> list[tuple[str, list[str]
     if not lists:
         return []
     found = max(lists, key=lambda above: len(lists[above]))
-    items = [node.path for node in tree.nodes[found].children.values() if recording.at(node.path, "output")]
+    items = [node.path for node in tree.nodes[found].children.values() if probe.at(node.path, "output")]
     return [(item, lists[found].get(item, [])) for item in items]
 
 
 class _Builder:
     """Makes canonical nodes from what is found."""
 
-    def __init__(
-        self, tree: ModuleTree, recording: Recording, finder: StreamFinder, width: int, pipelined: bool
-    ) -> None:
+    def __init__(self, tree: ModuleTree, probe: ProbeRun, finder: StreamFinder, width: int, pipelined: bool) -> None:
         self._tree = tree
-        self._recording = recording
+        self._probe = probe
         self._finder = finder
         self._width = width
         self._pipelined = pipelined
-        self._middles: list[tuple[Node, Place, list[str], Place]] = []
+        self._middles: list[tuple[Node, Point, list[str], Point]] = []
 
     def block(self, path: str, name: str, layer: str, kernels: list[str]) -> Node:
         """Return the node of one layer."""
@@ -126,27 +124,27 @@ class _Builder:
         self._stream(node, name, "resid_pre", pre)
         heads = None
         if len(kernels) == 1:
-            heads = find_heads(self._tree, self._recording, self._tree.nodes[kernels[0]], layer)
+            heads = find_heads(self._tree, self._probe, self._tree.nodes[kernels[0]], layer)
             part = next((child for child in children if (kernels[0] + ".").startswith(child + ".")), layer)
             middle = self._finder.middle(layer, children, part, post)
             if not middle.why:
                 self._middles.append((node, middle, children, post))
         else:
-            middle = Place(why=f"the layer has {len(kernels)} attention kernels")
+            middle = Point(why=f"the layer has {len(kernels)} attention kernels")
         self._stream(node, name, "resid_mid", middle)
         self._stream(node, name, "resid_post", post)
         node.children["attn"] = self._attention(f"{path}.attn", f"{name}.attn", heads)
-        mlp = find_mlp(self._tree, self._recording, layer, heads.path if heads is not None else layer)
+        mlp = find_mlp(self._tree, self._probe, layer, heads.path if heads is not None else layer)
         node.children["mlp"] = self._mlp(f"{path}.mlp", f"{name}.mlp", mlp)
         return node
 
-    def _stream(self, node: Node, name: str, attribute: str, place: Place) -> None:
+    def _stream(self, node: Node, name: str, attribute: str, point: Point) -> None:
         name = f"{name}.{attribute}"
-        if place.why:
-            node.views[attribute] = Unreachable(name, node.path, node, "output", "", why=place.why)
+        if point.why:
+            node.views[attribute] = Unreachable(name, node.path, node, "output", "", why=point.why)
             return
-        raw = self._tree.nodes[place.path]
-        node.views[attribute] = Stream(name, node.path, raw, place.kind, f"[tokens, {self._width}]", at=place.at)
+        raw = self._tree.nodes[point.path]
+        node.views[attribute] = Stream(name, node.path, raw, point.kind, f"[tokens, {self._width}]", at=point.at)
 
     def check_middles(self, run: Callable[[], object]) -> None:
         """Check each layer's middle with a second dummy forward; refuse it if it has no effect.
@@ -154,11 +152,11 @@ class _Builder:
         The dummy forward changes the stream in the middle of every layer. The residual connection must go on with the changed
         value, and not with a copy that it holds elsewhere.
         """
-        places = {place.path: place for _, place, _, _ in self._middles}
+        points = {point.path: point for _, point, _, _ in self._middles}
 
         def change(path: str, kind: str, value: Any) -> None:
-            place = places.get(path)
-            for at in place.at if place is not None and kind == place.kind else ():
+            point = points.get(path)
+            for at in point.at if point is not None and kind == point.kind else ():
                 tensor = value
                 for key in at:
                     tensor = tensor[key]
@@ -166,10 +164,10 @@ class _Builder:
 
         changed = record(self._tree.paths, run, change)
         finder = self._finder.of(changed)
-        for node, place, children, post in self._middles:
-            if not finder.completes(place, children, post, changed):
+        for node, point, children, post in self._middles:
+            if not finder.completes(point, children, post, changed):
                 name = node.views["resid_mid"].name
-                why = f"the engine holds the stream elsewhere when {place.path} begins, so a change would be lost"
+                why = f"the engine holds the stream elsewhere when {point.path} begins, so a change would be lost"
                 node.views["resid_mid"] = Unreachable(name, node.path, node, "output", "", why=why)
 
     def _attention(self, path: str, name: str, heads: Heads | None) -> Node:
@@ -251,7 +249,7 @@ class _Builder:
         columns: tuple[int, int] | None,
         heads: tuple[int, int] | None,
     ) -> None:
-        event = self._recording.at(raw.path, kind)
+        event = self._probe.at(raw.path, kind)
         found = [path for path in (event.tensors if event is not None else ()) if kind == "output" or len(path) == 2]
         if kind == "output" and found == [()]:
             at = ()
@@ -292,9 +290,9 @@ class _Builder:
         """Return the token embeddings as they enter the stream, with the architecture's own scale."""
         node = _node("embed", "Embedding")
         begins = self._finder.boundary(first, "input")
-        stream = begins.value(self._recording)
+        stream = begins.value(self._probe)
         for path, raw in self._tree.nodes.items():
-            made = self._recording.at(path, "output")
+            made = self._probe.at(path, "output")
             if isinstance(raw.layer, ParallelLMHead) or not isinstance(raw.layer, VocabParallelEmbedding):
                 continue
             rows = made.tensors.get(()) if made is not None else None
@@ -314,10 +312,10 @@ class _Builder:
         """Return the norm between the last layer and the unembedding."""
         node = _node("final_norm", "Norm")
         post = self._finder.boundary(last, "output")
-        stream, ended = post.value(self._recording), self._recording.at(last, "output")
-        for begun in self._recording.after(ended.index, "input") if ended is not None and stream is not None else ():
+        stream, ended = post.value(self._probe), self._probe.at(last, "output")
+        for begun in self._probe.after(ended.index, "input") if ended is not None and stream is not None else ():
             rows = self._finder.used(last, begun)
-            made = self._recording.at(begun.path, "output")
+            made = self._probe.at(begun.path, "output")
             if not 1 <= len(rows) <= 2 or made is None or stream is None or not same(sum(rows.values()), stream):
                 continue
             results = [at for at, tensor in self._finder.used(last, made).items() if not same(tensor, stream)]

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLine
 from executor.model.layouts import Unknown
 from executor.model.node import Node
 from executor.model.tree import ModuleTree
-from executor.views.probe import Recording, same
+from executor.views.probe import ProbeRun, same
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Heads:
         return kernel.head_size, kernel.head_size_v
 
 
-def find_heads(tree: ModuleTree, recording: Recording, kernel: Node, layer: str) -> Heads:
+def find_heads(tree: ModuleTree, probe: ProbeRun, kernel: Node, layer: str) -> Heads:
     """Return the attention around a kernel inside a layer."""
     path = kernel.path
     while path != layer:
@@ -57,15 +57,15 @@ def find_heads(tree: ModuleTree, recording: Recording, kernel: Node, layer: str)
         below = [node for name, node in tree.nodes.items() if name.startswith(path + ".")]
         if any(isinstance(node.layer, RowParallelLinear | QKVParallelLinear) for node in below):
             break
-    projection = _projection(tree, recording, kernel, path)
-    out = _out(tree, recording, kernel, path)
+    projection = _projection(tree, probe, kernel, path)
+    out = _out(tree, probe, kernel, path)
     return Heads(
         path, kernel, projection, out, "the engine has no merged projection here that feeds its attention kernel"
     )
 
 
-def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str) -> Node | None:
-    begun, module = recording.at(kernel.path, "input"), kernel.layer
+def _projection(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> Node | None:
+    begun, module = probe.at(kernel.path, "input"), kernel.layer
     if begun is None or not isinstance(module, Attention):
         return None
     for name, node in tree.nodes.items():
@@ -74,7 +74,7 @@ def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str)
             continue
         if isinstance(node.layouts.of("output", (0,)), Unknown):
             continue
-        made = recording.at(name, "output")
+        made = probe.at(name, "output")
         cut = (merged.num_heads, merged.num_kv_heads, merged.head_size, merged.v_head_size)
         if made is None or cut != (module.num_heads, module.num_kv_heads, module.head_size, module.head_size_v):
             continue
@@ -89,8 +89,8 @@ def _projection(tree: ModuleTree, recording: Recording, kernel: Node, path: str)
     return None
 
 
-def _out(tree: ModuleTree, recording: Recording, kernel: Node, path: str) -> Node | None:
-    ended, module = recording.at(kernel.path, "output"), kernel.layer
+def _out(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> Node | None:
+    ended, module = probe.at(kernel.path, "output"), kernel.layer
     if ended is None or not isinstance(module, Attention):
         return None
     width = module.num_heads * module.head_size_v
@@ -98,7 +98,7 @@ def _out(tree: ModuleTree, recording: Recording, kernel: Node, path: str) -> Nod
         row = node.layer
         if not name.startswith(path + ".") or not isinstance(row, RowParallelLinear):
             continue
-        begun = recording.at(name, "input")
+        begun = probe.at(name, "input")
         whole = begun is not None and begun.index > ended.index and row.input_is_parallel
         if whole and row.input_size_per_partition == width:
             return node

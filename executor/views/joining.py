@@ -16,25 +16,25 @@ from executor.model.layouts import Layouts
 from executor.model.node import Node, Unreachable, View
 from executor.model.tree import ModuleTree
 from executor.views.pattern import PATTERN, Pattern
-from executor.views.probe import Event, Recording
+from executor.views.probe import Event, ProbeRun
 from executor.views.view import Part, Stream
 
 _KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable)}
 Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children
 
 
-def events_of(recording: Recording) -> list[Event]:
-    """Return what other stages need of a recording.
+def events_of(probe: ProbeRun) -> list[Event]:
+    """Return what other stages need of a probe run.
 
     The tensors are on the CPU, because the stages have different devices.
     """
-    return [_on(event, torch.device("cpu"), value=None) for event in recording.events]
+    return [_on(event, torch.device("cpu"), value=None) for event in probe.events]
 
 
-def recording_of(stages: Iterable[list[Event]], device: torch.device) -> Recording:
-    """Return the recording of a forward through all stages, on a device."""
+def probe_of(stages: Iterable[list[Event]], device: torch.device) -> ProbeRun:
+    """Return the probe run of a forward through all stages, on a device."""
     events = [event for stage in stages for event in stage]
-    return Recording([_on(event, device, index=i) for i, event in enumerate(events)])
+    return ProbeRun([_on(event, device, index=i) for i, event in enumerate(events)])
 
 
 def _on(event: Event, device: torch.device, **fields: Any) -> Event:

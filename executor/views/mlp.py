@@ -15,7 +15,7 @@ from vllm.model_executor.layers.linear import (
 
 from executor.model.node import Node
 from executor.model.tree import ModuleTree
-from executor.views.probe import Recording, same
+from executor.views.probe import ProbeRun, same
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MLP:
 _FUSED = "the experts run fused in one kernel, so no expert's own activations exist; use mlp.router_logits"
 
 
-def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str) -> MLP:
+def find_mlp(tree: ModuleTree, probe: ProbeRun, layer: str, attention: str) -> MLP:
     """Return the MLP of a layer whose attention lies at another path."""
     nodes = [
         node
@@ -53,13 +53,13 @@ def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str)
     experts = [node for node in nodes if isinstance(node.layer, MoERunner)]
     if experts:
         return MLP(
-            router=_router(recording, nodes, experts[0]),
+            router=_router(probe, nodes, experts[0]),
             experts=experts[0],
             why_gate=_FUSED,
             why_up=_FUSED,
             why_down=_FUSED,
         )
-    ran = [node for node in nodes if recording.at(node.path, "output") is not None]
+    ran = [node for node in nodes if probe.at(node.path, "output") is not None]
     into = [
         node
         for node in ran
@@ -69,15 +69,15 @@ def find_mlp(tree: ModuleTree, recording: Recording, layer: str, attention: str)
     if len(into) != 1 or len(back) != 1:
         why = f"the layer has {len(into)} projections into an MLP and {len(back)} out of one; use their own paths"
         return MLP(why_gate=why, why_up=why, why_down=why)
-    return _dense(tree, recording, into[0], back[0])
+    return _dense(tree, probe, into[0], back[0])
 
 
-def _dense(tree: ModuleTree, recording: Recording, into: Node, back: Node) -> MLP:
+def _dense(tree: ModuleTree, probe: ProbeRun, into: Node, back: Node) -> MLP:
     module = into.layer
     assert isinstance(module, ColumnParallelLinear)
     if not isinstance(module, MergedColumnParallelLinear):
         return MLP(up=(into, None), down=back, why_gate="this architecture's MLP has no gate; use mlp.up and mlp.act")
-    order = _gate_first(tree, recording, into) if len(module.output_sizes) == 2 else None
+    order = _gate_first(tree, probe, into) if len(module.output_sizes) == 2 else None
     if order is None:
         why = f"which columns of {into.path} are the gate could not be established; use {into.path}.output[0]"
         return MLP(down=back, why_gate=why, why_up=why)
@@ -86,16 +86,16 @@ def _dense(tree: ModuleTree, recording: Recording, into: Node, back: Node) -> ML
     return MLP(gate=left if order else right, up=right if order else left, down=back)
 
 
-def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | None:
+def _gate_first(tree: ModuleTree, probe: ProbeRun, into: Node) -> bool | None:
     """Return whether the gate is the left half, or None if that is not clear.
 
     The activation is proportional to the other half, and not to the gate.
     """
-    made = recording.at(into.path, "output")
+    made = probe.at(into.path, "output")
     merged = made.tensors.get((0,)) if made is not None else None
     if made is None or merged is None:
         return None
-    for begun in recording.after(made.index, "input"):
+    for begun in probe.after(made.index, "input"):
         given, module = begun.tensors.get((0, 0)), tree.nodes[begun.path].layer
         if given is None or given.shape != merged.shape or not torch.equal(given, merged) or module is None:
             continue
@@ -110,12 +110,12 @@ def _gate_first(tree: ModuleTree, recording: Recording, into: Node) -> bool | No
     return None
 
 
-def _router(recording: Recording, nodes: list[Node], experts: Node) -> Node | None:
+def _router(probe: ProbeRun, nodes: list[Node], experts: Node) -> Node | None:
     """Return the layer whose result decides which experts are chosen."""
     assert isinstance(experts.layer, MoERunner)
     count = experts.layer.moe_config.num_logical_experts
     for node in nodes:
-        made = recording.at(node.path, "output")
+        made = probe.at(node.path, "output")
         logits = made.tensors.get((0,)) if made is not None else None
         if logits is not None and logits.dim() == 2 and logits.shape[1] == count:
             return node

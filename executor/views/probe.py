@@ -43,8 +43,8 @@ class Event:
         }
 
 
-class Recording:
-    """The events of one forward."""
+class ProbeRun:
+    """The events of one forward that probes the model."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
@@ -63,14 +63,14 @@ def record(
     paths: dict[torch.nn.Module, str],
     run: Callable[[], object],
     change: Callable[[str, str, Any], None] = lambda path, kind, value: None,
-) -> Recording:
+) -> ProbeRun:
     """Run a dummy forward and record it.
 
     Args:
         paths: the model's modules and their paths.
         run: runs the forward.
         change: called for every module with the path, "input" and `(args, kwargs)` before the module runs, and with "output"
-            and the returned value afterwards. It may change the tensors in place; the recording has the changed tensors.
+            and the returned value afterwards. It may change the tensors in place; the run has the changed tensors.
     """
     events: list[Event] = []
     noise = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
-    return Recording(events)
+    return ProbeRun(events)
 
 
 def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:  # any shape

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from executor.model.items import Path
-from executor.views.joining import events_of, recording_of
-from executor.views.probe import Event, Recording, record
+from executor.views.joining import events_of, probe_of
+from executor.views.probe import Event, ProbeRun, record
 
 # A tensor of a module's input or output: the module's path, "input" or "output", and the keys into the value.
 Spot = tuple[str, str, Path]
@@ -25,7 +25,7 @@ def find_unused(
     paths: dict[torch.nn.Module, str],
     run: Callable[[], object],
     gather: Callable[[Any], list[Any]],
-    recording: Recording,
+    probe: ProbeRun,
     pairs: list[Event],
     width: int,
 ) -> frozenset[Spot]:
@@ -37,17 +37,15 @@ def find_unused(
         paths: the modules of this pipeline stage and their paths.
         run: runs a dummy forward, on all stages together.
         gather: sends a value to all stages and returns the value of each.
-        recording: a recording of all stages, with nothing changed.
+        probe: a probe run of all stages, with nothing changed.
         pairs: inputs and outputs of layers that have two tensors of the model's width, whose sum no module computes.
         width: the model's width.
     """
     for half in (1, 0) if pairs else ():
         spots = frozenset((event.path, event.kind, list(event.rows(width))[half]) for event in pairs)
         change = _Overwrite(spots)
-        changed = recording_of(
-            gather(events_of(record(paths, run, change))), next(iter(pairs[0].tensors.values())).device
-        )
-        if _alike(recording, changed, spots):
+        changed = probe_of(gather(events_of(record(paths, run, change))), next(iter(pairs[0].tensors.values())).device)
+        if _alike(probe, changed, spots):
             return spots
     return frozenset()
 
@@ -69,7 +67,7 @@ class _Overwrite:
                 tensor.mul_(-3).add_(ramp)
 
 
-def _alike(before: Recording, after: Recording, spots: frozenset[Spot]) -> bool:
+def _alike(before: ProbeRun, after: ProbeRun, spots: frozenset[Spot]) -> bool:
     """Return whether two forwards computed the same, apart from the overwritten tensors."""
     if len(before.events) != len(after.events):
         return False

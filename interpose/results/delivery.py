@@ -45,18 +45,18 @@ class Delivery:
         self._groups = {invoke: group for group in groups for invoke in group if len(group) > 1}
 
     def deliver(
-        self, values: Iterable[Delivered], late: bool = False, variables: Iterable[SessionVariable] = ()
+        self, values: Iterable[Delivered], detached: bool = False, variables: Iterable[SessionVariable] = ()
     ) -> None:
         """Update the caller's containers and assign the saved names.
 
         Args:
-            late: whether the delivery comes long after the block. Names in functions that have returned are then left out.
+            detached: whether the delivery comes long after the block. Names in functions that have returned are then left out.
             variables: the session variables, with the versions of their values. Where a later version of a variable has
                 arrived already, the variable stays unchanged.
         """
         variables = list(variables)
         savers: dict[str, list[int]] = {}
-        for invoke, names, updates in self._together(values):
+        for invoke, names, updates in self._by_prompt(values):
             for name in names if invoke >= 0 else ():
                 savers.setdefault(name, []).append(invoke)
             if invoke < 0 and self._session is not None:
@@ -67,7 +67,7 @@ class Delivery:
                 if self._session is not None:
                     self._session.changed(container)
             scope = self.scope_of(invoke)
-            if late and not still_there(scope):
+            if detached and not still_there(scope):
                 continue
             scope.assign(names)
             if self._session is not None:
@@ -121,7 +121,7 @@ class Delivery:
             session.variables.learn(variable, names.get(first, container))
         return names, updates
 
-    def _together(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
+    def _by_prompt(self, values: Iterable[Delivered]) -> Iterable[Delivered]:
         """Replace the values of a prompt's sequences by lists with an entry for each sequence.
 
         The lists take the place of the first sequence that saved a value.

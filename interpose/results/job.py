@@ -122,7 +122,7 @@ class JobResult(Mapping[str, object]):
         return f"<result of a trace: {', '.join(self._values) or 'nothing saved'}>"
 
 
-class Late(Protocol):
+class Assigner(Protocol):
     """Assigns the saved values of a trace long after its block."""
 
     def values(self, outcome: Outcome) -> list[Delivered]:
@@ -137,7 +137,7 @@ class Arrived:
     """The outcome of a job, and its values: fetched and not yet assigned."""
 
     outcome: Outcome
-    late: Late | None
+    assigner: Assigner | None
     values: list[Delivered]
 
 
@@ -149,7 +149,7 @@ class Job:
         session_id: the session on the server that holds the job.
         trace_id: the trace's id.
         tree_of: gives the module tree of a served model.
-        late: assigns the saved values; None for a job that was found by its id.
+        assigner: assigns the saved values; None for a job that was found by its id.
         fetch: whether saved tensors are fetched; else they are `RemoteValue`s.
     """
 
@@ -159,14 +159,14 @@ class Job:
         session_id: str,
         trace_id: str,
         tree_of: Callable[[str], Node],
-        late: Late | None = None,
+        assigner: Assigner | None = None,
         fetch: bool = True,
     ) -> None:
         self._session = session
         self._session_id = session_id
         self._trace_id = trace_id
         self._tree_of = tree_of
-        self._late = late
+        self._assigner = assigner
         self._fetch = fetch
         self._printed = 0  # characters of the block's prints that are shown already
         self.outcome: Outcome | None = None
@@ -234,13 +234,13 @@ class Job:
             following: is called with each stream of events that is read. Cancelling the stream ends the waiting.
         """
         outcome = self._ended(timeout, following)
-        late, self._late = self._late, None
-        return Arrived(outcome, late, late.values(outcome) if late is not None else [])
+        assigner, self._assigner = self._assigner, None
+        return Arrived(outcome, assigner, assigner.values(outcome) if assigner is not None else [])
 
     def deliver(self, arrived: Arrived) -> None:
         """Assign the fetched values, then raise the trace's first failure."""
-        if arrived.late is not None:
-            arrived.late.deliver(arrived.outcome, arrived.values)
+        if arrived.assigner is not None:
+            arrived.assigner.deliver(arrived.outcome, arrived.values)
         if arrived.outcome.failures:
             raise from_failure(arrived.outcome.failures[0])
 

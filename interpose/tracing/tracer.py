@@ -292,8 +292,8 @@ class Tracer(CapturedBlock):
 
     def _as_job(self, session_id: str, session: Session, delivery: Delivery) -> Job:
         """Return the job that a trace has become."""
-        late = _LateDelivery(lambda outcome: list(self._values(outcome, session)), delivery)
-        return Job(session, session_id, self.id, self._model.tree_of, late, self._fetches(session))
+        assigner = _JobAssigner(lambda outcome: list(self._values(outcome, session)), delivery)
+        return Job(session, session_id, self.id, self._model.tree_of, assigner, self._fetches(session))
 
     def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
         self._outcome = outcome
@@ -367,14 +367,14 @@ class Tracer(CapturedBlock):
 
 
 @dataclass(frozen=True)
-class _LateDelivery:
+class _JobAssigner:
     """Delivers the saved values of a job when the user waits for the job."""
 
     values: Callable[[Outcome], list[Delivered]]
     delivery: Delivery
 
     def deliver(self, outcome: Outcome, values: list[Delivered]) -> None:
-        self.delivery.deliver(values, late=True, variables=outcome.variables)
+        self.delivery.deliver(values, detached=True, variables=outcome.variables)
 
 
 def _first_names(trace: Trace) -> dict[int, str]:

@@ -22,7 +22,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from executor.model.remote_module import Elsewhere
+from executor.model.remote_module import RemoteModule
 from executor.model.tree import LOGITS, SAMPLES, ModuleTree
 from executor.parallel.merge_tree import gather
 from tests.engine.conftest import expression
@@ -144,7 +144,7 @@ def _taken(tree: ModuleTree) -> dict[str, int]:
     return {
         path: len(inspect.signature(layer.forward).parameters)
         for path, layer in layers.items()
-        if layer is not None and not isinstance(layer, Elsewhere)
+        if layer is not None and not isinstance(layer, RemoteModule)
     }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.views.probe import record
 from executor.views.stale import find_unused
-from executor.views.stream import Place, StreamFinder
+from executor.views.stream import Point, StreamFinder
 
 WIDTH = 16
 
@@ -111,16 +111,16 @@ class Probed:
         def run() -> None:
             self.model(x.clone())
 
-        self.recording = record(paths, run)
+        self.probe = record(paths, run)
         layers = ["layers.0", "layers.1"]
-        pairs = StreamFinder(self.recording, WIDTH).unsummed(layers)
-        unused = find_unused(paths, run, lambda mine: [mine], self.recording, pairs, WIDTH)
-        self.finder = StreamFinder(self.recording, WIDTH, unused)
+        pairs = StreamFinder(self.probe, WIDTH).unsummed(layers)
+        unused = find_unused(paths, run, lambda mine: [mine], self.probe, pairs, WIDTH)
+        self.finder = StreamFinder(self.probe, WIDTH, unused)
 
-    def boundary(self, layer: int, kind: str) -> Place:
+    def boundary(self, layer: int, kind: str) -> Point:
         return self.finder.boundary(f"layers.{layer}", kind)
 
-    def middle(self) -> Place:
+    def middle(self) -> Point:
         path = "layers.1"
         children = [f"{path}.{name}" for name, _ in self.model.layers[1].named_children()]
         return self.finder.middle(path, children, f"{path}.attention", self.boundary(1, "output"))
@@ -136,17 +136,17 @@ def test_of_two_tensors_the_one_that_is_used_is_the_stream(kind: type[Layer], at
 
 def test_two_tensors_that_are_both_used_are_refused_and_not_to_be_added_up() -> None:
     probed = Probed(Both)
-    place = probed.boundary(0, "output")
-    assert place.at == ()
-    assert "has 2 tensors of the model's width" in place.why and "none is known to be the stream" in place.why
-    assert "use layers.0.output" not in place.why
+    point = probed.boundary(0, "output")
+    assert point.at == ()
+    assert "has 2 tensors of the model's width" in point.why and "none is known to be the stream" in point.why
+    assert "use layers.0.output" not in point.why
 
 
 @pytest.mark.parametrize("kind", [Stale, Third, Scaled])
 def test_the_middle_lies_after_the_attention_and_before_the_mlp(kind: type[Layer]) -> None:
     """Not where a third part of the layer is given the stream, whatever the layer makes of their sum."""
-    place = Probed(kind).middle()
-    assert (place.path, place.kind, place.why) == ("layers.1.second", "input", "")
+    point = Probed(kind).middle()
+    assert (point.path, point.kind, point.why) == ("layers.1.second", "input", "")
 
 
 def test_parts_that_are_given_the_same_run_in_parallel() -> None:
@@ -176,6 +176,6 @@ def test_noise_of_rounding_is_no_use() -> None:
     def run() -> None:
         probed.model(x * (1 + calls()))
 
-    recording = record(paths, run)
-    pairs = StreamFinder(recording, WIDTH).unsummed(["layers.0", "layers.1"])
-    assert find_unused(paths, run, lambda mine: [mine], recording, pairs, WIDTH)
+    probe = record(paths, run)
+    pairs = StreamFinder(probe, WIDTH).unsummed(["layers.0", "layers.1"])
+    assert find_unused(paths, run, lambda mine: [mine], probe, pairs, WIDTH)

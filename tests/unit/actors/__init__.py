@@ -1,1 +1,1 @@
-"""The actors without Ray: sessions, recordings, replicas and the directory."""
+"""The actors without Ray: sessions, event logs, replicas and the directory."""

@@ -86,7 +86,7 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
         yield output(1, finished=True).SerializeToString()
 
     run.start(engine)
-    events = [pb.Event.FromString(data) async for data in run.recording.follow()]
+    events = [pb.Event.FromString(data) async for data in run.event_log.follow()]
     told = [
         (
             event.WhichOneof("kind"),
@@ -109,9 +109,9 @@ async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.
 
     run.start(engine)
     with pytest.raises(Exception, match="what a block saved did not arrive"):
-        async for _ in run.recording.follow():
+        async for _ in run.event_log.follow():
             pass
-    assert run.recording.failure is not None and run.recording.failure.code == pb.ERROR_CODE_UNAVAILABLE
+    assert run.event_log.failure is not None and run.event_log.failure.code == pb.ERROR_CODE_UNAVAILABLE
 
 
 def test_numbers_of_invokes_are_their_own() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from interpose.contract.errors import ServiceFailure
-from serve_app.windows import windows
+from serve_app.chunks import chunks
 
 WHOLE = np.arange(7 * 5 * 11, dtype="u4").reshape(7, 5, 11)
 
@@ -20,11 +20,11 @@ def test_any_window(value: np.ndarray, step: int) -> None:
     for offset, length in ((0, 0), (1, 0), (3, 9), (len(whole), 0), (0, len(whole))):
         if offset + length > len(whole):
             continue
-        chunks = list(windows(value, offset, length, step))
-        assert b"".join(data for _, data in chunks) == whole[offset : offset + length if length else None]
-        assert all(len(data) <= step for _, data in chunks)
+        found = list(chunks(value, offset, length, step))
+        assert b"".join(data for _, data in found) == whole[offset : offset + length if length else None]
+        assert all(len(data) <= step for _, data in found)
         position = offset
-        for start, data in chunks:
+        for start, data in found:
             assert start == position
             position += len(data)
 
@@ -32,4 +32,4 @@ def test_any_window(value: np.ndarray, step: int) -> None:
 def test_a_window_outside() -> None:
     for offset, length in ((0, 2000), (1541, 0), (1540, 1)):
         with pytest.raises(ServiceFailure, match="of a value that has 1540"):
-            list(windows(WHOLE, offset, length, 64))
+            list(chunks(WHOLE, offset, length, 64))

@@ -9,7 +9,7 @@ import numpy as np
 from serve_app.admission import refuse
 
 
-def windows(value: np.ndarray, offset: int, length: int, step: int, at_most: int = 0) -> Iterator[tuple[int, bytes]]:
+def chunks(value: np.ndarray, offset: int, length: int, step: int, at_most: int = 0) -> Iterator[tuple[int, bytes]]:
     """Iterate over a part of an array's bytes, in the order of its elements.
 
     Args:

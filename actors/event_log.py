@@ -9,7 +9,7 @@ from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 
 
-class Recording:
+class EventLog:
     """An append-only list of events with any number of readers.
 
     Args:
@@ -34,21 +34,21 @@ class Recording:
         return tuple(self._events)
 
     def append(self, data: bytes) -> None:
-        """Add a serialized event; ignored when the recording has ended."""
+        """Add a serialized event; ignored when the event log has ended."""
         if not self.ended:
             self.size += len(data)
             self._events.append(data)
             self._wake()
 
     def end(self, failure: pb.Failure | None = None) -> None:
-        """End the recording."""
+        """End the event log."""
         if not self.ended:
             self.failure = failure
             self.ended = True
             self._wake()
 
     async def follow(self, seen: int = 0) -> AsyncIterator[bytes]:
-        """Yield the serialized events after the first `seen`, until the recording ends.
+        """Yield the serialized events after the first `seen`, until the event log ends.
 
         Raises:
             ServiceFailure: the trace as a whole failed; raised after its last event.
