@@ -68,10 +68,11 @@ class Steps:
         self.ran: list[set[str]] = []
         self.ahead: list[set[str]] = []
         scheduler = engine.scheduler
+        schedule = scheduler.schedule
 
         def watched(*args: Any) -> Any:
             pending = {one.request_id for one in scheduler.running if one.num_output_placeholders}
-            output = type(scheduler).schedule(scheduler, *args)  # its class changes
+            output = schedule(*args)
             self.ran.append(set(output.num_scheduled_tokens))
             self.ahead.append(pending & set(output.num_scheduled_tokens))
             return output
@@ -191,10 +192,11 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
     plain = list(engine.plain(PROMPT, max_tokens=6, ignore_eos=True).token_ids)
     steps.ahead.clear()
     ended: list[dict[str, Ended]] = []
+    update = engine.scheduler.update_from_output
 
     def watched(scheduled: Any, output: Any) -> Any:
         ended.append(getattr(output, "ended", {}))
-        return type(engine.scheduler).update_from_output(engine.scheduler, scheduled, output)
+        return update(scheduled, output)
 
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, engine.scheduler, "update_from_output", watched)

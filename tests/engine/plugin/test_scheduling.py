@@ -64,7 +64,7 @@ def engine(checkpoint: Path) -> Iterator[LocalEngine]:
     yield engine
     assert engine.interleaver.idle
     assert not engine.scheduler._traced
-    assert not engine.scheduler._groups
+    assert not engine.scheduler._room.waiting and not engine.scheduler._room.gangs
     engine.close()
 
 
@@ -74,10 +74,10 @@ class Watched:
     def __init__(self, scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[dict[str, int]] = []
         self.evicted: list[str] = []
-        preempt = scheduler._preempt_request
+        schedule, preempt = scheduler.schedule, scheduler._preempt_request
 
         def watched_schedule(*args: Any, **kwargs: Any) -> Any:
-            output = type(scheduler).schedule(scheduler, *args, **kwargs)  # its class changes
+            output = schedule(*args, **kwargs)
             if output.num_scheduled_tokens:
                 self.steps.append(dict(output.num_scheduled_tokens))
             return output
@@ -238,7 +238,7 @@ def test_a_request_as_long_as_the_cache_is_not_passed_for_ever(
     engine: LocalEngine, oracle: Oracle, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reserves the most of the cache; once enough have passed it, traced requests behind it wait, plain ones do not."""
-    monkeypatch.setattr("executor.plugin.scheduler.MOST_PASSES", 0)
+    monkeypatch.setattr("executor.plugin.waiting_room.MOST_PASSES", 0)
     big, small = prompt(60), [prompt(64), prompt(50), prompt(40)]
     stop = "    if step == 2:\n        tracer.stop()\n"
     blocks = [

@@ -18,7 +18,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from executor.core.fairness import Flow
 from executor.core.request import InvokeRequest
-from executor.plugin.scheduler import MOST_PASSES, InterposeScheduler
+from executor.plugin.scheduler import InterposeScheduler
+from executor.plugin.waiting_room import MOST_PASSES
 from interpose.cli.demo_model import write_demo_model
 
 PLACES = 6
@@ -66,7 +67,7 @@ class Steps:
         """Run to the end of all that has come; return what `started` then is."""
         for _ in range(2000):
             if not self.scheduler.requests:
-                assert not self.scheduler._traced and not self.scheduler._groups
+                assert not self.scheduler._traced and not self.scheduler._room.gangs
                 return self.started
             self.step()
         raise AssertionError(f"waiting for ever: {list(self.scheduler.requests)}")
@@ -191,7 +192,7 @@ def test_steps_in_which_nothing_changes_order_nothing(steps: Steps, monkeypatch:
     steps.step()
     steps.step()
     calls: list[int] = []
-    monkeypatch.setattr("executor.plugin.scheduler.in_turn", lambda *args: calls.append(1))
+    monkeypatch.setattr("executor.plugin.waiting_room.in_turn", lambda *args: calls.append(1))
     for _ in range(10):
         steps.step()
     assert not calls
