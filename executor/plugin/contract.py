@@ -14,11 +14,12 @@ vLLM calls these of ours:
       interpose_*                 by name, over `collective_rpc`
     InterleavingRunner            execute_model: begins a step, and finds out whether it is traced;
                                   sample_tokens: the step's output, with the requests whose blocks ended
-      InterleavingRunnerV1        _determine_batch_execution_and_padding, _model_forward, _sample
+      InterleavingRunnerV1        _model_forward, _sample
+        GPURunnerV1               _determine_batch_execution_and_padding
       GPURunnerV2                 prepare_inputs, sample; `_NoGraphs` and `_Begun` in the place of graph manager and model
     EndedAsyncOutput              get_output: the output of a step that is still on its way from the device
-    InterposeScheduler            add_request; while there are traced requests: schedule, update_from_output, _free_request,
-                                  _update_request_with_output, _handle_blocked_waiting_request, _reserve_prefill_lookahead
+    InterposeScheduler            _enqueue_waiting_request, finish_requests, get_num_unfinished_requests, schedule,
+                                  update_from_output
     LazyRayExecutor               _init_executor, _get_actor_resource_kwargs, start_worker_monitor, shutdown
       Answers                     wait_until_ready, dequeue, shutdown: in the place of a worker's `MessageQueue`
     LazyWorkerProc                run
@@ -250,7 +251,7 @@ RUNNERS = Group(
         ),
         Attributes(
             "vllm.v1.outputs.ModelRunnerOutput",
-            _names("req_ids sampled_token_ids"),
+            _names("req_ids req_id_to_index sampled_token_ids"),
             "its fields are copied into our subclass",
         ),
         Attributes("vllm.v1.outputs.SamplerOutput", _names("sampled_token_ids"), "blocks read and change the samples"),
@@ -305,41 +306,56 @@ SCHEDULER = Group(
             ("Scheduler = vllm_config.scheduler_config.get_scheduler_cls()", "Scheduler(vllm_config=vllm_config,"),
             "our class chooses the asynchronous one by `vllm_config` when it is made",
         ),
-        Method(f"{_SCHEDULER}.add_request", "request", "a traced request is noted when it comes"),
-        Method(f"{_SCHEDULER}.schedule", "throttle_prefills=False", "a step makes room for traced requests first"),
+        Method(f"{_SCHEDULER}._enqueue_waiting_request", "request", "a traced request goes to the room instead"),
+        Source(
+            f"{_SCHEDULER}.add_request",
+            ("self._enqueue_waiting_request(request)", "self.requests[request.request_id] = request"),
+            "every new request comes through that method, and `requests` has them in the order in which they came",
+        ),
+        Method(
+            f"{_SCHEDULER}.finish_requests",
+            "request_ids, finished_status",
+            "a request that is given up leaves the room",
+        ),
+        Method(f"{_SCHEDULER}.get_num_unfinished_requests", "", "the requests in the room count too"),
+        Source(
+            f"{_SCHEDULER}.get_num_unfinished_requests",
+            ("PauseState.PAUSED_ALL: return 0", "PauseState.PAUSED_NEW:", "num_waiting = len(self.kv_holding_waiting)"),
+            "while the engine is paused, requests that have not started do not count",
+        ),
+        Source(
+            "vllm.v1.core.sched.interface.SchedulerInterface.has_unfinished_requests",
+            ("self.get_num_unfinished_requests() > 0",),
+            "the engine goes on with its steps while that method counts requests",
+        ),
+        Method(f"{_SCHEDULER}.schedule", "throttle_prefills=False", "the room says which requests start in a step"),
         Method(
             f"{_SCHEDULER}.update_from_output",
             "scheduler_output, model_runner_output",
-            "requests whose blocks ended end with the step",
+            "requests end with the step in which their blocks end or their stop strings are complete",
         ),
-        Method(
-            f"{_SCHEDULER}._free_request",
-            "request, delay_free_blocks=False",
-            "a request is forgotten, however it ended",
-        ),
-        Method(
-            f"{_SCHEDULER}._update_request_with_output",
-            "request, new_token_ids, is_stale=False",
-            "a stop string ends a traced request in the step that completes it",
-        ),
-        Method(
+        Call(
             f"{_SCHEDULER}._handle_blocked_waiting_request",
             "request",
-            "a traced request that must not start yet is passed over",
+            "a request that waits for its grammar cannot start",
         ),
-        Method(
-            f"{_SCHEDULER}._reserve_prefill_lookahead",
-            "request, num_computed_tokens, num_new_tokens",
-            "a traced prompt is never cut: 0 instead",
-        ),
-        Call(f"{_SCHEDULER}._is_blocked_waiting_status", "status", "requests that wait for a grammar are not next"),
         Import("vllm.v1.core.sched.async_scheduler.AsyncScheduler", "the base of the scheduler that is a step ahead"),
+        Import("vllm.v1.engine.EngineCoreOutputs", "the type of what a step gives the frontend"),
+        Attributes("vllm.v1.engine.EngineCoreOutputs", _names("scheduler_stats"), "the requests in the room count too"),
+        Attributes(
+            "vllm.v1.metrics.stats.SchedulerStats", _names("num_waiting_reqs"), "the requests in the room count too"
+        ),
         Attributes(
             _SCHEDULER,
             _names("requests running waiting vllm_config scheduler_config kv_cache_manager max_model_len")
-            + _names("max_num_running_reqs max_num_active_reqs current_step"),
+            + _names("max_num_running_reqs max_num_active_reqs kv_holding_waiting deferred_waiting pause_state")
+            + _names("num_waiting_for_streaming_input"),
             "what runs, what waits, and how much room there is",
         ),
+        Attributes(
+            "vllm.v1.core.sched.interface.PauseState", _names("UNPAUSED"), "a paused engine starts no traced request"
+        ),
+        Import("vllm.v1.core.sched.interface.PauseState", "whether the engine is paused"),
         Source(
             f"{_SCHEDULER}.schedule",
             ("preempted_req = self.running.pop()", "drop_stale_output=self.requires_kv_delivery"),
@@ -348,24 +364,34 @@ SCHEDULER = Group(
         Source(
             f"{_SCHEDULER}.schedule",
             (
+                "if not preempted_reqs and self._pause_state != PauseState.PAUSED_ALL:",
+                "request_queue = self.kv_holding_waiting",
+                "request_queue = self.waiting",
+                "num_running = len(self.running) + self.num_waiting_for_streaming_input",
                 "if num_running >= self.max_num_active_reqs: break",
-                "self._handle_blocked_waiting_request(request)",
-                "skip_request(request_queue) continue",
+                "request = request_queue.peek_request()",
             ),
-            "a step starts requests up to that number, and passes over the requests that our method holds back",
+            "a step starts requests from the head of the queue, up to that number, and none if it evicts a request",
         ),
         Source(
             f"{_SCHEDULER}.schedule",
             (
-                "num_new_tokens = self._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens) "
-                "if num_new_tokens == 0: break",
+                "num_new_tokens = min(num_new_tokens, request_token_budget)",
+                "if new_blocks is None: if request.has_encoder_inputs: self.encoder_cache_manager.free(request) break",
+                "request = request_queue.pop_request()",
             ),
-            "a traced prompt that does not fit, and every request behind it, waits for the next step",
+            "a prompt is cut at the rows that are left, and no request passes a request for which there are no blocks",
         ),
         Source(
             f"{_SCHEDULER}.update_from_output",
-            ("self._update_request_with_output(request, new_token_ids, is_stale=", "self._free_request(request"),
-            "a request ends where its new tokens are looked at",
+            (
+                "request.num_stale_output_tokens > 0",
+                "if output_is_stale and request.drop_stale_output: continue",
+                "req_index = model_runner_output.req_id_to_index[req_id]",
+                "sampled_token_ids[req_index] if sampled_token_ids else []",
+                "self._update_request_with_output(request, new_token_ids, is_stale=",
+            ),
+            "a request ends where its new tokens are looked at, and these lie so in a step's output",
         ),
         Source(
             "vllm.v1.core.sched.utils.check_stop",
@@ -380,19 +406,23 @@ SCHEDULER = Group(
         Attributes(
             "vllm.v1.request.Request",
             _names("request_id sampling_params status max_tokens num_tokens num_prompt_tokens num_output_tokens")
-            + _names("num_computed_tokens num_output_placeholders num_tokens_with_spec"),
+            + _names("num_computed_tokens num_output_placeholders num_tokens_with_spec num_stale_output_tokens")
+            + _names("drop_stale_output is_finished"),
             "how far a request is",
         ),
         Attributes(
             "vllm.v1.request.RequestStatus", _names("WAITING RUNNING PREEMPTED"), "whether a request has started"
         ),
-        Call(f"{_QUEUE}.RequestQueue.add_request", "request", "the queue is put into turns"),
-        Call(f"{_QUEUE}.RequestQueue.remove_requests", "requests", "the queue is put into turns"),
-        Call(f"{_QUEUE}.RequestQueue.prepend_requests", "requests", "a gang goes to the head of the queue"),
+        Call(
+            f"{_QUEUE}.RequestQueue.remove_requests", "requests", "requests that are next go to the head of the queue"
+        ),
+        Call(
+            f"{_QUEUE}.RequestQueue.prepend_requests", "requests", "requests that are next go to the head of the queue"
+        ),
         Source(
             f"{_QUEUE}.FCFSRequestQueue.prepend_requests",
             ("self.extendleft(requests)",),
-            "the first that is given comes out last, so a gang is given in reverse",
+            "the first that is given comes out last, so requests are given in reverse",
         ),
         Attributes(
             "vllm.v1.core.kv_cache_manager.KVCacheManager",
@@ -544,6 +574,7 @@ CONFIG = Group(
         ),
         Variable("VLLM_NO_USAGE_STATS", "no usage statistics leave a service"),
         Variable("VLLM_CPU_OMP_THREADS_BIND", "ranks on one machine share its cores"),
+        Variable("VLLM_USE_V2_MODEL_RUNNER", "on CPUs blocks run in the V1 runner"),
         Variable("VLLM_CPU_KVCACHE_SPACE", "a user's own size of the cache counts"),
     ),
 )

@@ -26,11 +26,6 @@ class InterleavingRunnerV1(InterleavingRunner):
         self._scheduled = scheduler_output.num_scheduled_tokens
         return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
 
-    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
-        if self.tracing:
-            kwargs["force_eager"] = True
-        return super()._determine_batch_execution_and_padding(*args, **kwargs)
-
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.tracing:
             return super()._model_forward(*args, **kwargs)
@@ -72,4 +67,9 @@ class InterleavingRunnerV1(InterleavingRunner):
 
 
 class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):
-    """The V1 runner on GPUs."""
+    """The V1 runner on GPUs, where a step may replay CUDA graphs."""
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        if self.tracing:
+            kwargs["force_eager"] = True
+        return super()._determine_batch_execution_and_padding(*args, **kwargs)

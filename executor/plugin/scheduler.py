@@ -42,7 +42,7 @@ from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, Wait
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.engine import EngineCoreOutputs
 
 
 @dataclass
@@ -148,19 +148,12 @@ class InterposeScheduler(Scheduler):
         placement = Placement.from_args(params.extra_args) if params is not None else None
         return placement.flow if placement is not None else NOBODY
 
-    # The requests in the room count as waiting.
-
     def get_num_unfinished_requests(self) -> int:
-        unfinished = super().get_num_unfinished_requests()
-        if self._traced and self.pause_state == PauseState.UNPAUSED:
-            return unfinished + len(self._room.waiting)
-        return unfinished
-
-    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        stats = super().make_stats(*args, **kwargs)
-        if self._traced and stats is not None:
-            stats.num_waiting_reqs += len(self._room.waiting)
-        return stats
+        """Count the requests in the room too, so that the engine goes on with its steps."""
+        if not self._traced:
+            return super().get_num_unfinished_requests()
+        waiting = len(self._room.waiting) if self.pause_state == PauseState.UNPAUSED else 0
+        return super().get_num_unfinished_requests() + waiting
 
     # A step.
 
@@ -172,7 +165,7 @@ class InterposeScheduler(Scheduler):
         in_flight = list(filter(self._in_flight, self.running))
         start = self._next(in_flight)
         self._own_step = start.own
-        sitting_out = self.running if start.own else in_flight
+        sitting_out = list(self.running) if start.own else in_flight
         places = self.max_num_active_reqs
         if sitting_out:
             self.running = [] if start.own else [one for one in self.running if one not in in_flight]
@@ -250,7 +243,9 @@ class InterposeScheduler(Scheduler):
 
     # The end of a step.
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
         if not self._traced:
             return super().update_from_output(scheduler_output, model_runner_output)
         if isinstance(model_runner_output, EndedModelRunnerOutput):
@@ -263,6 +258,9 @@ class InterposeScheduler(Scheduler):
         self._stop_at_strings(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._forget_finished()
+        for one in outputs.values():
+            if one.scheduler_stats is not None:
+                one.scheduler_stats.num_waiting_reqs += len(self._room.waiting)
         return outputs
 
     def _stop_at_strings(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:

@@ -27,6 +27,8 @@ class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
         vLLM samples after every chunk of a prompt, drops the samples before the last chunk, and sets a request's own generator
         back by an offset. Generators on CPUs have no offset, so a seeded request would end the engine.
         """
+        if not (self.interleaves or self.input_batch.generators):  # The mixin would only go on in vLLM's method.
+            return CPUModelRunner.sample_tokens(self, grammar_output)
         generators = self.input_batch.generators
         if not generators:
             return super().sample_tokens(grammar_output)

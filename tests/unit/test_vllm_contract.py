@@ -222,18 +222,15 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
         ("v1/request.py", "nothing", "nothing", []),
         (
             "v1/core/sched/scheduler.py",
-            "def _free_request(",
-            "def _free_one(",
-            [f"{_SCHEDULER}._free_request: there is no such name"],
+            "def _enqueue_waiting_request(",
+            "def _enqueue(",
+            [f"{_SCHEDULER}._enqueue_waiting_request: there is no such name"],
         ),
         (
             "v1/core/sched/scheduler.py",
-            "new_token_ids: list[int], is_stale: bool = False",
-            "new_token_ids: list[int]",
-            [
-                f"{_SCHEDULER}._update_request_with_output: takes (request, new_token_ids), "
-                "no longer (request, new_token_ids, is_stale=False)"
-            ],
+            "def schedule(self, throttle_prefills: bool = False)",
+            "def schedule(self)",
+            [f"{_SCHEDULER}.schedule: takes (), no longer (throttle_prefills=False)"],
         ),
         (
             "v1/core/sched/scheduler.py",

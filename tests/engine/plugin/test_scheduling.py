@@ -14,6 +14,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.envs import disable_envs_cache
 from vllm.platforms import current_platform
 
 from executor.core.request import InvokeRequest
@@ -309,6 +310,7 @@ def test_what_traces_cannot_work_with_is_refused_at_start(checkpoint: Path, opti
 
 def test_the_second_runner_is_refused_on_cpus(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineArgs(model=str(checkpoint)).create_engine_config()
+    disable_envs_cache()  # An engine of this process has read the environment.
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")  # vLLM asks for Triton while it makes a config
     with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=1 .* set it to 0"):
         check_config(config)
