@@ -61,6 +61,7 @@ class InterposeScheduler(Scheduler):
     """The stock scheduler with a waiting room for traced requests."""
 
     running: list[Request]
+    max_num_active_reqs: int
 
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> InterposeScheduler:
         """Make the scheduler for async scheduling if that is on.

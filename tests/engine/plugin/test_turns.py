@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -32,17 +33,19 @@ class Steps:
     Attributes:
         started: the requests in the order in which they started, by name.
         most: requests of each tenant that ran at a time.
+        stats: what the scheduler counted in the last step.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, log_stats: bool = False) -> None:
         spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(BLOCKS + 1, [], [KVCacheGroupSpec(["layer"], spec)])
         self.scheduler = InterposeScheduler(
-            vllm_config=config, kv_cache_config=cache, block_size=32, log_stats=False,
+            vllm_config=config, kv_cache_config=cache, block_size=32, log_stats=log_stats,
             structured_output_manager=StructuredOutputManager(config),
         )  # fmt: skip
         self.started: list[str] = []
         self.most: dict[str, int] = {}
+        self.stats: Any = None
 
     def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, together: int = 0) -> None:
         """Have a traced request come, which holds its part of the cache to its end."""
@@ -61,7 +64,14 @@ class Steps:
         self.most |= {tenant: max(count, self.most.get(tenant, 0)) for tenant, count in running.items()}
         names = list(output.num_scheduled_tokens)
         made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, [[7] for _ in names])
-        self.scheduler.update_from_output(output, made)
+        outputs = self.scheduler.update_from_output(output, made)
+        self.stats = next((one.scheduler_stats for one in outputs.values()), None)
+        assert not any(one.sampling_params.extra_args for one in self.scheduler.waiting), "they wait in the room"
+
+    def plain(self, name: str, tokens: int = 8, max_tokens: int = 3) -> None:
+        """Have a plain request come."""
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        self.scheduler.add_request(Request(name, [5] * tokens, params, None))
 
     def run(self) -> list[str]:
         """Run to the end of all that has come; return what `started` then is."""
@@ -209,3 +219,56 @@ def test_groups_do_not_keep_a_large_request_waiting_for_ever(steps: Steps) -> No
             steps.add(f"group{number}/{member}", flow, together=2)
     steps.run()
     assert before(steps.started, "larger", "group") <= MOST_PASSES + PLACES
+
+
+def test_plain_and_traced_requests_start_by_turns(steps: Steps) -> None:
+    for number in range(30):
+        steps.plain(f"plain{number}")
+    for number in range(10):
+        steps.add(f"red{number}", Flow("red", "s"))
+    steps.run()
+    assert 7 <= before(steps.started, "red9", "plain") <= 13
+    of_plain = [name for name in steps.started if name.startswith("plain")]
+    assert of_plain == [f"plain{number}" for number in range(30)]
+
+
+def test_requests_in_the_room_keep_the_engine_going_and_leave_when_given_up(steps: Steps) -> None:
+    scheduler = steps.scheduler
+    steps.add("gang/0", Flow("red", "s"), together=2)
+    steps.add("one", Flow("red", "s"))
+    assert scheduler.has_requests() and scheduler.get_num_unfinished_requests() == 2
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    steps.step()
+    assert not steps.started and not scheduler.has_unfinished_requests()
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    steps.step()
+    assert steps.started == ["one"] and scheduler.get_num_unfinished_requests() == 2
+    assert [one.request_id for one in scheduler.finish_requests("gang/0", RequestStatus.FINISHED_ABORTED)] == ["gang/0"]
+    assert not scheduler._room.waiting and "gang/0" not in scheduler.requests
+    steps.add("gang/1", Flow("red", "s"), together=2)
+    assert steps.run() == ["one", "gang/1"] and not scheduler.has_unfinished_requests()
+
+
+def test_requests_in_the_room_are_counted_as_waiting(config: Any) -> None:
+    config.cache_config.num_gpu_blocks = BLOCKS + 1
+    steps = Steps(config, log_stats=True)
+    for number in range(PLACES + 4):
+        steps.add(f"red{number}", Flow("red", "s"), max_tokens=20)
+    steps.step()
+    assert steps.stats is not None
+    assert (steps.stats.num_running_reqs, steps.stats.num_waiting_reqs) == (PLACES, 4)
+
+
+def test_a_request_goes_back_into_the_room_when_vllm_evicts_in_its_step(steps: Steps) -> None:
+    """Four plain requests fill the cache; the next block that one of them needs is another's."""
+    for number in range(4):
+        steps.plain(f"plain{number}", tokens=32 * 4 - 1, max_tokens=10)
+    steps.step()
+    steps.step()
+    assert len(steps.started) == 4 and not steps.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    steps.add("red", Flow("red", "s"), tokens=4, max_tokens=2)
+    steps.step()
+    assert [one.request_id for one in steps.scheduler.waiting] == ["plain3"], "it was not evicted"
+    assert "red" not in steps.started and list(steps.scheduler._room.waiting) == ["red"]
+    steps.run()
+    assert steps.started[-1] == "red"
