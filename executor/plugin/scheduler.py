@@ -220,7 +220,7 @@ class InterposeScheduler(Scheduler):
         )
 
     def _hand_over(self, start: Start) -> None:
-        """Put the traced requests that start into vLLM's queue, behind the requests that come before them."""
+        """Put the traced requests that start into the queue, behind the requests before them."""
         if not start.traced:
             return
         last = start.requests.index(start.traced[-1].request)
