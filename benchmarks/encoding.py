@@ -24,7 +24,8 @@ from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
+from interpose.wire.resolver import Resolver
 
 COUNT = 2048
 LAYERS = 16

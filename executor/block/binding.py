@@ -24,9 +24,9 @@ from interpose.capture import remake
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Class, Function, Instance, Namespace
 from interpose.wire import instances
-from interpose.wire.decoder import Decode
 from interpose.wire.encoder import WireError
 from interpose.wire.instances import NotTaken
+from interpose.wire.resolver import Decode
 
 
 class BindingFailed(Refusal):

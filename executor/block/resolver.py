@@ -14,8 +14,8 @@ from executor.model.tree import ModuleTree
 from executor.saves.reuse import Stayed
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Class, Function, Instance, Namespace, RemoteTensor
-from interpose.wire.decoder import Decode, Resolver
 from interpose.wire.encoder import WireError
+from interpose.wire.resolver import Decode, Resolver
 
 
 class TraceResolver(Resolver):

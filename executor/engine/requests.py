@@ -9,9 +9,10 @@ from typing import Any
 from executor.engine.sampling import checked
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import WireError
 from interpose.wire.prompts import too_long
+from interpose.wire.resolver import Resolver
 
 
 class _Plain(Resolver):

@@ -8,10 +8,7 @@ that saves one row in each step sends one row in each step.
 
 from __future__ import annotations
 
-import itertools
-import operator
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -19,18 +16,16 @@ import torch
 
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
+from executor.saves.changes import SentArray, SentStacks, differs, fresh_items, patch, shallow
 from executor.saves.collect import Limits
-from executor.saves.encoder import SaveEncoder, Search, StackOfOwn
+from executor.saves.encoder import SaveEncoder, Search
 from executor.saves.outbox import Outbox
 from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire import arrays, stacks
-from interpose.wire.encoder import WireError
 
 # How many values are searched for saved values in one step. Larger containers are searched after the request has ended.
 _SEARCHED = 20_000
 _UNBOUND = object()
-_OTHER_LAYOUT = "a saved tensor was given another shape or type; save the new tensor under a name of its own"
 
 
 class SaveStream:
@@ -65,8 +60,8 @@ class SaveStream:
         self._written = frozenset(program.writes)
         self._bound: dict[str, Any] = {}
         self._containers: dict[int, tuple[Any, Any]] = {}  # by index: the container, and its items when it was sent
-        self._arrays: dict[int, _Array] = {}
-        self._own = _OwnTensors()
+        self._arrays: dict[int, SentArray] = {}
+        self._own = SentStacks()
         self._sequence = 0
         self._blobs = 0
         self._open = True
@@ -153,13 +148,13 @@ class SaveStream:
     def _change(self, increment: pb.Increment, namespace: Mapping[str, Any], final: bool) -> None:
         table = self._encoder.objects.values
         first = increment.first = len(table)
-        changed = {index: pair for index, pair in self._containers.items() if _differs(*pair)}
+        changed = {index: pair for index, pair in self._containers.items() if differs(*pair)}
         names = self._rebound(increment, namespace, None if final else Search(_SEARCHED))
-        fresh = [item for pair in changed.values() for item in _fresh(*pair)]
+        fresh = [item for pair in changed.values() for item in fresh_items(*pair)]
         self._encoder.stack([fresh, *names.values()], follow=self._own.add)
         for index, (container, before) in changed.items():
-            _patch(self._encoder, increment, index, container, before)
-            self._containers[index] = (container, _shallow(container))
+            patch(self._encoder, increment, index, container, before)
+            self._containers[index] = (container, shallow(container))
         for index, array in self._arrays.items():
             value = array.changed(self._encoder, final)
             if value is not None:
@@ -191,12 +186,12 @@ class SaveStream:
         """Note the state in which the new entries of the table are sent."""
         for index, value in self._encoder.entries_from(first):
             if isinstance(value, list | dict | set):
-                self._containers[index] = (value, _shallow(value))
+                self._containers[index] = (value, shallow(value))
                 if id(value) in self._captured:
                     increment.captured.add(index=self._captured[id(value)], entry=index)
                     self._scope.streamed.add(self._captured[id(value)])
             elif isinstance(value, torch.Tensor | numpy.ndarray) and not self._scope.registry.copied(value):
-                self._arrays[index] = _Array(value)
+                self._arrays[index] = SentArray(value)
 
     def _put(self, data: memoryview, fresh: bool) -> str:
         blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
@@ -204,157 +199,3 @@ class SaveStream:
         # The block goes on and may change a value of its own; the copy keeps the present bytes.
         self._held.append((blob_id, data if fresh else memoryview(bytes(data))))
         return blob_id
-
-
-class _Array:
-    """A sent tensor or array of the block's own, and how to tell that it was changed since."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._take()
-
-    def changed(self, encoder: SaveEncoder, thorough: bool) -> Any:
-        """Return the tensor's message if its elements differ from the sent elements, else None.
-
-        Args:
-            thorough: whether to compare the bytes too. A change through memory shared with an array leaves no other mark.
-        """
-        if self._counter is not None and not thorough and self._counter == self._value._version:
-            return None
-        if (tuple(self._value.shape), str(self._value.dtype)) != self._layout:
-            raise WireError(_OTHER_LAYOUT)
-        if self._checksum == zlib.crc32(_bytes(self._value)):
-            self._take()
-            return None
-        self._take()
-        return encoder.array(self._value)
-
-    def _take(self) -> None:
-        value = self._value
-        tracked = isinstance(value, torch.Tensor) and not value.is_inference()
-        self._counter = value._version if tracked else None
-        self._checksum = zlib.crc32(_bytes(value))
-        self._layout = (tuple(value.shape), str(value.dtype))
-
-
-class _OwnTensors:
-    """The sent stacks of tensors of the block's own, and how to tell that any of these tensors was changed since."""
-
-    def __init__(self) -> None:
-        self._stacks: list[tuple[int, list[Any]]] = []  # each stack's index in the table, and its tensors
-        # Of all tensors together, in the order of the stacks:
-        self._members: list[Any] = []
-        self._places: list[tuple[int, int]] = []
-        self._counters: list[int] = []
-        self._layouts: list[tuple[Any, Any]] = []
-        self._checksums: list[int] = []
-
-    def add(self, stack: StackOfOwn) -> None:
-        """Note a stack as it was sent."""
-        members = stack.members
-        self._stacks.append((stack.index, members))
-        self._members += members
-        self._places += [(stack.index, at) for at in range(len(members))]
-        self._counters += map(_counter, members)
-        self._layouts += map(_layout, members)
-        self._checksums += _summed(members, stack.data)
-
-    def changes(self, encoder: SaveEncoder, thorough: bool) -> list[pb.Patch]:
-        """Return the changes of the tensors; arguments as of `_Array.changed`."""
-        counters = list(map(_counter, self._members))
-        if not thorough and counters == self._counters:
-            return []
-        if list(map(_layout, self._members)) != self._layouts:
-            raise WireError(_OTHER_LAYOUT)
-        if thorough:
-            packed = ((members, stacks.packed(members)) for _, members in self._stacks)
-            now: list[int] = [checksum for pair in packed for checksum in _summed(*pair)]
-            before = self._checksums
-        else:
-            now, before = counters, self._counters
-        places = [place for place, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]]
-        self._counters = counters
-        patches = []
-        for place in places:
-            member = self._members[place]
-            checksum = zlib.crc32(_bytes(member))
-            if checksum != self._checksums[place]:
-                self._checksums[place] = checksum
-                index, at = self._places[place]
-                patches.append(pb.Patch(index=index, at=at, tensor=encoder.array(member)))
-        return patches
-
-
-_counter = operator.attrgetter("_version")
-_layout = operator.attrgetter("shape", "dtype")
-
-
-def _summed(members: list[Any], data: memoryview) -> list[int]:
-    """Return the checksum of each tensor of a stack, by the stack's bytes."""
-    ends = itertools.accumulate((member.nbytes for member in members), initial=0)
-    return [zlib.crc32(data[start:stop]) for start, stop in itertools.pairwise(ends)]
-
-
-def _bytes(value: Any) -> memoryview:
-    return arrays.tensor_bytes(value) if isinstance(value, torch.Tensor) else arrays.ndarray_bytes(value)
-
-
-def _shallow(container: Any) -> Any:
-    return type(container)(container)
-
-
-def _same(left: Iterable[Any], right: Iterable[Any]) -> bool:
-    return all(map(operator.is_, left, right))
-
-
-def _differs(now: Any, before: Any) -> bool:
-    """Return whether anything changed in a container since it was sent."""
-    if type(now) is list:
-        return len(now) != len(before) or not all(map(operator.is_, now, before))
-    if isinstance(now, set):
-        return bool(now != before)
-    if len(now) != len(before) or not _same(now, before):
-        return True
-    return isinstance(now, dict) and not _same(now.values(), before.values())
-
-
-def _kept(now: list[Any], before: list[Any]) -> int:
-    """Return how many leading items of a list stay."""
-    if len(now) >= len(before) and _same(now, before):
-        return len(before)
-    shared = min(len(now), len(before))
-    return next((i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a is not b), shared)
-
-
-def _fresh(now: Any, before: Any) -> list[Any]:
-    """Return the items or values that a container got since it was sent."""
-    if isinstance(now, list):
-        return now[_kept(now, before) :]
-    if isinstance(now, set):
-        return []
-    return [value for key, value in now.items() if key not in before or before[key] is not value]
-
-
-def _patch(encoder: SaveEncoder, increment: pb.Increment, index: int, now: Any, before: Any) -> None:
-    """Add what changed in a container since it was sent."""
-    if isinstance(now, list):
-        keep = _kept(now, before)
-        increment.patches.add(index=index, list=pb.ListPatch(keep=keep, items=encoder.items(now[keep:])))
-        return
-    if isinstance(now, set):
-        removed = [encoder.encode(item) for item in before - now]
-        increment.patches.add(
-            index=index, set=pb.SetPatch(removed=removed, added=[encoder.encode(item) for item in now - before])
-        )
-        return
-    staying = [key for key in before if key in now]
-    if not _same(now, staying):  # The order has changed, so the whole container is sent again.
-        staying = []
-    removed = before if not staying else [key for key in before if key not in now]
-    change = pb.DictPatch(removed=[encoder.key(key) for key in removed])
-    kept = set(staying)
-    for key, value in now.items():
-        if key not in kept or before[key] is not value:
-            change.changed.keys.append(encoder.key(key))
-            change.changed.values.append(encoder.encode(value))
-    increment.patches.add(index=index, dict=change)

@@ -14,8 +14,9 @@ from interpose.v1.trace_pb2 import Increment, Patch
 from interpose.v1.value_pb2 import Blob, Objects
 from interpose.wire import arrays
 from interpose.wire.arrays import ArrayError
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import WireError
+from interpose.wire.resolver import Resolver
 from interpose.wire.walk import blob_of
 
 

@@ -29,8 +29,9 @@ from interpose.v1.trace_pb2 import (
     Usage,
 )
 from interpose.v1.value_pb2 import Blob, RemoteTensor
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import WireError
+from interpose.wire.resolver import Resolver
 from interpose.wire.walk import blob_of
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 from interpose.contract.cache import Cache, Visit
 from interpose.contract.result import Logprob, Result
@@ -19,6 +19,7 @@ from interpose.wire import stdlib as calls
 from interpose.wire.arrays import ArrayError
 from interpose.wire.encoder import MAX_DEPTH, WireError
 from interpose.wire.instances import hashes_by_own_code
+from interpose.wire.resolver import Decode, Resolver
 
 _RECORDS: dict[str, Any] = {"result": Result, "logprob": Logprob, "cache": Cache, "visit": Visit}
 _CONTAINERS: dict[str, type] = {"list": list, "dict": dict, "set": set}
@@ -27,84 +28,6 @@ _RESOLVED = frozenset({"function", "class_source", "instance", "namespace"})
 _DECIMAL = re.compile(r"-?[0-9]{1,4300}", re.ASCII)
 _MAX_HASHED = 20_000_000  # parts of keys and elements; a tuple that holds one twice hashes it twice
 _MAX_SLICED = 20_000_000  # items that slices of stacks give; a slice may occur twice
-
-
-class Resolver:
-    """Rebuilds what only the receiver knows; this one refuses everything."""
-
-    def module(self, path: str) -> object:
-        """Return the module of the served model at `path` ("" is the model)."""
-        raise WireError("modules of the served model are not taken here")
-
-    def tracer(self) -> object:
-        """Return the trace's tracer."""
-        raise WireError("a tracer is not taken here")
-
-    def barrier(self, barrier: value_pb2.Barrier) -> object:
-        """Return where invokes of the trace wait for each other."""
-        raise WireError("barriers are not taken here")
-
-    def function(self, function: value_pb2.Function, decode: Decode) -> object:
-        """Return the function; `decode(value)` gives one value, `decode.into(namespace, bindings)` binds its names.
-
-        `into` also serves functions that reach each other: a name whose function is still being rebuilt is bound in
-        the namespace as soon as that is done. `announce(object)` says that it is there, before all of it is.
-        """
-        raise WireError("functions are not taken here")
-
-    def class_source(self, source: value_pb2.Class, decode: Decode) -> type:
-        """Return the class that a source makes; `decode.announce` it before what leads back to it is decoded."""
-        raise WireError("classes are not taken here")
-
-    def instance(self, instance: value_pb2.Instance, decode: Decode) -> object:
-        """Return an object of a class; `decode.announce` it before its attributes, which may lead back to it."""
-        raise WireError("objects of classes are not taken here")
-
-    def attribute(self, obj: object, name: str) -> object:
-        """Return an attribute of another value."""
-        raise WireError("methods are not taken here")
-
-    def namespace(self, namespace: value_pb2.Namespace, decode: Decode) -> object:
-        """Return a module with the given attributes; `decode.announce` it before them."""
-        raise WireError("modules of the sender's own are not taken here")
-
-    def run_own(self, do: Callable[[], Any]) -> None:
-        """Run what the sender decides the length of: hashing an object of a class that came from there, a call."""
-        do()
-
-    def captured(self, index: int) -> object:
-        """Return the receiver's own object at `index` of the table that it once sent."""
-        raise WireError("references to captured objects are not taken here")
-
-    def symbol(self, module: str, name: str) -> object:
-        """Return an attribute of an importable Python module by its qualified name."""
-        raise WireError("names of Python modules are not taken here")
-
-    def python_module(self, name: str) -> object:
-        """Return an importable Python module."""
-        raise WireError("Python modules are not taken here")
-
-    def pickled(self, data: bytes) -> object:
-        """Return a pickled object."""
-        raise WireError("pickled objects are not taken here")
-
-    def remote(self, tensor: value_pb2.RemoteTensor) -> Any:
-        """Return a tensor that an earlier trace saved."""
-        raise WireError("tensors of earlier traces are not taken here")
-
-    def placed(self, tensor: Any) -> Any:
-        """Return a torch tensor where the receiver computes; on the CPU, where it was made, unless it says otherwise."""
-        return tensor
-
-
-class Decode(Protocol):
-    """What a resolver uses to decode the values inside a function, class or object."""
-
-    def __call__(self, value: Value) -> Any: ...
-
-    def into(self, namespace: MutableMapping[str, Any], bindings: Iterable[value_pb2.Binding]) -> None: ...
-
-    def announce(self, obj: Any) -> None: ...
 
 
 class Decoder:

@@ -23,9 +23,10 @@ from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.model_pb2 import ModelDescription
 from interpose.v1.value_pb2 import Binding, Value
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
+from interpose.wire.resolver import Resolver
 
 # A block that keeps the logits and the token of every step that it sees, and the result.
 EVERY_STEP = """\

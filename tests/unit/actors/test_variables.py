@@ -17,9 +17,10 @@ from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Blob, Items, Objects, RemoteTensor, Stack, StackSlice, Tensor, Value
 from interpose.wire import views as indexing
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
+from interpose.wire.resolver import Resolver
 from tests.unit.actors.test_session import ROUTE, Submission, clock, ended, kinds, opened
 
 __all__ = ["clock"]

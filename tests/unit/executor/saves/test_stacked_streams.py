@@ -14,7 +14,7 @@ from interpose.contract.errors import EngineError
 from interpose.results.assembly import Assembly
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, Objects, Stack, StackSlice, Tensor, Value
-from interpose.wire.decoder import Resolver
+from interpose.wire.resolver import Resolver
 from tests.unit.executor.saves.test_stacked_saves import rows, same
 from tests.unit.executor.saves.tracing import Streamed, Trace
 

@@ -16,7 +16,8 @@ from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
+from interpose.wire.resolver import Resolver
 
 T = TypeVar("T")
 

@@ -15,8 +15,9 @@ from hypothesis.extra import numpy as hnp
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Items, Value
 from interpose.wire import views as indexing
-from interpose.wire.decoder import Decoder, Resolver
+from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import MAX_DEPTH, Encoder, WireError
+from interpose.wire.resolver import Resolver
 
 
 class Blobs(dict):
