@@ -1,11 +1,11 @@
-"""Activation patching: where in the model, and at which token, is the answer decided? (Meng et al., 2022)
+"""Activation patching: in which layer, and at which token, is the answer decided?
 
     python examples/activation_patching.py --address localhost:9000
 
-Two prompts of the same number of tokens differ in a few of them. While the model reads the second one, one activation of the
-first is put in its place: the residual stream after one layer, at one position. What share of the first prompt's answer comes
-back says how much of the difference that place carries. The runs are invokes of one trace, or of a few for many layers, so the
-first prompt's activations never leave the engine.
+Two prompts have the same number of tokens and differ in a few tokens. While the model reads the second prompt, one activation
+is replaced by the first prompt's: the residual stream after one layer, at one position. The share of the first prompt's answer
+that comes back says how much of the difference lies there. The runs are invokes of one trace, or of a few traces if the model
+has many layers. So the first prompt's activations never leave the engine. (Meng et al., 2022)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS_AT_ONCE = 256  # patched runs in one trace
 
 @dataclass(frozen=True)
 class Patching:
-    """What came back.
+    """The share of the answer that each patch brings back.
 
     Attributes:
         clean, corrupted: the prompts' token ids.
@@ -40,10 +40,10 @@ class Patching:
 
 
 def encode_both(model: Any, clean: str, corrupted: str) -> tuple[list[int], list[int]]:
-    """Return both prompts' token ids, each prompt encoded whole.
+    """Return both prompts' token ids.
 
     Raises:
-        NoExperiment: they are not of the same length, or the same.
+        NoExperiment: the prompts differ in length, or are the same.
     """
     one, other = experiment.encode(model, clean), experiment.encode(model, corrupted)
     if len(one) != len(other):
@@ -89,7 +89,11 @@ def run(model: Any, clean: str = CLEAN, corrupted: str = CORRUPTED) -> Patching:
 
 
 def _patched(model: Any, clean: list[int], corrupted: list[int], layers: list[int], answers: tuple[int, int]) -> Any:
-    """Return the difference of the two answers' logits with each position of some layers patched, by layer and position."""
+    """Patch each position of some layers.
+
+    Returns:
+        The difference of the two answers' logits, by (layer, position).
+    """
     positions = len(clean)
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
         differences = {}.save()

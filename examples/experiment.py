@@ -1,4 +1,4 @@
-"""What the experiments share: the command line, the model's own tokens and layers, a direction between two sets of prompts."""
+"""Parts that the experiments share: the command line, tokens, layers, and a direction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Draw = Callable[[Any, Any, Path], None]
 
 
 class NoExperiment(Exception):
-    """The prompts or the model make no sensible experiment; the message says why, and what to write instead."""
+    """The prompts or the model make no sensible experiment.
+
+    The message says why, and what to write instead.
+    """
 
 
 def main(
@@ -58,7 +61,7 @@ def main(
 
 
 def encode(model: Any, text: str) -> list[int]:
-    """Return a prompt's token ids, as the model's own tokenizer gives them, special tokens included."""
+    """Return a prompt's token ids, with special tokens, from the model's own tokenizer."""
     encoded = model.tokenizer.encode(text)
     return list(getattr(encoded, "ids", encoded))  # the package `tokenizers` gives an object that has them
 
@@ -87,7 +90,16 @@ def layer_at(model: Any, depth: float) -> int:
 
 
 def difference_of_means(model: Any, layer: int, towards: Sequence[str], away: Sequence[str]) -> Any:
-    """Return the mean activation after a layer at the last token over one set of prompts, less that over another, [hidden]."""
+    """Return the difference of two sets of prompts in the mean activation after a layer.
+
+    Args:
+        model: the served model.
+        layer: the layer after which the residual stream is read, at the last token.
+        towards, away: the two sets of prompts.
+
+    Returns:
+        The mean over `towards` minus the mean over `away`, float32 [hidden].
+    """
     with model.trace(max_tokens=1) as tracer:
         last = [[], []].save()
         for which, prompts in enumerate((towards, away)):
@@ -99,7 +111,7 @@ def difference_of_means(model: Any, layer: int, towards: Sequence[str], away: Se
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return nested lists of numbers, or arrays of any library and precision, as one float array."""
+    """Return nested lists or arrays of any library and dtype as one array, float64 [...]."""
     if hasattr(values, "detach"):  # torch's; numpy knows no bfloat16
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A first trace: read a served model's residual stream, change it on the way, and see what else the model then says.
+"""A first trace: reads a model's residual stream, changes it, and compares the texts.
 
 python examples/first_trace.py --address localhost:9000 --picture lens.png
 """
@@ -26,8 +26,12 @@ EDITED_DEPTH = 0.375  # of the layer without its MLP; 1: after the last
 
 
 def read(model: Any, ids: list[int]) -> tuple[Any, ...]:
-    """Return the residual stream after the last layer, [tokens, hidden], what each layer would say (logit_lens.py), the
-    climb of the answer, the logits, [1, vocab], and the result."""
+    """Read a prompt's residual stream.
+
+    Returns:
+        The residual stream after the last layer, [tokens, hidden], what each layer would say (logit_lens.py), the climb of the
+        answer, the logits, [1, vocab], and the result.
+    """
     with model.trace(ids, **SAMPLING) as tracer:
         best, last = [].save(), []
         for block in model.blocks:
@@ -45,7 +49,7 @@ def read(model: Any, ids: list[int]) -> tuple[Any, ...]:
 
 
 def edit(model: Any, ids: list[int], edited: int, answer: int) -> tuple[Any, ...]:
-    """The same with one layer's MLP silenced, while the prompt is read; return the lens, the climb and the result."""
+    """Silence one layer's MLP over the prompt; return the lens, the climb and the result."""
     with model.trace(ids, **SAMPLING) as tracer:
         best, climb = [].save(), [].save()
         for index, block in enumerate(model.blocks):

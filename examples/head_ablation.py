@@ -1,9 +1,9 @@
-"""Head ablation: what does the model's answer lose with each attention head? (Michel et al., 2019)
+"""Head ablation: how much of the answer does each attention head carry?
 
     python examples/head_ablation.py --address localhost:9000
 
-One invoke for each head, one trace for each layer: the head's values are zeroed before the output projection, and the log
-probability of the answer without any ablation is compared.
+There is one invoke for each head and one trace for each layer. An invoke sets the head's values to zero before the output
+projection. The log probability of the answer is compared with that of a run without ablation. (Michel et al., 2019)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ablation:
     """What each head is worth.
 
     Attributes:
-        answer: the token that the whole model says.
+        answer: the token that the model says without ablation.
         change: [layers, heads], of the answer's log probability; NaN where a layer has fewer heads than another.
         prompt: what the model read.
     """
@@ -38,9 +38,9 @@ def run(model: Any, prompt: str = PROMPT) -> Ablation:
     """Ablate every head of every layer, one at a time."""
     with model.trace(prompt, max_tokens=1, temperature=0.0):
         heads = [block.attn.z.shape[1] for block in model.blocks].save()
-        whole = model.logits.output[0].float().log_softmax(-1)
-        answer = int(whole.argmax()).save()
-        score = float(whole.max()).save()
+        intact = model.logits.output[0].float().log_softmax(-1)
+        answer = int(intact.argmax()).save()
+        score = float(intact.max()).save()
     change = np.full((len(heads), max(heads)), np.nan)
     for layer, count in enumerate(heads):
         for head, ablated in _ablated(model, prompt, layer, count, answer).items():

@@ -1,10 +1,10 @@
-"""A logit lens: what would each layer predict if it were the last one? (nostalgebraist, 2020)
+"""A logit lens: what would each layer predict if it were the last layer?
 
     python examples/logit_lens.py --address localhost:9000
 
-The final norm and the unembedding are applied in the engine, to the residual stream after each layer, whole whatever the
-tensor-parallel size. What travels is the best token of each place with its probability, and how the model's answer climbs: its
-rank and its probability after each layer, at the last token.
+The block applies the final norm and the unembedding to the residual stream after each layer. It saves the likeliest token at
+each position with its probability. It also saves how the model's answer climbs: its rank and its probability after each layer,
+at the last token. (nostalgebraist, 2020)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def draw(model: Any, found: Lens, picture: Path) -> None:
 
 
 def draw_panels(panels: dict[str, Lens], decode: Callable[[int], str], picture: Path) -> None:
-    """Write the heat maps of all panels side by side, and the climb of the answer in all of them, to a PNG file.
+    """Write the heat maps side by side, and the climbs of the answer, to a PNG file.
 
     Args:
         panels: the lenses by title, of the same prompt and the same answer; later ones are compared with the first.
@@ -120,9 +120,9 @@ def _draw_climb(axes: Any, panels: dict[str, Lens], answer: str) -> None:
     for number, (title, lens) in enumerate(panels.items()):
         style = {"color": f"C{number}", "linewidth": 1.4, "linestyle": "--" if number else "-"}
         style["label"] = textwrap.fill(title, 16)
-        places = np.arange(len(lens.ranks))
-        rank.plot(lens.ranks, places, **style)
-        probability.plot(lens.climb, places, marker=".", markersize=4, **style)
+        layers = np.arange(len(lens.ranks))
+        rank.plot(lens.ranks, layers, **style)
+        probability.plot(lens.climb, layers, marker=".", markersize=4, **style)
     rank.set_xscale("log")
     rank.set_xlim(1.3 * max(lens.ranks.max() for lens in panels.values()), 0.8)
     rank.set_title(f"rank of “{answer}”", loc="left", fontsize=10)

@@ -1,8 +1,8 @@
-"""How numbers become a picture: tables of cells that fit a page for few layers and for many, and a caption below.
+"""Draws numbers as pictures: tables that fit a page for any number of layers, and a caption.
 
 A picture is at most `WIDEST` × `TALLEST` inches, whatever the model. With more layers, heads or tokens the cells are
-smaller: their texts get smaller, and are left out where nobody could read them, and only every second, fifth, … row has a label.
-A table is one image, so that a picture takes seconds also for 80 layers.
+smaller. Their texts get smaller and are left out where they are too small to read, and only every second, fifth, … row has a
+label. A table is one image, so a picture takes seconds also for 80 layers.
 """
 
 from __future__ import annotations
@@ -62,24 +62,32 @@ class Cells:
         return self.width * self.columns, self.height * self.rows
 
     def text_size(self, characters: int) -> float:
-        """Return the size, in points, of a text that fits a cell; 0 if nobody could read it."""
+        """Return the size, in points, of a text that fits a cell; 0 if it is too small to read."""
         fits = min(72 * 0.7 * self.height, 72 * 0.92 * self.width / (MONOSPACE * max(characters, 1)), LARGEST_TEXT)
         return fits if fits >= SMALLEST_TEXT else 0.0
 
 
 def figure(width: float, height: float) -> Any:
-    """Return a figure that keeps to the largest size; labels, colour bars and the caption find their own room in it."""
+    """Return a figure of up to the largest size, in inches.
+
+    Labels, colour bars and the caption find their own room in the figure.
+    """
     return plt.figure(figsize=(min(width, WIDEST), min(height, TALLEST)), layout="constrained")
 
 
 def shown(token: str) -> str:
-    """Return a token with its blanks made visible, short enough for a label, and safe from being read as mathematics."""
+    """Return a token as a short label with visible blanks, with `$` escaped for matplotlib."""
     visible = token.replace(" ", "·").replace("\n", "↵").replace("\t", "→").replace("$", r"\$")
     return visible if len(visible) <= 9 else visible[:8] + "…"
 
 
 def every(count: int, room: float, needed: float = LABEL_HEIGHT) -> list[int]:
-    """Return which of so many labels are shown if each has `room` inches and needs more: every second, fifth, …"""
+    """Return the indices of the labels that are shown: all, or every second, fifth, …
+
+    Args:
+        count: the number of labels.
+        room, needed: inches that each label has, and needs.
+    """
     step = next((step for step in STEPS if step * room >= needed), max(STEPS[-1], count))
     return list(range(0, count, step))
 
@@ -97,7 +105,7 @@ def label_axes(axis: Any, cells: Cells, rows: Sequence[str], columns: Sequence[s
 
 
 def write_texts(axis: Any, cells: Cells, image: Any, texts: Sequence[Sequence[str]], *, marked: Any = None) -> None:
-    """Write a text into each cell of a table, dark on light and light on dark, if it can be read there.
+    """Write a text into each cell of a table, dark on light or light on dark, if it is readable.
 
     Args:
         axis: the table's.
@@ -156,7 +164,7 @@ def heat_map(
 
 
 def table_figure(cells: Cells) -> tuple[Any, Any]:
-    """Return a figure for one table with its labels, a colour bar and a caption, and the table's axis."""
+    """Return a figure for one table, with room for labels and a caption, and the table's axis."""
     wide, high = cells.size
     made = figure(wide + 2.1, high + 1.4)
     return made, made.subplots()

@@ -1,10 +1,10 @@
-"""A linear probe: is something about a token written, linearly, in the residual stream? (Alain & Bengio, 2016)
+"""A linear probe: is a fact about a token written, linearly, in the residual stream?
 
     python examples/probe.py --address localhost:9000
 
-10,000 activations of one layer are collected from random prompts, many of them in each trace, and a ridge regression
-learns to tell from one activation whether its token is in the upper half of the vocabulary. Prompts that were not
-trained on say how well it did.
+10,000 activations of one layer are collected from random prompts, several prompts in each trace. A ridge regression learns to
+tell from one activation whether its token is in the upper half of the vocabulary. Its accuracy is measured on other prompts.
+(Alain & Bengio, 2016)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Probe:
 
 
 def prompts(vocab: int, special: set[int], length: int = LENGTH) -> np.ndarray:
-    """Return random prompts, [prompts, length], of ids below `vocab` that are not special tokens."""
+    """Return random prompts without special tokens, int64 [prompts, length]."""
     random = np.random.default_rng(0)
     words = random.choice(np.setdiff1d(np.arange(vocab), sorted(special)), WORDS, replace=False)
     return random.choice(words, (PROMPTS, length))

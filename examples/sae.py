@@ -1,10 +1,11 @@
-"""A sparse autoencoder in the loop: encode the residual stream to features, switch one off, decode. (Bricken et al., 2023)
+"""A sparse autoencoder in the loop: encodes the stream, switches a feature off, and decodes.
 
     python examples/sae.py --address localhost:9000
 
-The dictionary's weights travel to the engine with the block. There the stream after one layer is replaced by the
-dictionary's reconstruction, whole and with its strongest feature switched off; what it cannot reconstruct is kept, so
-that the difference is the feature's alone. The weights here are random, where an experiment loads trained ones.
+The dictionary's weights travel to the engine with the block. There the residual stream after one layer is replaced by the
+dictionary's reconstruction: once with all features, and once with the strongest feature switched off. The error of the
+reconstruction is kept, so the difference comes from the feature alone. The weights here are random; an experiment loads trained
+weights. (Bricken et al., 2023)
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class Features:
 
 
 def dictionary(width: int, features: int = FEATURES) -> tuple[Any, Any, Any, Any]:
-    """Return a random dictionary: encoder [width, features] and bias, decoder [features, width] and bias."""
+    """Return a random dictionary, float32.
+
+    Returns:
+        The encoder [width, features] and its bias [features], the decoder [features, width] and its bias [width].
+    """
     random = torch.Generator().manual_seed(0)
     decoder = torch.nn.functional.normalize(torch.randn(features, width, generator=random), dim=-1)
     return decoder.T.clone(), torch.full((features,), -0.5), decoder, torch.zeros(width)
@@ -69,7 +74,7 @@ def run(model: Any, prompt: str = PROMPT) -> Features:
             activations = encode(stream.float()).save()
             error = stream.float() - decode(activations)
             stream[:] = decode(activations) + error
-            whole = model.logits.output[0].float().save()
+            intact = model.logits.output[0].float().save()
         with tracer.invoke(ids):
             stream = model.blocks[layer].resid_post
             features = encode(stream.float())
@@ -78,12 +83,12 @@ def run(model: Any, prompt: str = PROMPT) -> Features:
             features[:, strongest] = 0
             stream[:] = decode(features) + error
             without = model.logits.output[0].float().save()
-    change = experiment.as_array(without) - experiment.as_array(whole)
+    change = experiment.as_array(without) - experiment.as_array(intact)
     return Features(ids, experiment.as_array(activations), strongest, change, layer)
 
 
 def draw(model: Any, found: Features, picture: Path) -> None:
-    """Write the most active features over the prompt, and the logits that move without the strongest."""
+    """Write the most active features, and the logits that move without the strongest feature."""
     top = np.argsort(found.activations.max(0))[::-1][:SHOWN]
     cells = pictures.Cells.fit(len(top), len(found.ids), within=(7.0, 5.0), least=4.0)
     figure = pictures.figure(cells.size[0] + 5.6, 6.2)

@@ -1,4 +1,4 @@
-"""Whether a service works: waits for its model, reads a value in one trace, changes one in another, and compares.
+"""Checks a service: waits for its models, and reads and changes a value in each model.
 
 INTERPOSE_ADDRESS=localhost:9000 python examples/smoke.py
 """

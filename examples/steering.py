@@ -1,9 +1,9 @@
-"""Steering along a difference of means: push the residual stream towards one set of prompts. (Rimsky et al., 2024)
+"""Steering: pushes the residual stream along a difference of means.
 
     python examples/steering.py --address localhost:9000
 
-The direction is the mean activation at the last token over one set of prompts, less that over another. It is added
-after one layer, at every token and in every step of the generation, in several strengths at once.
+The direction is the mean activation at the last token over one set of prompts, minus the mean over another set. It is added
+after one layer, at every token and in every step of the generation, with several strengths at once. (Rimsky et al., 2024)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Monitoring while streaming: a probe reads every token as it is generated, and its alarm ends the generation.
+"""Monitoring a stream: a probe reads every new token, and its alarm ends the generation.
 
     python examples/stream_monitor.py --address localhost:9000
 
@@ -60,7 +60,7 @@ def probe_of(model: Any, layer: int) -> Any:
 
 
 def watched(model: Any, prompt: str, layer: int, direction: Any) -> Any:
-    """Begin a generation whose block takes two readings in each step; return what gives its outputs."""
+    """Begin a generation whose block takes two readings in each step; return its outputs."""
     with model.trace(prompt, max_tokens=STEPS, temperature=0.0, ignore_eos=True, stream=True) as tracer:
         readings = [].save()
         for _step in tracer.iter[:]:
@@ -96,10 +96,10 @@ def draw(model: Any, found: Watch, picture: Path) -> None:
     labels = experiment.labels_of(model, found.tokens)
     figure = pictures.figure(11, 6)
     probe, entropy = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
-    places = np.arange(len(found.tokens))
+    steps = np.arange(len(found.tokens))
     over = found.readings > found.alarm
-    probe.plot(places, found.readings, color="tab:blue", marker="o", markersize=4)
-    probe.plot(places[over], found.readings[over], "o", color="tab:red", label="over it")
+    probe.plot(steps, found.readings, color="tab:blue", marker="o", markersize=4)
+    probe.plot(steps[over], found.readings[over], "o", color="tab:red", label="over it")
     probe.axhline(found.alarm, color="tab:red", linestyle="--", linewidth=1, label="alarm")
     probe.axvspan(found.stopped - 0.5, len(labels) - 0.5, color="0.9", label="never generated with the alarm on")
     probe.set_xlim(-0.5, len(labels) - 0.5)
@@ -107,9 +107,9 @@ def draw(model: Any, found: Watch, picture: Path) -> None:
     probe.set_title(f"“{found.prompt} …”: what the monitor reads at each token", loc="left", fontsize=11)
     probe.margins(y=0.2)
     probe.legend(loc="upper left", ncols=3)
-    entropy.bar(places, found.entropies, color="tab:gray")
+    entropy.bar(steps, found.entropies, color="tab:gray")
     entropy.set_ylabel("entropy (nats)")
-    entropy.set_xticks(places, labels, rotation=90, family="monospace", fontsize=8)
+    entropy.set_xticks(steps, labels, rotation=90, family="monospace", fontsize=8)
     caption = f"Residual stream after layer {found.layer} at the newest token, and what the next token is drawn from."
     pictures.save(figure, caption, picture)
 

@@ -264,7 +264,7 @@ class RunningBlock:
         raise Stop
 
     def _check_prompt(self, what: str) -> None:
-        if self._state.identity.outer:
+        if self._state.identity.joint:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"{what}, and tracer.invoke() without a prompt has none; write it in the blocks of the prompts",

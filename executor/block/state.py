@@ -33,7 +33,7 @@ class Progress:
     """Where a block's request is. The forward's side writes it.
 
     Attributes:
-        prompt_tokens: the length of the prompt; of an outer block, of all prompts that it sees, once it has started.
+        prompt_tokens: the length of the prompt; of a joint block, of all prompts that it sees, once it has started.
         step: the step that the request is in; -1 before the first step.
         position: the model's position in that step (`ModuleTree.order_of`).
         served, served_at: the value that the block was served, and its location, while the block is there.

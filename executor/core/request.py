@@ -47,14 +47,14 @@ class Opened:
     codes: dict[str, Code] | None
 
     @classmethod
-    def of(cls, carried: dict[str, Any]) -> Opened:
+    def of(cls, shipment: dict[str, Any]) -> Opened:
         """Return the trace that `shipped` made ready."""
-        trace = parse_trace(carried["trace"], carried["edits"], carried["key"])
-        return cls(trace, carried["session"], carried["codes"])
+        trace = parse_trace(shipment["trace"], shipment["edits"], shipment["key"])
+        return cls(trace, shipment["session"], shipment["codes"])
 
     @cached_property
-    def wholes(self) -> dict[int, pb.Invoke]:
-        """The outer blocks of the trace, by index. They run beside the blocks of its requests."""
+    def joint(self) -> dict[int, pb.Invoke]:
+        """The joint blocks of the trace, by index. They run beside the blocks of its requests."""
         return {index: invoke for index, invoke in enumerate(self.trace.invokes) if invoke.whole}
 
 
@@ -67,7 +67,7 @@ class InvokeRequest:
         invoke: the invoke's index.
         together: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
         flow: the tenant and the session of the request.
-        carried: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
+        shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
     """
 
@@ -75,7 +75,7 @@ class InvokeRequest:
     invoke: int
     together: int = 0
     flow: Flow = NOBODY
-    carried: dict[str, Any] | None = None
+    shipment: dict[str, Any] | None = None
 
     @classmethod
     def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None) -> InvokeRequest:
@@ -90,7 +90,7 @@ class InvokeRequest:
                 "invoke": self.invoke,
                 "together": self.together,
                 "flow": (self.flow.tenant, self.flow.session, self.flow.share),
-                "carried": self.carried,
+                "shipment": self.shipment,
             }
         }
 
@@ -100,7 +100,7 @@ class InvokeRequest:
         args = extra_args.get("interpose") if extra_args else None
         if args is None:
             return None
-        return cls(args["id"], args["invoke"], args["together"], Flow(*args["flow"]), args["carried"])
+        return cls(args["id"], args["invoke"], args["together"], Flow(*args["flow"]), args["shipment"])
 
 
 def flow_of(request: TraceRequest) -> Flow:

@@ -189,7 +189,7 @@ class TraceEngine:
         joint = joint_invokes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in joint]
         prepared = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
-        carried = shipped(request, await self._compiled(trace))
+        shipment = shipped(request, await self._compiled(trace))
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
         results: dict[int, Result] = {}
@@ -225,7 +225,7 @@ class TraceEngine:
                             index,
                             len(gang) if index in gang else 0,
                             flow_of(request),
-                            carried if alone else None,
+                            shipment if alone else None,
                         )
                         done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
@@ -246,7 +246,7 @@ class TraceEngine:
         async def all_of_them() -> None:
             try:
                 if not alone:
-                    await self._open(trace, carried)
+                    await self._open(trace, shipment)
                 await asyncio.gather(*(one(index) for index in range(len(trace.invokes))))
             finally:
                 events.put_nowait(None)
@@ -262,14 +262,14 @@ class TraceEngine:
             if not complete or failed:
                 await asyncio.shield(self._give_up(task, trace.id))
 
-    async def _open(self, trace: pb.Trace, carried: dict[str, Any]) -> None:
+    async def _open(self, trace: pb.Trace, shipment: dict[str, Any]) -> None:
         """Give the workers the common part of a trace, before the trace's first request.
 
         Raises:
             TraceFailed: a worker has no room for the trace, or the engine has ended.
         """
         try:
-            reasons = [reason for reason in await call_workers(self.llm, "interpose_open", carried) if reason]
+            reasons = [reason for reason in await call_workers(self.llm, "interpose_open", shipment) if reason]
         except EngineDeadError as error:
             raise TraceFailed(self._stopped(trace, -1, error).failed) from None
         if reasons:
@@ -292,10 +292,10 @@ class TraceEngine:
                 "max_tokens=2 shows them"
             )
             raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
-        carried = shipped(request, await self._compiled(trace))
+        shipment = shipped(request, await self._compiled(trace))
         how = Ended.FAILED
         try:
-            replies = await call_workers(self.llm, "interpose_scan", carried, prompt["prompt_token_ids"], steps)
+            replies = await call_workers(self.llm, "interpose_scan", shipment, prompt["prompt_token_ids"], steps)
             how, ended, logs = _reported(replies)
         except EngineDeadError as error:
             raise TraceFailed(self._stopped(trace, 0, error).failed) from None
@@ -379,7 +379,7 @@ class TraceEngine:
         if isinstance(result, Result):
             name, plain = "interpose_finish", asdict(result)
         else:
-            name, plain = "interpose_finish_whole", [asdict(one) for one in result]
+            name, plain = "interpose_finish_joint", [asdict(one) for one in result]
         replies = await call_workers(self.llm, name, trace_id, index, plain)
         return _reported(replies)
 

@@ -56,7 +56,7 @@ class Requests:
         host: the worker.
 
     Attributes:
-        mediators: the mediators of all unfinished requests, of their edits and of outer blocks, by key.
+        mediators: the mediators of all unfinished requests, of their edits and of joint blocks, by key.
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
         streams: sends what streamed traces save, by request id, where this rank reports.
@@ -112,8 +112,8 @@ class Requests:
 
     def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> list[Event]:
         """Make the mediators of a new request; return what the machine is to know of them."""
-        if request.carried is not None and request.trace not in self._opened:
-            self.open(Opened.of(request.carried))
+        if request.shipment is not None and request.trace not in self._opened:
+            self.open(Opened.of(request.shipment))
         opened = self._opened.get(request.trace)
         if opened is None:
             message = "the trace of this request was given up before the request could start"
@@ -122,7 +122,7 @@ class Requests:
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
-        self._brought.update(_key_of(trace.id, index) for index in opened.wholes)
+        self._brought.update(_key_of(trace.id, index) for index in opened.joint)
         try:
             # What a block binds is its own to change; tensors made in the engine's inference mode are not.
             with torch.inference_mode(False):
@@ -149,20 +149,20 @@ class Requests:
                 scope, invoke.program, number, self._limits, self._budget, self._outbox
             )
         self._ids[(scope.id, number)] = request_id
-        for index, outer in opened.wholes.items():
+        for index, joint in opened.joint.items():
             if (scope.id, index) not in self._ids:
-                came.append(self._admit_outer(scope, opened, index, outer, request.together))
+                came.append(self._admit_joint(scope, opened, index, joint, request.together))
         return came
 
-    def _admit_outer(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> Event:
-        """Make the mediator of an outer block; it starts with the trace's other blocks."""
+    def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> Event:
+        """Make the mediator of a joint block; it starts with the trace's other blocks."""
         key = _key_of(scope.id, index)
         try:
             with torch.inference_mode(False):
                 code, namespace = scope.program(invoke.program, ())
         except Exception as error:
-            return self._reject(key, scope, scope.id, index, _why_unbound(error), outer=True)
-        identity = Identity(key, scope.id, index, gang=together, outer=True)
+            return self._reject(key, scope, scope.id, index, _why_unbound(error), joint=True)
+        identity = Identity(key, scope.id, index, gang=together, joint=True)
         mediator = self._mediator(identity, scope, opened, _Bound(code, namespace, 0))
         self._writes[key] = list(invoke.program.writes)
         self._ids[(scope.id, index)] = key
@@ -178,7 +178,7 @@ class Requests:
             arrival=scope.arrival,
             prompt_tokens=mediator.state.progress.prompt_tokens,
             gang=identity.gang,
-            outer=identity.outer,
+            joint=identity.joint,
             owner=identity.owner,
             rank=identity.rank,
             streamed=streamed,
@@ -216,19 +216,19 @@ class Requests:
         return scope
 
     def _reject(
-        self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure, outer: bool = False
+        self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure, joint: bool = False
     ) -> Refused:
         failure.trace_id, failure.invoke = trace_id, invoke
         self._stillborn[key] = (scope, failure)
         self._ids[(trace_id, invoke)] = key
-        return Refused(key, trace_id, outer)
+        return Refused(key, trace_id, joint)
 
     def knows(self, key: str) -> bool:
-        """Return whether a request or an outer block is here, bound or not."""
+        """Return whether a request or a joint block is here, bound or not."""
         return key in self.mediators or key in self._stillborn
 
     def take_brought(self) -> list[str]:
-        """Return the keys of the outer blocks that came with new requests, whether they could be bound or not."""
+        """Return the keys of the joint blocks that came with new requests, whether they could be bound or not."""
         brought = sorted(self._brought)
         self._brought.clear()
         return brought

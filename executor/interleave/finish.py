@@ -51,7 +51,7 @@ class Endings:
         """The engine finished a request.
 
         Args:
-            key: the request, or an outer block.
+            key: the request, or a joint block.
             trace_id, invoke: the invoke.
             result: as of `Interleaver.finish`.
         """

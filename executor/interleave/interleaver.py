@@ -158,7 +158,7 @@ class Interleaver:
 
         Args:
             trace_id, invoke: the invoke.
-            result: what the engine generated; for an outer block, what it generated for each request of the gang.
+            result: what the engine generated; for a joint block, what it generated for each request of the gang.
 
         Returns:
             How the block ended (`Ended.UNKNOWN` if it is not here), events for the client (Saves,

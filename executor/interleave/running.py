@@ -126,7 +126,7 @@ class Running:
     def rows(self, mediator: Mediator, visit: Visit) -> tuple[Rows | ManyRows, int]:
         """Return the rows that a block sees at a location, and the index of its (first) request in the batch."""
         spans = self.spans[mediator.identity.request_id]
-        if mediator.identity.outer:
+        if mediator.identity.joint:
             return ManyRows(tuple(map(visit.rows_of, spans))), spans[0].index
         return visit.rows_of(spans[0]), spans[0].index
 
@@ -143,7 +143,7 @@ class Running:
 
     def _start(self, do: Start) -> TurnEnded:
         mediator = self._mediators[do.block]
-        if mediator.identity.outer:
+        if mediator.identity.joint:
             mediator.state.progress.prompt_tokens = do.tokens
         return self.turn(mediator, mediator.start)
 

@@ -149,24 +149,24 @@ class InterposeWorker(_Base):
             self.model_runner.end_traced()
         return output
 
-    def interpose_open(self, carried: dict[str, Any]) -> str:
+    def interpose_open(self, shipment: dict[str, Any]) -> str:
         """Take a trace whose requests come next; return why this failed, or "".
 
         Args:
-            carried: the trace, as `executor.core.request.shipped` made it ready.
+            shipment: the trace, as `executor.core.request.shipped` made it ready.
         """
 
         try:  # see `answered`
-            self.model_runner.interleaver.open(Opened.of(carried))
+            self.model_runner.interleaver.open(Opened.of(shipment))
         except Exception as error:
-            logger.exception("trace %s", carried["key"])
+            logger.exception("trace %s", shipment["key"])
             return clip(f"the worker could not take the trace: {type(error).__name__}: {error}")
         return ""
 
-    def interpose_scan(self, carried: dict[str, Any], prompt: list[int], steps: int) -> Ending:
+    def interpose_scan(self, shipment: dict[str, Any], prompt: list[int], steps: int) -> Ending:
         """Run a block on shapes; see `executor.interleave.scan.scan`."""
         runner = self.model_runner
-        request = InvokeRequest(carried["key"], 0, carried=carried)
+        request = InvokeRequest(shipment["key"], 0, shipment=shipment)
         devices = [] if runner.device.type == "cpu" else [runner.device]
         config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
 
@@ -230,7 +230,7 @@ class InterposeWorker(_Base):
         """End an invoke's block; see `Interleaver.finish`."""
         return self._finish(trace_id, invoke, Result.from_plain(result))
 
-    def interpose_finish_whole(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ending:
+    def interpose_finish_joint(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ending:
         """End the block of an invoke without a prompt, with the results of all others.
 
         See `Interleaver.finish`.

@@ -234,7 +234,9 @@ class LocalEngine:
         by_invoke: dict[tuple[str, int], Ran] = {}
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
-            request = InvokeRequest(trace.id, index, block.together, carried=carried[trace.id] if count == 1 else None)
+            request = InvokeRequest(
+                trace.id, index, block.together, shipment=shipment[trace.id] if count == 1 else None
+            )
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
@@ -250,16 +252,16 @@ class LocalEngine:
 
         without: list[tuple[pb.Trace, int, dict[int, Result]]] = []
         generated: dict[str, dict[int, Result]] = {}
-        carried: dict[str, dict[str, Any]] = {}
+        shipment: dict[str, dict[str, Any]] = {}
         for blocks in traces:
             trace = captured or self.trace(blocks, shared or {})
             generated[trace.id] = {}
             without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.whole]
             trace.stream = trace.stream or stream
             request = request_of(trace, self.applied)
-            carried[trace.id] = shipped(request, self.compile(units_of(request.parse())))
+            shipment[trace.id] = shipped(request, self.compile(units_of(request.parse())))
             if len(blocks) > 1:
-                assert not self.worker.interpose_open(carried[trace.id])
+                assert not self.worker.interpose_open(shipment[trace.id])
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
@@ -301,7 +303,7 @@ class LocalEngine:
         for trace, number, results_of in without:
             ran = by_invoke[(trace.id, number)]
             plain = [asdict(results_of[index]) for index in sorted(results_of)]
-            ran.state, ran.events, _ = self.worker.interpose_finish_whole(trace.id, number, plain)
+            ran.state, ran.events, _ = self.worker.interpose_finish_joint(trace.id, number, plain)
             if captured is None:
                 self.take(ran, ran.events)
         for trace_id, index, text in outbox.logs[before:]:

@@ -43,8 +43,8 @@ class _Workers:
     def interpose_finish(self, *args: Any) -> Ending:
         return self._finish("interpose_finish", args)
 
-    def interpose_finish_whole(self, *args: Any) -> Ending:
-        return self._finish("interpose_finish_whole", args)
+    def interpose_finish_joint(self, *args: Any) -> Ending:
+        return self._finish("interpose_finish_joint", args)
 
     def _finish(self, name: str, args: tuple[Any, ...]) -> Ending:
         replies = self._llm.collective_rpc(name, args=args)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 # Folders and pages whose prose has been rewritten. A rewritten folder is added here.
 CLEAN = (
-    *("serve_app", "actors", "benchmarks", "docs", "README.md", "CONTRIBUTING.md"),
+    *("serve_app", "actors", "benchmarks", "examples", "docs", "README.md", "CONTRIBUTING.md"),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing".split()),
     *(f"executor/{name}" for name in "cluster core engine model parallel plugin views".split()),
     *("interpose/__init__.py", "executor/__init__.py"),

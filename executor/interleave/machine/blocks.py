@@ -87,21 +87,21 @@ class Blocks:
     Attributes:
         all: the blocks by key.
         live: the blocks that wait for something in a coming step, or must see that there is none.
-        outers: the outer blocks, by trace id.
+        joint: the joint blocks, by trace id.
         refused: the trace ids of the requests whose block could not be bound, by key.
-        outers_refused: the keys of the outer blocks that could not be bound, with their trace ids.
+        joint_refused: the keys of the joint blocks that could not be bound, with their trace ids.
     """
 
     def __init__(self) -> None:
         self.all: dict[str, Block] = {}
         self.live: dict[str, Block] = {}
-        self.outers: dict[str, list[Block]] = {}
+        self.joint: dict[str, list[Block]] = {}
         self.refused: dict[str, str] = {}
-        self.outers_refused: dict[str, str] = {}
+        self.joint_refused: dict[str, str] = {}
         self._edits: dict[str, list[Block]] = {}  # by request
 
     def __bool__(self) -> bool:
-        return bool(self.all or self.refused or self.outers_refused)
+        return bool(self.all or self.refused or self.joint_refused)
 
     def add(self, facts: Admitted) -> None:
         """Take in a block that was bound."""
@@ -109,14 +109,14 @@ class Blocks:
         self.all[facts.key] = self.live[facts.key] = block
         if facts.owner:
             self._edits.setdefault(facts.owner, []).append(block)
-        if facts.outer:
-            self.outers.setdefault(facts.trace, []).append(block)
+        if facts.joint:
+            self.joint.setdefault(facts.trace, []).append(block)
 
     def remove(self, block: Block) -> None:
         """Forget a block."""
         self.all.pop(block.key, None)
         self.live.pop(block.key, None)
-        for lists, key in ((self.outers, block.facts.trace), (self._edits, block.facts.owner)):
+        for lists, key in ((self.joint, block.facts.trace), (self._edits, block.facts.owner)):
             if block in lists.get(key, ()):
                 lists[key].remove(block)
                 if not lists[key]:
@@ -127,17 +127,17 @@ class Blocks:
         return list(self._edits.get(request, ()))
 
     def gang_of(self, trace: str) -> list[Block]:
-        """Return the blocks of a trace's gang that have not left, in the order of their invokes; no outer blocks."""
+        """Return the blocks of a trace's gang that have not left, in the order of their invokes; no joint blocks."""
         found = [
             block
             for block in self.all.values()
-            if block.facts.trace == trace and block.facts.gang and not block.facts.outer
+            if block.facts.trace == trace and block.facts.gang and not block.facts.joint
         ]
         return sorted(found, key=lambda block: block.facts.invoke)
 
     def owners_of(self, block: Block) -> list[Block]:
         """Return the own blocks of the requests that a block runs in."""
-        if block.facts.outer:
+        if block.facts.joint:
             return self.gang_of(block.facts.trace)
         owner = self.all.get(block.facts.owner or block.key)
         return [owner] if owner is not None else []
@@ -149,17 +149,17 @@ class Blocks:
     def waits(self, request: str) -> list[str]:
         """Return the keys of the blocks that wait for a coming step of a request: its edits, then its own block.
 
-        The request itself is among them as long as an outer block sees its rows.
+        The request itself is among them as long as a joint block sees its rows.
         """
         live = self.live
         edits = self._edits.get(request)
         if not edits:
-            return [request] if request in live or (self.outers and self._seen(request)) else []
+            return [request] if request in live or (self.joint and self._seen(request)) else []
         keys = (*(edit.key for edit in edits), request)
-        return [key for key in keys if key in live or (self.outers and self._seen(key))]
+        return [key for key in keys if key in live or (self.joint and self._seen(key))]
 
     def _seen(self, request: str) -> bool:
         block = self.all.get(request)
         if block is None or block.lost:
             return False
-        return any(outer.key in self.live for outer in self.outers.get(block.facts.trace, ()))
+        return any(joint.key in self.live for joint in self.joint.get(block.facts.trace, ()))

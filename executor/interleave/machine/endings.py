@@ -33,7 +33,7 @@ class Endings:
     def generated(self, event: Generated) -> Doing[None]:
         """Let the edits of a request and then its block run to their ends."""
         blocks, turns = self._blocks, self._turns
-        refused = blocks.refused.pop(event.block, None) or blocks.outers_refused.pop(event.block, None)
+        refused = blocks.refused.pop(event.block, None) or blocks.joint_refused.pop(event.block, None)
         if refused is not None:
             turns.out.append(Close(event.block))
             return
@@ -67,7 +67,7 @@ class Endings:
             turns.cancel(block)
             turns.out.append(Forget(block.key))
             blocks.remove(block)
-        for refused in (blocks.refused, blocks.outers_refused):
+        for refused in (blocks.refused, blocks.joint_refused):
             for key in [key for key, trace in refused.items() if trace == event.trace]:
                 del refused[key]
         self._look_last(event.trace)

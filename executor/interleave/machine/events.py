@@ -67,16 +67,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
-    """A block was bound: a request's own block, a standing edit in a request, or an outer block.
+    """A block was bound: a request's own block, a standing edit in a request, or a joint block.
 
     Attributes:
         key: the request's id; of other blocks a text that stands for the block.
         trace: the id of the block's trace.
         invoke: the index of the invoke in the trace.
         arrival: how many traces came to this worker before the trace.
-        prompt_tokens: the length of the prompt in tokens; 0 for an outer block.
+        prompt_tokens: the length of the prompt in tokens; 0 for a joint block.
         gang: how many requests start together, this request included; 0 for no gang.
-        outer: whether the block has no prompt of its own, and sees the rows of its gang.
+        joint: whether the block has no prompt of its own, and sees the rows of its gang.
         owner: the request that a standing edit runs in, or "".
         rank: the place of a block among the blocks of its request; edits are below 0.
         streamed: whether the block's saves leave step by step.
@@ -88,7 +88,7 @@ class Admitted(Event):
     arrival: int
     prompt_tokens: int
     gang: int = 0
-    outer: bool = False
+    joint: bool = False
     owner: str = ""
     rank: int = 0
     streamed: bool = False
@@ -100,7 +100,7 @@ class Refused(Event):
 
     key: str
     trace: str
-    outer: bool = False
+    joint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Arrived(Event):
     """All new requests of a step have been admitted or refused.
 
     Attributes:
-        keys: the requests and the outer blocks that came, in the same order on every rank.
+        keys: the requests and the joint blocks that came, in the same order on every rank.
     """
 
     keys: tuple[str, ...]
@@ -126,7 +126,7 @@ class StepBegan(Event):
     """A forward pass begins.
 
     Attributes:
-        tokens: the number of rows of each block that the step has, by key, in the order of the batch; no outer blocks.
+        tokens: the number of rows of each block that the step has, by key, in the order of the batch; no joint blocks.
     """
 
     tokens: Mapping[str, int]
@@ -158,7 +158,7 @@ class StepEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
-    """The engine has finished a request, or the requests that an outer block sees."""
+    """The engine has finished a request, or the requests that a joint block sees."""
 
     block: str
 

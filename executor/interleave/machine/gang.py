@@ -1,4 +1,4 @@
-"""Gangs: requests of a trace that start in the same step, and the outer blocks that see their rows."""
+"""Gangs: requests of a trace that start in the same step, and the joint blocks that see their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gangs:
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._seen: dict[str, set[str]] = {}  # the requests that each outer block saw in its last step
+        self._seen: dict[str, set[str]] = {}  # the requests that each joint block saw in its last step
 
     def apart(self, present: Iterable[str]) -> set[str]:
         """Return the traces whose gangs start in this step without some of their requests.
@@ -38,26 +38,26 @@ class Gangs:
         return {trace for trace, count in starting.items() if count + refused[trace] < counts[trace]}
 
     def seeing(self, present: Collection[str]) -> list[tuple[Block, tuple[str, ...]]]:
-        """Return the live outer blocks that are in a step, each with the requests that it sees.
+        """Return the live joint blocks that are in a step, each with the requests that it sees.
 
         Args:
             present: the requests of the step.
         """
         found = []
-        for trace, outers in self._blocks.outers.items():
+        for trace, blocks in self._blocks.joint.items():
             requests = tuple(block.key for block in self._blocks.gang_of(trace) if block.key in present)
             if requests:
-                found += [(outer, requests) for outer in outers if outer.key in self._blocks.live]
+                found += [(joint, requests) for joint in blocks if joint.key in self._blocks.live]
         return found
 
-    def keep_step(self, outer: Block, requests: Iterable[str]) -> bool:
-        """Return whether the requests that an outer block sees are in one step of their generations.
+    def keep_step(self, joint: Block, requests: Iterable[str]) -> bool:
+        """Return whether the requests that a joint block sees are in one step of their generations.
 
-        Requests may leave the outer block. No request joins it.
+        Requests may leave the joint block. No request joins it.
         """
         now = set(requests)
-        before = self._seen.get(outer.key, now)
+        before = self._seen.get(joint.key, now)
         self._seen = {key: seen for key, seen in self._seen.items() if key in self._blocks.live}
-        self._seen[outer.key] = now
+        self._seen[joint.key] = now
         steps = {self._blocks.all[key].step for key in now if key in self._blocks.live}
-        return now <= before and steps <= {outer.step}
+        return now <= before and steps <= {joint.step}

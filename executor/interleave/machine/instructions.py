@@ -238,7 +238,7 @@ class BeginStep(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class See(Instruction):
-    """An outer block sees the rows of these requests in this step."""
+    """A joint block sees the rows of these requests in this step."""
 
     block: str
     requests: tuple[str, ...]

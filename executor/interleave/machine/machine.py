@@ -122,8 +122,8 @@ class Machine:
         self._out.append(instruction)
 
     def _refused(self, event: Refused) -> None:
-        if event.outer:
-            self.blocks.outers_refused[event.key] = event.trace
+        if event.joint:
+            self.blocks.joint_refused[event.key] = event.trace
         else:
             self.blocks.refused[event.key] = event.trace
             self._out.append(Report(event.key, Ended.FAILED))

@@ -59,14 +59,14 @@ class Steps:
         turns, live, tokens = self._turns, self._blocks.live, event.tokens
         apart = self._gangs.apart(tokens)
         seeing = self._gangs.seeing(tokens)
-        blocks = [live[key] for key in tokens if key in live] + [outer for outer, _ in seeing]
+        blocks = [live[key] for key in tokens if key in live] + [joint for joint, _ in seeing]
         self._in_step = blocks
         turns.batch = tokens
         turns.position = -1
         for block in blocks:
             block.step += 1
         turns.out.append(BeginStep(tuple(block.key for block in blocks)))
-        seen = {outer.key: requests for outer, requests in seeing}
+        seen = {joint.key: requests for joint, requests in seeing}
         turns.out += [See(key, requests) for key, requests in seen.items()]
         for block in blocks:
             if block.key in seen and not self._gangs.keep_step(block, seen[block.key]):
@@ -88,7 +88,7 @@ class Steps:
             tokens: the number of rows that the block sees in the step.
             apart: whether the step lacks a request of the block's gang.
         """
-        if tokens != block.facts.prompt_tokens and not block.facts.outer:
+        if tokens != block.facts.prompt_tokens and not block.facts.joint:
             yield from self._turns.fail(block, too_long(block.facts.prompt_tokens))
         elif apart:
             yield from self._turns.fail(block, no_room(block.facts.gang))
@@ -123,7 +123,7 @@ class Steps:
         if len(blocks) > 1:
             blocks.sort(key=lambda block: block.order)
         # A block that sees the rows of others sees what these have made of them, and the other way round.
-        overlapping = any(block.facts.outer for block in blocks)
+        overlapping = any(block.facts.joint for block in blocks)
         for group in [[block] for block in blocks] if overlapping else [blocks]:
             alive = [block for block in group if block.ended is None]
             for block in alive:
@@ -182,8 +182,8 @@ class Steps:
                 failure = different_values(block.step, len(votes))
             else:
                 continue
-            # An outer block has changed the rows that its gang goes on with.
-            gang = self._blocks.gang_of(block.facts.trace) if block.facts.outer else []
+            # A joint block has changed the rows that its gang goes on with.
+            gang = self._blocks.gang_of(block.facts.trace) if block.facts.joint else []
             for one in (block, *gang):
                 if not one.failed:  # a block's own failure says more
                     yield from self._turns.fail(one, failure)

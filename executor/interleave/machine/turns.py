@@ -51,7 +51,7 @@ class Turns:
         out: the instructions that have not been handed out.
         barriers: the barriers that blocks wait at.
         waiting: the blocks that wait for a location of the step that runs, by path and kind.
-        batch: the keys of the blocks in the last step that began, without outer blocks.
+        batch: the keys of the blocks in the last step that began, without joint blocks.
         position: the model's position in the step.
         visiting: whether the model is at a location.
     """
@@ -157,7 +157,7 @@ class Turns:
         facts, ended = block.facts, block.ended
         if ended is Ended.FAILED and facts.owner:
             yield from self._fail_for_edit(block)
-        elif ended in (Ended.FAILED, Ended.STOPPED) and not facts.owner and not facts.outer:
+        elif ended in (Ended.FAILED, Ended.STOPPED) and not facts.owner and not facts.joint:
             if ended is Ended.FAILED:  # by itself or not: on another rank it may be the other way round
                 for edit in self._blocks.edits_of(block.key):
                     self.cancel(edit)
@@ -188,7 +188,7 @@ class Turns:
         """Return whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
         if block.ended not in (None, Ended.DONE) or self._blocks.waits(block.key):
             return False
-        beside = (*self._blocks.edits_of(block.key), *self._blocks.outers.get(block.facts.trace, ()))
+        beside = (*self._blocks.edits_of(block.key), *self._blocks.joint.get(block.facts.trace, ()))
         changed = yield FindChanged((block.key, *(one.key for one in beside)))
         return not changed.blocks
 

@@ -162,7 +162,7 @@ async def test_the_ingress_refuses_bytes_that_are_no_trace(bench: Bench, way: Wa
 async def test_a_trace_that_a_worker_cannot_take_is_refused(
     bench: Bench, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(carried: object) -> Opened:
+    def full(shipment: object) -> Opened:
         raise MemoryError("no room")
 
     monkeypatch.setattr(Opened, "of", full)

@@ -101,11 +101,11 @@ def with_edits(*edits: str, alone: bool = True, **facts: Any) -> Machine:
     return made
 
 
-def with_outer() -> Machine:
-    """Return a machine with the requests "a" and "b", and the outer block "o" that sees their rows."""
+def with_joint() -> Machine:
+    """Return a machine with the requests "a" and "b", and the joint block "o" that sees their rows."""
     made = Machine()
     made.handle(*(Admitted(key, "t", invoke, 0, PROMPT, gang=2) for invoke, key in enumerate("ab")))
-    made.handle(Admitted("o", "t", 2, 0, 0, gang=2, outer=True))
+    made.handle(Admitted("o", "t", 2, 0, 0, gang=2, joint=True))
     return made
 
 

@@ -97,7 +97,7 @@ def test_cancel_of_another_trace_leaves_a_block_alone() -> None:
 
 def test_cancel_of_a_refused_request() -> None:
     made = Machine()
-    made.handle(Refused("a", "t"), Refused("o", "t", outer=True), Arrived(("a", "o")))
+    made.handle(Refused("a", "t"), Refused("o", "t", joint=True), Arrived(("a", "o")))
     assert not made.idle
     assert made.handle(Dropped("t")) == []
     assert made.idle

@@ -1,4 +1,4 @@
-"""Gangs and outer blocks: blocks that start together, and blocks that see the rows of all."""
+"""Gangs and joint blocks: blocks that start together, and blocks that see the rows of all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.executor.interleave.machine.situations import (
     gang,
     play,
     reached,
-    with_outer,
+    with_joint,
 )
 
 
@@ -57,9 +57,9 @@ def test_a_gang_starts_without_a_request_that_was_refused() -> None:
     assert finish(made, "b") == [Close("b")]
 
 
-def test_a_refused_outer_block_is_no_request_of_the_gang() -> None:
+def test_a_refused_joint_block_is_no_request_of_the_gang() -> None:
     made = Machine()
-    made.handle(Admitted("a", "t", 0, 0, PROMPT, gang=2), Refused("o", "t", outer=True))
+    made.handle(Admitted("a", "t", 0, 0, PROMPT, gang=2), Refused("o", "t", joint=True))
     assert begin(made, "a")[1] == Fail("a", no_room(2))
 
 
@@ -86,8 +86,8 @@ def test_an_error_in_the_middle_of_a_gang_leaves_the_others() -> None:
 # Outer blocks.
 
 
-def test_an_outer_block_sees_the_rows_of_its_gang() -> None:
-    made = with_outer()
+def test_a_joint_block_sees_the_rows_of_its_gang() -> None:
+    made = with_joint()
     assert begin(made, "ab", a=at("mlp"), b=at("mlp"), o=at("mlp")) == [
         BeginStep(("a", "b", "o")),
         See("o", ("a", "b")),
@@ -98,16 +98,16 @@ def test_an_outer_block_sees_the_rows_of_its_gang() -> None:
     ]
 
 
-def test_an_outer_block_and_the_others_see_what_each_has_written() -> None:
+def test_a_joint_block_and_the_others_see_what_each_has_written() -> None:
     """Each has its turn, and the change of the one is in the model before the next is served."""
-    made = with_outer()
+    made = with_joint()
     begin(made, "ab", a=at("mlp"), b=at("mlp"), o=at("mlp"))
     done = play(made, reached("mlp"), a=at("x"), b=at("x"), o=at("x"))
     assert done == [Serve("a"), Hook("x", "output"), Serve("b"), Serve("o")]
 
 
-def test_a_request_stays_as_long_as_an_outer_block_sees_it() -> None:
-    made = with_outer()
+def test_a_request_stays_as_long_as_a_joint_block_sees_it() -> None:
+    made = with_joint()
     done = begin(made, "ab", a=DONE, b=DONE, o=at("mlp"))
     assert not any(isinstance(do, Report) for do in done)
     assert made.blocks.waits("a") == ["a"]
@@ -122,16 +122,16 @@ def test_a_request_stays_as_long_as_an_outer_block_sees_it() -> None:
     assert made.blocks.waits("a") == []
 
 
-def test_an_outer_block_loses_requests_that_have_ended() -> None:
-    made = with_outer()
+def test_a_joint_block_loses_requests_that_have_ended() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
     end(made)
     finish(made, "a", a=DONE)
     assert See("o", ("b",)) in begin(made, "b", tokens=1, b=DONE, o=at("mlp", 1))
 
 
-def test_an_outer_block_whose_gang_is_out_of_step_fails() -> None:
-    made = with_outer()
+def test_a_joint_block_whose_gang_is_out_of_step_fails() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
     end(made)
     begin(made, "a", tokens=1, a=for_step(2), o=for_step(2))
@@ -140,8 +140,8 @@ def test_an_outer_block_whose_gang_is_out_of_step_fails() -> None:
     assert Fail("o", OUT_OF_STEP) in done
 
 
-def test_a_request_that_joins_an_outer_block_late_fails_it() -> None:
-    made = with_outer()
+def test_a_request_that_joins_a_joint_block_late_fails_it() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
     end(made)
     begin(made, "a", tokens=1, a=for_step(2), o=for_step(2))
@@ -150,15 +150,15 @@ def test_a_request_that_joins_an_outer_block_late_fails_it() -> None:
     assert Fail("o", OUT_OF_STEP) in done
 
 
-def test_a_failed_outer_block_is_no_request_that_ends() -> None:
-    made = with_outer()
+def test_a_failed_joint_block_is_no_request_that_ends() -> None:
+    made = with_joint()
     begin(made, "ab", a=at("mlp"), b=at("mlp"), o=at("mlp"))
     done = play(made, reached("mlp"), a=at("x"), b=at("x"), o=FAILED)
     assert not any(isinstance(do, Report) for do in done)
 
 
-def test_an_outer_block_ends_after_its_gang() -> None:
-    made = with_outer()
+def test_a_joint_block_ends_after_its_gang() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
     end(made)
     finish(made, "a", a=DONE)
@@ -167,8 +167,8 @@ def test_an_outer_block_ends_after_its_gang() -> None:
     assert made.idle
 
 
-def test_a_dropped_trace_takes_its_outer_block_along() -> None:
-    made = with_outer()
+def test_a_dropped_trace_takes_its_joint_block_along() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=DONE, o=for_step(1))
     end(made)
     assert made.handle(Dropped("t")) == [

@@ -247,7 +247,7 @@ class Rank:
         """Return how a turn ends."""
         facts = code.facts
         ends = rng.choice([Ended.DONE, Ended.DONE, Ended.FAILED, Ended.STOPPED])
-        if ends is Ended.STOPPED and (facts.outer or facts.owner):
+        if ends is Ended.STOPPED and (facts.joint or facts.owner):
             ends = Ended.DONE
         ways = [TurnEnded(ended=ends, misfit=misfit if ends is not Ended.FAILED else None), TurnEnded(calls="f()")]
         if not code.finished:
@@ -259,7 +259,7 @@ class Rank:
             ways.append(TurnEnded(waits=Location(f"m{rng.randrange(MODULES)}", Kind.OUTPUT, next_step), misfit=misfit))
             ways += [TurnEnded(waits=Location("", Kind.STEP, next_step), misfit=misfit)] * 2
             ways.append(TurnEnded(waits=Location("", Kind.RESULT, 0), misfit=misfit))
-            if facts.gang and not facts.outer:
+            if facts.gang and not facts.joint:
                 barrier = AtBarrier(rng.randrange(2), rng.choice([2, facts.gang]))
                 barrier = AtBarrier(barrier.number, 2 + barrier.number * (facts.gang - 2))
                 ways += [TurnEnded(waits=Location("", Kind.BARRIER, 0, str(barrier)), barrier=barrier)] * 4
@@ -288,7 +288,7 @@ class TwoRanks(RuleBasedStateMachine):
     def start(self, seed: int, differs: bool) -> None:
         self.ranks = [Rank(number, seed, differs) for number in (0, 1)]
         self.traces: dict[str, list[str]] = {}  # requests that have not left, by trace
-        self.outers: dict[str, str] = {}
+        self.joint: dict[str, str] = {}
         self.begun: set[str] = set()
         self.came = 0
         self.closed: dict[str, int] = {}
@@ -337,7 +337,7 @@ class TwoRanks(RuleBasedStateMachine):
     def admit(self, facts: Admitted, refused: tuple[bool, bool]) -> None:
         for rank, no in zip(self.ranks, refused, strict=True):
             if no:
-                for _ in rank.run(Refused(facts.key, facts.trace, facts.outer)):
+                for _ in rank.run(Refused(facts.key, facts.trace, facts.joint)):
                     raise AssertionError
             else:
                 rank.codes[facts.key] = Code(facts)
@@ -347,12 +347,12 @@ class TwoRanks(RuleBasedStateMachine):
         requests=st.integers(1, 3),
         edits=st.integers(0, 2),
         gang=st.booleans(),
-        outer=st.booleans(),
+        joint=st.booleans(),
         streamed=st.booleans(),
         refused=st.sampled_from([(False, False)] * 8 + [(True, True), (True, False), (False, True)]),
     )
     def a_trace_comes(
-        self, requests: int, edits: int, gang: bool, outer: bool, streamed: bool, refused: tuple[bool, bool]
+        self, requests: int, edits: int, gang: bool, joint: bool, streamed: bool, refused: tuple[bool, bool]
     ) -> None:
         number, self.came = self.came, self.came + 1
         trace = f"t{number}"
@@ -369,10 +369,10 @@ class TwoRanks(RuleBasedStateMachine):
             self.admit(facts, bad)
         self.traces[trace] = keys
         brought = list(keys)
-        if outer and together:
-            self.outers[trace] = f"{trace}*"
+        if joint and together:
+            self.joint[trace] = f"{trace}*"
             brought.append(f"{trace}*")
-            self.admit(Admitted(f"{trace}*", trace, requests, number, 0, gang=together, outer=True), (False, False))
+            self.admit(Admitted(f"{trace}*", trace, requests, number, 0, gang=together, joint=True), (False, False))
         self.tell(Arrived(tuple(brought)))
 
     @precondition(lambda self: any(self.traces.values()))
@@ -412,8 +412,8 @@ class TwoRanks(RuleBasedStateMachine):
         trace = request.rpartition("-")[0]
         self.tell(Generated(request))
         self.traces[trace].remove(request)
-        if not self.traces[trace] and trace in self.outers:
-            self.tell(Generated(self.outers.pop(trace)))
+        if not self.traces[trace] and trace in self.joint:
+            self.tell(Generated(self.joint.pop(trace)))
 
     @precondition(lambda self: any(self.traces.values()))
     @rule(data=st.data())
@@ -421,7 +421,7 @@ class TwoRanks(RuleBasedStateMachine):
         trace = data.draw(st.sampled_from([trace for trace, keys in self.traces.items() if keys]))
         self.tell(Dropped(trace))
         self.traces[trace] = []
-        self.outers.pop(trace, None)
+        self.joint.pop(trace, None)
 
     # What must hold.
 

@@ -50,7 +50,7 @@ from tests.unit.executor.interleave.machine.situations import (
     play,
     reached,
     with_edits,
-    with_outer,
+    with_joint,
 )
 
 MISFIT = Failure(4, "does not fit")
@@ -272,8 +272,8 @@ def test_a_failed_block_keeps_its_own_error_whatever_its_cache() -> None:
     assert end(made) == []
 
 
-def test_an_outer_block_that_spoilt_the_cache_fails_its_gang() -> None:
-    made = with_outer()
+def test_a_joint_block_that_spoilt_the_cache_fails_its_gang() -> None:
+    made = with_joint()
     begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
     play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset("o"))})
     assert end(made) == [
