@@ -207,14 +207,11 @@ class RunningBlock:
             return
         if state.progress.served is not None:  # others may have it while this block waits
             state.registry.hold(state.progress.served)
-        barrier.waiting.append(state)
         state.waits.barrier = barrier
         try:
             self._park(Location("", Kind.BARRIER, 0, str(barrier)))
         finally:
             state.waits.barrier = None
-            if state in barrier.waiting:
-                barrier.waiting.remove(state)
 
     def log(self, text: str) -> None:
         """Send text to the notebook."""

@@ -6,6 +6,7 @@ declared it to the end of the generation; the block itself may have ended long b
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,13 @@ class Recorder:
     Attributes:
         cache: what the block has.
         bytes: recorded so far.
+        way: a number that stands for the locations that are recorded.
     """
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self.cache = Cache()
+        self.way = zlib.crc32(repr(wish.targets).encode())
         self.bytes = 0
         self._steps: dict[str, int] = {}  # by path: the step of its latest visit
 

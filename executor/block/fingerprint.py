@@ -24,4 +24,5 @@ def fingerprint(state: BlockState, several: bool) -> int:
         given = [int(digest(value)) for value in waits.call.tensors] if several else []
         call = f"{waits.call.fingerprint()}{given}"
     kind, skips = (waiting.kind if waiting else ""), state.record.skips.fingerprint()
-    return zlib.crc32(f"{ending.ended}|{waiting}|{kind}|{call}|{skips}|{failed}".encode())
+    recorded = [recorder.way for recorder in state.record.recorders]
+    return zlib.crc32(f"{ending.ended}|{waiting}|{kind}|{call}|{skips}|{recorded}|{failed}".encode())

@@ -68,12 +68,7 @@ class Requests:
         self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, TraceScope] = {}
         self.streams: dict[str, SaveStream] = {}
-        self._tree = host.tree
-        self._applier = host.applier
-        self._budget = host.budget
-        self._outbox = host.outbox
-        self._limits = host.limits
-        self._reports = host.reports
+        self._host = host
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
         self._garbage = Garbage(host.budget)
@@ -107,7 +102,7 @@ class Requests:
         """Forget a trace whose blocks have gone; return its scope."""
         self._opened.pop(trace_id, None)
         self._done.pop(trace_id, None)
-        self._outbox.forget(trace_id)
+        self._host.outbox.forget(trace_id)
         return self.scopes.pop(trace_id, None)
 
     def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> list[Event]:
@@ -144,9 +139,9 @@ class Requests:
             came.append(self._take_in(self._mediator(identity, edit.scope, opened, bound), edit.scope))
         came.append(self._take_in(mediator, scope, trace.stream))
         self._writes[request_id] = list(invoke.program.writes)
-        if trace.stream and self._reports:
+        if trace.stream and self._host.reports:
             self.streams[request_id] = SaveStream(
-                scope, invoke.program, number, self._limits, self._budget, self._outbox
+                scope, invoke.program, number, self._host.limits, self._host.budget, self._host.outbox
             )
         self._ids[(scope.id, number)] = request_id
         for index, joint in opened.joint.items():
@@ -189,14 +184,14 @@ class Requests:
         state = BlockState(
             identity,
             scope.registry,
-            emit=lambda text: self._outbox.log(opened.session, trace.id, identity.invoke, text),
+            emit=lambda text: self._host.outbox.log(opened.session, trace.id, identity.invoke, text),
             progress=Progress(bound.prompt_tokens),
-            record=Record(Skips(self._tree)),
+            record=Record(Skips(self._host.tree)),
             fakes=Fakes() if trace.scan else None,
         )
         program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
-        bounds = Bounds(self._budget, padded(trace.id), scope.random_state())
-        return Mediator(state, GreenletRunner(state, program, self._tree, self._applier, bounds))
+        bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
+        return Mediator(state, GreenletRunner(state, program, self._host.tree, self._host.applier, bounds))
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)
@@ -205,9 +200,9 @@ class Requests:
                 opened.trace,
                 len(opened.trace.invokes),
                 opened.session,
-                self._tree,
-                lambda blob: self._outbox.get(opened.session, opened.trace.id, blob.id),
-                self._budget,
+                self._host.tree,
+                lambda blob: self._host.outbox.get(opened.session, opened.trace.id, blob.id),
+                self._host.budget,
                 Codes(opened.codes),
                 arrival=self._arrivals,
             )

@@ -17,7 +17,7 @@ import torch
 
 from executor.core.ended import Ended, Ending
 from executor.core.location import Kind
-from executor.core.request import Batch, InvokeRequest, Span
+from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.core.text import clip
 from executor.interleave.admission import Requests
 from executor.interleave.comparing import Comparing
@@ -79,7 +79,6 @@ class Interleaver:
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
-        open: takes a trace whose requests come next.
         waits: returns the keys of the blocks that wait for a coming step of a request.
     """
 
@@ -92,7 +91,6 @@ class Interleaver:
         self._requests = Requests(host)
         self.mediators = self._requests.mediators
         self.ended = self._requests.ended
-        self.open = self._requests.open
         self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._running = Running(self.mediators, self._requests.scopes, self._recordings, host, self._hooks.muted)
         self._endings = Endings(self._requests, self._running, host)
@@ -139,6 +137,10 @@ class Interleaver:
             event = answer
 
     # Requests.
+
+    def open(self, opened: Opened) -> None:
+        """Take a trace whose requests come next."""
+        self._requests.open(opened)
 
     def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
         """Make the mediator of a new request; the block starts when its first step begins."""

@@ -18,7 +18,6 @@ import torch
 from vllm.forward_context import get_forward_context
 
 from executor.core.request import Span
-from interpose.v1 import trace_pb2 as pb
 
 # Keys and values below it give finite sums of products in float32 and bfloat16, also those of later steps.
 LARGEST = 1e18
@@ -42,20 +41,6 @@ class _Added:
     dim: int
     blocks: torch.Tensor
     largest: torch.Tensor
-
-
-def not_finite(step: int) -> pb.Failure:
-    """Return the failure of a block whose request left a NaN or infinity in the cache."""
-    return pb.Failure(
-        code=pb.ERROR_CODE_INTERVENTION,
-        exception_type="NotFinite",
-        exception_message="keys or values that are not finite",
-        message=(
-            f"what the block changed made keys or values of the attention NaN, infinite, or too large to compute with in step "
-            f"{step}: they would stay in the engine's cache, which other requests use afterwards; keep what you write "
-            "finite, as with torch.nan_to_num"
-        ),
-    )
 
 
 class CacheGuard:

@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 from vllm.distributed import get_world_group
 
-from interpose.v1 import trace_pb2 as pb
-
 
 class Ranks(Protocol):
     """The ranks that run the same blocks.
@@ -58,41 +56,3 @@ class AllRanks:
         everyone = [torch.empty_like(numbers) for _ in range(group.world_size)]
         dist.all_gather(everyone, numbers, group=group.cpu_group)
         return [numbers.tolist() for numbers in everyone]
-
-
-def divergence(asked: str, ranks: int) -> pb.Failure:
-    """Return why a block fails whose turn ended differently on another rank.
-
-    Args:
-        asked: the location, the module or the end to which the block came on this rank.
-        ranks: the number of ranks.
-    """
-    return pb.Failure(
-        code=pb.ERROR_CODE_INTERVENTION,
-        exception_type="Divergence",
-        exception_message="the block went different ways on the ranks of the model",
-        message=(
-            f"the block went different ways on the model's {ranks} ranks (on one it failed, ran out of time, or "
-            f"asked for another location than {asked}); it must not depend on the "
-            "clock, on the order of sets, or on anything else that differs between processes"
-        ),
-    )
-
-
-def different_values(step: int, ranks: int) -> pb.Failure:
-    """Return why a block fails that wrote other values on another rank in a step.
-
-    Args:
-        step: the step.
-        ranks: how many ranks there are.
-    """
-    return pb.Failure(
-        code=pb.ERROR_CODE_INTERVENTION,
-        exception_type="Divergence",
-        exception_message="the block wrote different values on the ranks of the model",
-        message=(
-            f"the block wrote different values on the model's {ranks} ranks in step {step}; what it writes must not "
-            "depend on the clock, on the order of sets, on generators of random numbers that it makes itself without a seed "
-            "(torch.randn and numpy.random are the same on all ranks), or on operations whose results differ from run to run"
-        ),
-    )
