@@ -1,1 +1,1 @@
-"""The forward pass and the blocks of its requests in turn: admission, serving at a location, barriers, and the end."""
+"""The forward pass and the blocks of its requests in turn: a state machine and its driver."""

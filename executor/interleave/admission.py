@@ -1,4 +1,4 @@
-"""The traced requests that a worker has: their blocks, what standing edits run in them, and the traces they belong to.
+"""The traced requests of a worker: their blocks, their standing edits, and their traces.
 
 A trace comes before its requests, or with its only request. A request is admitted when the engine first schedules it: its
 program is bound, its trace's scope made or found, and its block becomes a mediator that waits for the first step. A program
@@ -84,12 +84,18 @@ class Requests:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
 
     def open(self, opened: Opened) -> None:
-        """Take a trace whose requests come next. It stays until all its invokes have ended, or until it is dropped."""
+        """Take a trace whose requests come next.
+
+        The trace stays until all its invokes have ended, or until it is dropped.
+        """
         self._garbage.begin()
         self._opened[opened.trace.id] = opened
 
     def close(self, trace_id: str, invoke: int) -> bool:
-        """Note that an invoke has ended; return whether it was the last of its trace, which is then forgotten."""
+        """Note that an invoke has ended; return whether it was the last of its trace.
+
+        After the last one, the trace is forgotten.
+        """
         opened = self._opened.get(trace_id)
         done = self._done.setdefault(trace_id, set())
         done.add(invoke)
@@ -223,7 +229,7 @@ class Requests:
         return key in self.mediators or key in self._stillborn
 
     def take_brought(self) -> list[str]:
-        """Return the keys of the joint blocks that came with new requests, whether they could be bound or not."""
+        """Return the keys of the joint blocks that came with new requests, bound or not."""
         brought = sorted(self._brought)
         self._brought.clear()
         return brought
@@ -233,7 +239,10 @@ class Requests:
         return self._ids.pop((trace_id, invoke), "")
 
     def take_stillborn(self, request_id: str) -> tuple[TraceScope | None, pb.Failure] | None:
-        """Return the scope of a request whose block could not be bound, and why, and forget it; None if it was bound."""
+        """Forget a request whose block could not be bound; return its scope, and why.
+
+        If the block was bound, the call returns None.
+        """
         return self._stillborn.pop(request_id, None)
 
     def leave(self, key: str) -> tuple[Mediator, list[str], SaveStream | None]:

@@ -46,7 +46,7 @@ class Comparing:
 
 
 def _written_by(mediator: Mediator) -> int:
-    """Return a number that stands for all that a block wrote in this step; waits for the devices that it is on."""
+    """Return a number that stands for all that a block wrote in this step; waits for devices."""
     written = [int(one) for one in mediator.state.record.wrote]
     mediator.state.record.wrote.clear()
     return zlib.crc32(repr(written).encode()) if written else 0

@@ -1,4 +1,4 @@
-"""What a worker gives to those who run its blocks, put together once, when its model has loaded."""
+"""The parts of a worker that run blocks, put together when its model has loaded."""
 
 from __future__ import annotations
 

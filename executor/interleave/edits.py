@@ -1,4 +1,4 @@
-"""Standing edits inside a worker: blocks that a tenant left on the server, bound anew for each request that names them.
+"""Standing edits inside a worker: a tenant's blocks, bound anew for each request.
 
 In a request an edit is a block of its own, with its own names and values. At every location edits are served first, in the
 order in which the trace names them, so that the trace's block sees what they made of the value.

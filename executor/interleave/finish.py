@@ -1,4 +1,4 @@
-"""The end of a request: its block runs to its end, and what it saved, how it failed and what it did become events."""
+"""The end of a request: its saves, its failure and its accounting become events."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ class Endings:
         )
 
     def _saves(self, mediator: Mediator, scope: TraceScope, writes: list[str]) -> list[pb.Event]:
-        """Return what a block saved; its values are named nowhere else afterwards, or they could not go with the block."""
+        """Return what a block saved.
+
+        The values are named nowhere else afterwards, or they could not go with the block.
+        """
         return self._bounded(
             scope,
             mediator.identity.invoke,
@@ -130,7 +133,7 @@ class Endings:
     def _bounded(
         self, scope: TraceScope, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]
     ) -> list[pb.Event]:
-        """Encode what was saved within the budget of the block that saved it: its objects have code of their own.
+        """Encode what was saved within the block's budget: objects have code of their own.
 
         Args:
             invoke: the invoke, -1 for the shared values.
@@ -149,7 +152,7 @@ class Endings:
         return events
 
     def _leave(self, scope: TraceScope | None, events: list[pb.Event]) -> list[bytes]:
-        """Note that the invoke has ended; after the last one send the shared values and drop the scope."""
+        """End the invoke; after the last one of a trace send the shared values and drop the scope."""
         if self._requests.close(self._trace_id, self._invoke) and scope is not None:
             if self._reports:
                 shared = self._bounded(

@@ -1,4 +1,4 @@
-"""Interleaves blocks with the forward pass: carries out what the state machine decides, and tells it what came of that.
+"""Interleaves blocks with the forward pass: carries out what the state machine decides.
 
 The runner says when requests come, where a step's rows are, and when the step begins and ends; hooks say when the model is at a
 location. The interleaver makes events of that for the machine (`executor.interleave.machine`), and carries out its instructions:
@@ -128,7 +128,7 @@ class Interleaver:
         return ended
 
     def _feed(self, event: Event | None) -> None:
-        """Tell the machine of an event, and carry out its instructions until it waits for nothing more."""
+        """Tell the machine of an event, and carry out what follows until the machine is done."""
         handle, do = self._machine.handle, self._do
         while event is not None:
             answer = None
@@ -148,11 +148,14 @@ class Interleaver:
             self._feed(event)
 
     def admitted(self, request_ids: Sequence[str]) -> None:
-        """Compare over the ranks which of the new requests were admitted; one that failed on any rank fails on all."""
+        """Compare over the ranks which new requests were admitted.
+
+        A request that could not be bound on one rank fails on all.
+        """
         self._feed(Arrived((*request_ids, *self._requests.take_brought())))
 
     def preempted(self, request_id: str) -> None:
-        """The engine evicted a request and computes it anew, prompt and all, without the changes that its block made."""
+        """The engine evicted a request and computes it anew, without its block's changes."""
         self._feed(Preempted(request_id))
 
     def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
@@ -181,7 +184,7 @@ class Interleaver:
     # A step.
 
     def begin_step(self, batch: Batch) -> None:
-        """A forward begins: start and resume the blocks that wait for it, and hook what they ask for.
+        """A forward begins: start and resume the blocks that wait for it.
 
         On a later pipeline stage the step is under way, and this stage's part of it begins.
         """
@@ -194,7 +197,10 @@ class Interleaver:
                 raise RuntimeError("the pipeline stages laid out the rows of a step differently")
 
     def follow(self, stages: Iterable[int]) -> None:
-        """Take part in a step while other pipeline stages compute theirs, to its end if the last one is among them."""
+        """Take part in a step while other pipeline stages compute their parts.
+
+        If the last stage is among them, the step ends.
+        """
         for stage in stages:
             if stage == 0:
                 self._begin(self.stages.begun())
@@ -221,7 +227,10 @@ class Interleaver:
         self._hooks.clear()
 
     def check_cache(self) -> None:
-        """The model has run, in the forward context that is still there: see what changed requests left in the cache."""
+        """The model has run: see what changed requests left in the cache.
+
+        The step's forward context must still be there.
+        """
         self._feed(ModelRan())
 
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
@@ -233,7 +242,7 @@ class Interleaver:
         return self._visit_requests(SAMPLES, token_ids)
 
     def end_step(self) -> None:
-        """The step is over, on the last stage: what was asked for in it and did not come will not come."""
+        """The step is over, on the last stage: a location that has not come will not come."""
         self.stages.end()
         self._end_step()
 

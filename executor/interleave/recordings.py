@@ -1,4 +1,4 @@
-"""What blocks have recorded while the model runs: the recorders of `tracer.cache()` at the locations of a step."""
+"""Recorders of `tracer.cache()` at the locations of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class Recordings:
-    """Who records where in the step that runs.
+    """The recorders of the step that runs.
 
     Args:
         tree: the model's modules.
@@ -86,6 +86,6 @@ class Recordings:
 
 
 def _unkept(path: str, kind: str, error: Exception) -> Refusal:
-    """Why a value is not recorded that can be given: it cannot become what the block wants of it, say."""
+    """Return why a value is not recorded that can be given, such as a wrong dtype."""
     message = f"the value at {path}.{kind} cannot be recorded: {error}"
     return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=f"{path}.{kind}")

@@ -124,7 +124,7 @@ class Running:
         )
 
     def rows(self, mediator: Mediator, visit: Visit) -> tuple[Rows | ManyRows, int]:
-        """Return the rows that a block sees at a location, and the index of its (first) request in the batch."""
+        """Return a block's rows at a location, and the index of its (first) request in the batch."""
         spans = self.spans[mediator.identity.request_id]
         if mediator.identity.joint:
             return ManyRows(tuple(map(visit.rows_of, spans))), spans[0].index

@@ -1,4 +1,4 @@
-"""`model.scan(prompt)`: a block runs on values that have shapes and types and no elements, and nothing is generated.
+"""`model.scan(prompt)`: a block runs on shapes and types, and nothing is generated.
 
 The model runs on as many dummy tokens as the prompt has, beside no request, as vLLM has it run to warm up; attention, which
 needs a cache, gives its queries instead. Every location is what a real pass would have there but for its elements. Those the
@@ -91,7 +91,10 @@ def _step(
 
 
 def _queries(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Let an attention kernel give something of its own instead of memory that nobody wrote, so that ranks can be compared."""
+    """Let an attention kernel give its queries instead of memory that no kernel wrote.
+
+    So the ranks can be compared.
+    """
     if not args or not isinstance(output, torch.Tensor):
         return output
     queries = args[0]

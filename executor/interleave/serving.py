@@ -1,4 +1,4 @@
-"""What a block gets where the model is, and what the model goes on with when the block has moved on."""
+"""What a block gets at a location, and what the model goes on with afterwards."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Serving:
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
     def settle(self, mediator: Mediator, visit: Visit, leaving: bool = False) -> Failure | None:
-        """Write what a block changed at the location it has left into the value that the model goes on with.
+        """Write what a block changed at a location into the value that the model goes on with.
 
         A block that applies a module, or waits at a barrier, has not moved on, unless the model is `leaving` the location.
 
@@ -130,7 +130,7 @@ class Serving:
         return misfit
 
     def _check_tokens(self, tokens: Any, location: str) -> None:
-        """Refuse tokens that the model does not know: the next step would end the engine, and so would their text."""
+        """Refuse tokens that the model does not know, which would end the engine."""
         if not isinstance(tokens, torch.Tensor) or is_fake(tokens):
             return
         least, most = int(tokens.min()), int(tokens.max())

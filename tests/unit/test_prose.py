@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 CLEAN = (
     *("serve_app", "actors", "benchmarks", "examples", "docs", "README.md", "CONTRIBUTING.md"),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing".split()),
-    *(f"executor/{name}" for name in "cluster core engine model parallel plugin views".split()),
+    *(f"executor/{name}" for name in "cluster core engine interleave model parallel plugin views".split()),
     *("interpose/__init__.py", "executor/__init__.py"),
 )
 # Longest first line of a docstring, without quotes.

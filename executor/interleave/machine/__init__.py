@@ -1,1 +1,1 @@
-"""The decisions of a worker about its blocks: typed events in, lists of instructions out, and nothing of vLLM or torch."""
+"""The decisions of a worker about its blocks: events in, lists of instructions out."""

@@ -1,4 +1,4 @@
-"""Barriers: when the blocks that wait at one go on together, and when no block will pass it any more.
+"""Barriers: when waiting blocks go on together, and when no block will pass any more.
 
 When as many blocks have come as a barrier counts, they go on in the order in which they came. Blocks that could wait for ever,
 because too few are left that might come, get an error at once. The barriers of a trace are looked at only after all ranks have
@@ -92,7 +92,7 @@ class Barriers:
         self._of.pop(trace, None)
 
     def decided(self, trace: str, gang: list[Block], present: Collection[str]) -> list[tuple[Barrier, list[Block]]]:
-        """Return the barriers of a trace that are complete or broken, each with the blocks that go on there.
+        """Return a trace's barriers that are complete or broken, with the blocks that go on there.
 
         Args:
             trace: the trace.

@@ -1,4 +1,4 @@
-"""The blocks of a worker as the machine knows them: facts that stay, and what each block waits for."""
+"""The blocks of a worker as the machine knows them: facts, and what each block waits for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def lost(self) -> bool:
-        """Whether the block failed before its first step, on some ranks because it could not be bound on another."""
+        """Whether the block failed before its first step, because of another rank perhaps."""
         return self.step < 0 and self.ended is not None
 
     @property
@@ -127,7 +127,7 @@ class Blocks:
         return list(self._edits.get(request, ()))
 
     def gang_of(self, trace: str) -> list[Block]:
-        """Return the blocks of a trace's gang that have not left, in the order of their invokes; no joint blocks."""
+        """Return the blocks of a trace's gang that have not left, in order; no joint blocks."""
         found = [
             block
             for block in self.all.values()
@@ -147,7 +147,7 @@ class Blocks:
         return [block for block in self.all.values() if block.facts.trace == trace and not block.facts.owner]
 
     def waits(self, request: str) -> list[str]:
-        """Return the keys of the blocks that wait for a coming step of a request: its edits, then its own block.
+        """Return the keys of the blocks that wait for a coming step of a request, edits first.
 
         The request itself is among them as long as a joint block sees its rows.
         """

@@ -23,7 +23,7 @@ class Endings:
         self._turns = turns
 
     def preempted(self, event: Preempted) -> Doing[None]:
-        """Fail a request that is computed anew, unless its blocks need no step more and changed nothing."""
+        """Fail a request that is computed anew, unless that does it no harm."""
         block = self._blocks.all.get(event.request)
         if block is None or block.ended in (Ended.FAILED, Ended.STOPPED):  # such a request ends anyway
             return

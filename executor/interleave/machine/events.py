@@ -1,4 +1,4 @@
-"""What the state machine is told: events that begin something, and answers to its instructions.
+"""What the state machine is told: events that begin something, and answers.
 
 An event of the first kind comes when the machine waits for nothing. An answer follows the instruction that asked for it.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Code(enum.IntEnum):
-    """The error codes that the machine gives; the numbers are those of `ErrorCode` in the protocol."""
+    """The error codes that the machine gives, with the numbers of the protocol."""
 
     INTERVENTION = 1
     UNKNOWN_LOCATION = 2
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class AtBarrier:
-    """A barrier of a trace: its index among the trace's barriers, and how many blocks go on together."""
+    """A barrier of a trace: its index in the trace, and how many blocks go on together."""
 
     number: int
     count: int
@@ -207,7 +207,7 @@ class Settled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Compared(Event):
-    """The numbers of every rank, in rank order, as the instruction that asked for them describes."""
+    """The numbers of every rank, in rank order, as the instruction describes them."""
 
     votes: Sequence[Sequence[int]]
 
@@ -235,7 +235,7 @@ class SkipsChecked(Event):
 
 @dataclass(frozen=True, slots=True)
 class Recorded(Event):
-    """The values of a location were recorded for a block; if not, `failure` says why the block fails."""
+    """The values of a location were recorded for a block, or the block fails."""
 
     failure: pb.Failure | None = None
 

@@ -1,4 +1,4 @@
-"""Gangs: requests of a trace that start in the same step, and the joint blocks that see their rows."""
+"""Gangs: requests that start in the same step, and the joint blocks that see their rows."""
 
 from __future__ import annotations
 

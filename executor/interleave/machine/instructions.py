@@ -66,7 +66,7 @@ class Resume(Turn):
 
 @dataclass(frozen=True, slots=True)
 class Serve(Turn):
-    """Resume a block with its rows of the location where the model is, and write back what it changed there."""
+    """Resume a block with its rows of the location where the model is; write changes back."""
 
     block: str
 
@@ -95,7 +95,10 @@ class Throw(Turn):
 
 @dataclass(frozen=True, slots=True)
 class Miss(Turn):
-    """Raise an error in a block that waits for a location which the step did not reach; nothing of the step is ahead of it."""
+    """Raise an error in a block that waits for a location which the step did not reach.
+
+    Nothing of the step is ahead of the block any more.
+    """
 
     block: str
     error: Failure
@@ -170,7 +173,7 @@ class CompareAdmitted(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class FindChanged(Instruction):
-    """Find out which of these blocks changed anything in the model's pass; may wait for the device."""
+    """Find out which blocks changed anything in the model's pass; may wait for the device."""
 
     answer = Changed
     blocks: tuple[str, ...]
@@ -178,7 +181,10 @@ class FindChanged(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class CheckCache(Instruction):
-    """Find out which of these blocks' requests left numbers that are not finite in the cache, and take the numbers out."""
+    """Find out which blocks' requests left numbers in the cache that are not finite.
+
+    The numbers are taken out of the cache.
+    """
 
     answer = CacheSpoilt
     blocks: tuple[str, ...]
@@ -207,7 +213,7 @@ class Settle(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Record(Instruction):
-    """Record the values of the location where the model is, for a block that wants values recorded."""
+    """Record the values of the location where the model is, for a block with recorders."""
 
     answer = Recorded
     block: str

@@ -1,4 +1,4 @@
-"""The state machine of a worker's blocks: `handle(event)` returns the instructions that follow from an event.
+"""The state machine of a worker's blocks: `handle(event)` returns instructions.
 
 The machine decides which block goes on and in which order, when a barrier opens, which gangs start, what fails with which
 message, and what ends with a request. It runs no block and moves no tensor: the interleaver does that, and says what came of it.

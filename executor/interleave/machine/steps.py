@@ -1,4 +1,4 @@
-"""One step: which blocks start and go on when it begins, which are served at a location, and what has not come at its end."""
+"""One step: blocks start, are served at locations, and learn of what has not come."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Steps:
     # A location.
 
     def reached(self, event: Reached) -> Doing[None]:
-        """Serve the blocks that wait for a location, in their order, and record it for the blocks that want it recorded."""
+        """Serve the blocks that wait for a location, in their order; then record it."""
         turns, key = self._turns, (event.path, event.kind)
         turns.position = event.position
         turns.visiting = True
@@ -167,7 +167,7 @@ class Steps:
                 yield from turns.stream(self._blocks.all[key])
 
     def _look_back(self) -> Doing[None]:
-        """Fail the blocks that spoilt the cache on any rank, and the blocks that wrote something else on another rank."""
+        """Fail the blocks that spoilt the cache, and the blocks that wrote other values elsewhere."""
         present = self._present()
         spoilt = tuple(int(block.key in self._spoilt) for block in present)
         self._spoilt.clear()

@@ -1,4 +1,4 @@
-"""Rounds of turns: blocks run, the ranks compare, calls are answered, barriers open, and each block waits again.
+"""Rounds of turns: blocks run, ranks compare, calls are answered, barriers open.
 
 Between the turns of a round nothing changes but the blocks that had them. What follows from a turn (a request that fails with its
 edit, a barrier that opens) waits until the ranks have compared, so every rank does the same in the same order.
@@ -91,7 +91,7 @@ class Turns:
             self._break_off(block, why)
 
     def agree(self, blocks: Sequence[Block]) -> Doing[None]:
-        """Compare how the turns of blocks ended; then let the blocks wait for what they ask for, and barriers open.
+        """Compare how turns ended; then let blocks wait for what they ask for, and barriers open.
 
         Args:
             blocks: the blocks that had a turn; the same on every rank.
@@ -118,7 +118,7 @@ class Turns:
             blocks = [block for block, _ in calls]
 
     def _compared(self, blocks: Sequence[Block]) -> Doing[list[tuple[Block, bool]]]:
-        """Compare over the ranks; return the blocks that call a module, with whether they are overdue on any rank."""
+        """Compare over the ranks; return the blocks that call, and if they are overdue anywhere."""
         compared = yield Compare(tuple(block.key for block in blocks))
         calls = []
         for i, block in enumerate(blocks):
@@ -130,7 +130,7 @@ class Turns:
         return calls
 
     def _open_barriers(self, blocks: Sequence[Block]) -> Doing[list[Block]]:
-        """Let the blocks go on that wait at a barrier which is complete, or never will be; return these blocks.
+        """Let blocks go on at barriers that are complete, or never will be; return these blocks.
 
         Args:
             blocks: the blocks that had a turn, and may have come to a barrier or ended.
@@ -185,7 +185,10 @@ class Turns:
             self.out.append(Report(block.key, ended))
 
     def disposable(self, block: Block) -> Doing[bool]:
-        """Return whether a request could be computed anew without harm: its blocks need no step more and changed nothing."""
+        """Return whether a request could be computed anew without harm.
+
+        That is so if its blocks need no step more and changed nothing.
+        """
         if block.ended not in (None, Ended.DONE) or self._blocks.waits(block.key):
             return False
         beside = (*self._blocks.edits_of(block.key), *self._blocks.joint.get(block.facts.trace, ()))
