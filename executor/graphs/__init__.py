@@ -1,0 +1,22 @@
+"""Captured graphs of the uncompiled model with blocks in them: universal taps by tables, the graphs' cache, and the decision.
+
+A tap is a read or a change of a request's rows at a site. A site is a tensor of a raw location, or a residual pair. The taps of
+all requests lie in tables on the device (`tables`), and one kernel per site does what the tables say (`kernel` on CUDA,
+`reference` on CPUs). So one graph per batch size serves any mixture of requests, and a request joins or leaves without a capture.
+
+| file | holds |
+| --- | --- |
+| `operations` | what a tap does to a row, with the rounding of each operation |
+| `extents`, `bank` | space on the device: a first-fit allocator, and the vectors of all tenants |
+| `tables` | which request has which taps in this step, and where its rows are |
+| `reference`, `kernel`, `taps` | the operations on the CPU and in Triton, and the hooks that call them between the modules |
+| `buffers` | values on their way to the host: one copy a step, one gather per request at its end |
+| `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
+| `lower` | a plan as taps, where its program has only these operations |
+
+Nothing here runs in an engine yet. Still to come: `executor.plugin` implements `dispatch.Device` with vLLM's graph manager
+(descriptors, dummy inputs, replay) and sizes the KV cache less `limits.device_bytes`; `executor.interleave` asks `dispatch`
+where `_NoGraphs` stands today, and fills the lists of a plan from `buffers`. Plans inside a graph (a program between the modules,
+keyed by its hash) use the same cache and dispatch; their keys are in `cache.Key` already. A check of the KV cache in a kernel, in
+place of `CacheGuard`'s wait, is to stand at the end of a graph. Sites whose tensor is spread over ranks stay off the tables.
+"""

@@ -1,0 +1,93 @@
+"""The vectors of all tenants' taps, on the device in one place.
+
+A captured graph holds the bank's address, so the bank never grows: a vector that does not fit is refused, and its request runs in
+another tier. A tenant has at most a share of the bank. A vector of the same bytes and tenant is there once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from executor.graphs.extents import Extents, Full
+
+
+@dataclass
+class _Held:
+    """A vector in the bank.
+
+    Attributes:
+        key: the tenant and the digest of the contents.
+        length: its number of elements.
+        users: how many taps use it.
+    """
+
+    key: tuple[str, bytes]
+    length: int
+    users: int
+
+
+class Bank:
+    """A flat tensor of vectors, in the dtype of the model.
+
+    Args:
+        elements: the size.
+        dtype, device: of the bank.
+        most_per_tenant: the elements that one tenant may have.
+
+    Attributes:
+        values: the tensor, [elements].
+    """
+
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, most_per_tenant: int) -> None:
+        self.values = torch.zeros(elements, dtype=dtype, device=device)
+        self._most = most_per_tenant
+        self._extents = Extents("the bank of vectors", elements)
+        self._held: dict[int, _Held] = {}
+        self._known: dict[tuple[str, bytes], int] = {}
+        self._tenants: dict[str, int] = {}
+
+    def add(self, tenant: str, vector: torch.Tensor) -> int:  # [...]
+        """Put a vector into the bank; return where it begins.
+
+        The vector is rounded to the dtype of the bank. It must be ordered before the next step's replay: the copy runs on the
+        current stream.
+
+        Raises:
+            Full: the bank or the tenant's share has no room.
+        """
+        values = vector.detach().to("cpu", self.values.dtype).contiguous().reshape(-1)
+        key = (tenant, hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).digest())
+        found = self._known.get(key)
+        if found is not None:
+            self._held[found].users += 1
+            return found
+        length = values.numel()
+        if self._tenants.get(tenant, 0) + length > self._most:
+            raise Full(f"the share of {tenant or 'a tenant'} in the bank of vectors", length)
+        start = self._extents.take(length)
+        self.values[start : start + length].copy_(values)
+        self._held[start] = _Held(key, length, 1)
+        self._known[key] = start
+        self._tenants[tenant] = self._tenants.get(tenant, 0) + length
+        return start
+
+    def drop(self, start: int) -> None:
+        """Give up one use of the vector that begins at `start`."""
+        held = self._held[start]
+        held.users -= 1
+        if held.users:
+            return
+        tenant = held.key[0]
+        self._extents.give(start)
+        del self._held[start], self._known[held.key]
+        self._tenants[tenant] -= held.length
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+
+    @property
+    def used(self) -> int:
+        """The elements that are taken."""
+        return self._extents.used

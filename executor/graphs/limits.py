@@ -1,0 +1,46 @@
+"""How much of the device and of the host the tables, the outputs and the captured graphs may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """The bounds of one worker, known before the KV cache is sized.
+
+    Attributes:
+        taps: the taps that one request may have.
+        bank_bytes: of the vectors of all tenants.
+        bank_share: the part of the bank that one tenant may have.
+        step_bytes: of what the requests read in one later step, all together.
+        prompt_bytes: of what the requests read of their prompts in one step, all together.
+        graphs, graph_bytes: how many captured graphs there are at most, and their memory.
+        host_bytes: of page-locked memory on the host.
+    """
+
+    taps: int = 128
+    bank_bytes: int = 64 * MIB
+    bank_share: float = 0.5
+    step_bytes: int = 32 * MIB
+    prompt_bytes: int = 96 * MIB
+    graphs: int = 128
+    graph_bytes: int = 512 * MIB
+    host_bytes: int = 1024 * MIB
+
+    def device_bytes(self, slots: int, sites: int, rows: int) -> int:
+        """Return what all of it may take of the device, to be kept free when the KV cache is sized.
+
+        Args:
+            slots: the most requests in a batch.
+            sites: the sites of the model.
+            rows: the most rows of a step.
+        """
+        tables = (slots + 1) * (2 * sites + RECORD * self.taps) * 4 + rows * 8
+        return tables + self.bank_bytes + self.step_bytes + self.prompt_bytes + self.graph_bytes
+
+
+# The numbers of one tap in the tables: eight integers and eight floats.
+RECORD = 16

@@ -1,0 +1,366 @@
+"""Which request has which taps in a step, and where its rows are: what the kernel reads on the device.
+
+Two tensors, allocated once, whose addresses every captured graph holds:
+
+- `rows`, [most rows, 2], int32: for each row of the batch the slot of its request, and its number among the request's rows. One
+  upload a step. A row of padding has the sentinel, the slot after the last, which has no taps.
+- `records`, [slots + 1, length], int32: what each slot's request does. First, for each site, the number of its first tap and how
+  many taps are open there. Then the taps, `RECORD` numbers each. A record is uploaded when its request joins or leaves, and when
+  a window of steps opens or closes.
+
+A tap's record: code, first column, column after the last, first row, row after the last, vector, its stride from row to row, and
+the direction of FORM or the place of READ in the output; then as float32: number, c0, c1, c2, c3, low, high, 0.
+
+Values that taps read go to one flat tensor of the model's dtype. It has two areas: one for steps with one row of a request,
+whose used part is copied to the host in every step, and one for prompts. A request gets its ranges of both when it joins, so a
+step never lacks memory. A request that finds no room is refused with `Full`, and runs in another tier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor.graphs.bank import Bank
+from executor.graphs.extents import Extents
+from executor.graphs.limits import RECORD, GraphLimits
+from executor.graphs.operations import ALL, Code, Refused, Tap
+
+LATER, PROMPT = 0, 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a READ leaves in its request's range of the output in a step.
+
+    Attributes:
+        tap: the number of the tap among the request's.
+        at: where it begins in the range, in elements.
+        rows, width: its shape.
+    """
+
+    tap: int
+    at: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """A request's range of an area of the output.
+
+    Attributes:
+        start, size: in elements of the area.
+        parts: what lies there.
+    """
+
+    start: int
+    size: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a step leaves in an area of the output.
+
+    Attributes:
+        version: differs when the shares differ.
+        top: the number of elements of the area that hold all of it.
+        shares: by the requests' slots.
+    """
+
+    version: int
+    top: int
+    shares: Mapping[int, Share]
+
+
+@dataclass
+class _Joined:
+    """A request in the tables.
+
+    Attributes:
+        taps: by their numbers.
+        vectors: for each tap, where its vector and its direction are in the bank, -1: none.
+        rows: the rows of its prompt.
+        starts: its range in each area, -1: none.
+        until: the step in which the record is next to be written anew.
+        now: the rows of the step for which the record was written.
+        open: the sites with open taps.
+        share: its share in the area of the current steps.
+    """
+
+    taps: tuple[Tap, ...]
+    vectors: list[tuple[int, int]]
+    rows: int
+    starts: list[int] = field(default_factory=lambda: [-1, -1])
+    until: int = -1
+    since: int = 0
+    now: int = 0
+    open: frozenset[int] = frozenset()
+    share: Share = Share(0, 0, ())
+
+
+class Tables:
+    """The tables of one worker.
+
+    Args:
+        widths: the number of columns of each site.
+        slots: the most requests in a batch; a request's slot is the engine's own.
+        rows: the most rows of a step.
+        dtype, device: of the model.
+        limits: the bounds.
+
+    Attributes:
+        rows, records: as above.
+        output: the flat output, [elements].
+        bank: the vectors.
+        split: where the area of prompts begins in the output.
+        widths, slots: as given.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        slots: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        limits: GraphLimits,
+    ) -> None:
+        self.widths = tuple(widths)
+        self.slots = slots
+        self._limits = limits
+        size = dtype.itemsize
+        elements = limits.bank_bytes // size
+        self.bank = Bank(elements, dtype, device, int(elements * limits.bank_share))
+        self.split = limits.step_bytes // size
+        self._areas = (
+            Extents("the output of a step", self.split),
+            Extents("the output of prompts", limits.prompt_bytes // size),
+        )
+        if self.split + self._areas[PROMPT].size > ALL or elements > ALL:
+            raise Refused("the tables hold places as int32: 2**31 elements are the most")
+        self.output = torch.zeros(self.split + self._areas[PROMPT].size, dtype=dtype, device=device)
+        self._heads = 2 * len(self.widths)
+        self.length = self._heads + RECORD * limits.taps
+        self.records = torch.zeros(slots + 1, self.length, dtype=torch.int32, device=device)
+        self.rows = torch.full((rows, 2), slots, dtype=torch.int32, device=device)
+        self._joined: dict[int, _Joined] = {}
+        self._open: Counter[int] = Counter()
+        self._dirty: dict[int, npt.NDArray[np.int32]] = {}
+        self._version = [0, 0]
+        self._epochs: dict[int, int] = {}
+        self._last: list[tuple[tuple[int, int], ...]] = [(), ()]
+        self._outgoing = [Outgoing(0, 0, {}), Outgoing(0, 0, {})]
+        self._writes = 0
+
+    @property
+    def sites(self) -> frozenset[int]:
+        """The sites at which a request has an open tap."""
+        return frozenset(self._open)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._joined
+
+    def join(self, slot: int, tenant: str, taps: Iterable[Tap], rows: int) -> None:
+        """Give a request its taps.
+
+        Args:
+            slot: the request's.
+            tenant: whose share of the bank its vectors are in.
+            taps: in the order in which they run at a site.
+            rows: the rows of its prompt, all in its first step.
+
+        Raises:
+            Refused: a tap does not fit its site, or the request has too many taps.
+            Full: there is no room for its vectors or for what it reads. Nothing of it stays.
+        """
+        if slot in self._joined or not 0 <= slot < self.slots:
+            raise ValueError(f"slot {slot} is taken, or none")
+        taps = tuple(taps)
+        if len(taps) > self._limits.taps:
+            raise Refused(f"{len(taps)} taps; a request has at most {self._limits.taps}")
+        for tap in taps:
+            if not 0 <= tap.site < len(self.widths):
+                raise Refused(f"there is no site {tap.site}")
+            tap.check(self.widths[tap.site])
+            if tap.exact and tap.vector is not None and tap.vector.dtype != self.output.dtype:
+                raise Refused(f"a vector in {tap.vector.dtype} for a model in {self.output.dtype}")
+        joined = _Joined(taps, [], rows)
+        try:
+            for tap in taps:
+                joined.vectors.append((-1, -1))
+                for i, vector in enumerate((tap.vector, tap.direction)):
+                    if vector is not None:
+                        start = self.bank.add(tenant, vector)
+                        joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
+            for area, count in ((LATER, 1), (PROMPT, rows)):
+                needed = _most_read(taps, count)
+                if needed and (area == LATER or count > 1):
+                    joined.starts[area] = self._areas[area].take(needed)
+        except BaseException:
+            self._release(joined)
+            raise
+        self._joined[slot] = joined
+
+    def leave(self, slot: int) -> None:
+        """Take a request out of the tables; its slot may then be another request's."""
+        joined = self._joined.pop(slot)
+        self._count(joined.open, frozenset())
+        self._release(joined)
+        self._dirty[slot] = np.zeros(self.length, np.int32)
+
+    def _release(self, joined: _Joined) -> None:
+        for pair in joined.vectors:
+            for start in pair:
+                if start >= 0:
+                    self.bank.drop(start)
+        for area in (LATER, PROMPT):
+            self._give(joined, area)
+
+    def _give(self, joined: _Joined, area: int) -> None:
+        if joined.starts[area] >= 0:
+            self._areas[area].give(joined.starts[area])
+            joined.starts[area] = -1
+
+    def begin_step(
+        self, batch: Sequence[tuple[int, int]], steps: Mapping[int, int], padded: int
+    ) -> tuple[Outgoing, Outgoing]:
+        """Write the tables of a step and upload what changed, on the current stream.
+
+        Args:
+            batch: the slot and the number of rows of each request, plain requests too, in the order of their rows.
+            steps: the step of each request that has taps; the prompt is in step 0.
+            padded: the rows of the tensors, padding included.
+
+        Returns:
+            What the step leaves in the areas `LATER` and `PROMPT`.
+
+        Raises:
+            Refused: a request has more rows than its prompt had.
+        """
+        present: list[list[tuple[int, int]]] = [[], []]
+        for slot, count in batch:
+            joined = self._joined.get(slot)
+            if joined is None:
+                continue
+            step = steps[slot]
+            if not joined.since <= step < joined.until or count != joined.now:
+                self._write(slot, joined, step, count)
+            if joined.share.parts:
+                present[LATER if count == 1 else PROMPT].append((slot, self._epochs[slot]))
+        self._upload(batch, padded)
+        for area in (LATER, PROMPT):
+            now = tuple(present[area])
+            if now != self._last[area]:
+                self._last[area] = now
+                self._version[area] += 1
+                shares = {slot: self._joined[slot].share for slot, _ in now}
+                top = max((share.start + share.size for share in shares.values()), default=0)
+                self._outgoing[area] = Outgoing(self._version[area], top, shares)
+        return self._outgoing[LATER], self._outgoing[PROMPT]
+
+    def _write(self, slot: int, joined: _Joined, step: int, count: int) -> None:
+        """Write the record of a request for a step, and for those after it until a window opens or closes."""
+        if count > max(joined.rows, 1):
+            raise Refused(f"{count} rows of a request whose prompt had {joined.rows}")
+        area = LATER if count == 1 else PROMPT
+        if step and count == 1:
+            self._give(joined, PROMPT)
+        elif area == PROMPT and joined.starts[PROMPT] < 0 and _most_read(joined.taps, count):
+            raise Refused("a prompt's rows come after the prompt")
+        edges = sorted({edge for tap in joined.taps for edge in tap.steps} | {0, ALL})
+        joined.since = max(edge for edge in edges if edge <= step)
+        joined.until = min(edge for edge in edges if edge > step)
+        joined.now = count
+        record = np.zeros(self.length, np.int32)
+        heads = record[: self._heads].reshape(-1, 2)
+        ints = record[self._heads :].reshape(-1, RECORD)
+        floats = ints.view(np.float32)
+        start = joined.starts[area]
+        number, place, parts = 0, 0, []
+        order = sorted(range(len(joined.taps)), key=lambda i: joined.taps[i].site)
+        for i in order:
+            tap = joined.taps[i]
+            first, after = tap.rows[0], min(tap.rows[1], count)
+            if not tap.steps[0] <= step < tap.steps[1] or first >= after:
+                continue
+            vector, last = joined.vectors[i]
+            if tap.code is Code.READ:
+                last = start + place + (self.split if area == PROMPT else 0)
+                parts.append(Part(i, place, after - first, tap.width))
+                place += (after - first) * tap.width
+            stride = tap.width if tap.vector is not None and tap.vector.dim() == 2 else 0
+            ints[number, :8] = (tap.code, *tap.columns, first, after, vector, stride, last)
+            with np.errstate(over="ignore"):
+                floats[number, 8:15] = (self._number(tap), *tap.coefficients, tap.low, tap.high)
+            if not heads[tap.site, 1]:
+                heads[tap.site, 0] = number
+            heads[tap.site, 1] += 1
+            number += 1
+        sites = frozenset(int(site) for site in np.flatnonzero(heads[:, 1]))
+        self._count(joined.open, sites)
+        joined.open = sites
+        joined.share = Share(start, place, tuple(parts))
+        self._dirty[slot] = record
+        self._writes += 1
+        self._epochs[slot] = self._writes
+
+    def _number(self, tap: Tap) -> float:
+        """Return the number of a tap as torch has it on the device: the CPU rounds a number before it adds it."""
+        if tap.code is Code.ADD and self.output.device.type == "cpu":
+            return torch.tensor(tap.number, dtype=self.output.dtype).item()
+        return tap.number
+
+    def _count(self, before: frozenset[int], now: frozenset[int]) -> None:
+        for site in before - now:
+            self._open[site] -= 1
+            if not self._open[site]:
+                del self._open[site]
+        for site in now - before:
+            self._open[site] += 1
+
+    def _upload(self, batch: Sequence[tuple[int, int]], padded: int) -> None:
+        for slot, record in self._dirty.items():
+            self._copy(self.records[slot], record)
+        self._dirty.clear()
+        table = np.full((padded, 2), self.slots, np.int32)
+        counts = np.fromiter((count for _, count in batch), np.int64, len(batch))
+        total = int(counts.sum())
+        if total > padded or padded > len(self.rows):
+            raise ValueError(f"{total} rows in tensors of {padded}, in tables for {len(self.rows)}")
+        if total == len(batch):
+            table[:total, 1] = 0
+            table[:total, 0] = [slot for slot, _ in batch]
+        else:
+            table[:total, 0] = np.repeat(np.fromiter((slot for slot, _ in batch), np.int32, len(batch)), counts)
+            begins = np.repeat(np.cumsum(counts) - counts, counts)
+            table[:total, 1] = np.arange(total) - begins
+        self._copy(self.rows[:padded], table)
+
+    @staticmethod
+    def _copy(target: torch.Tensor, values: npt.NDArray[np.int32]) -> None:
+        """Copy numbers to the device without a wait.
+
+        Page-locked memory of torch's allocator is not given to another copy before this copy is over.
+        """
+        source = torch.from_numpy(values)
+        if target.device.type == "cuda":
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)
+
+
+def _most_read(taps: Sequence[Tap], count: int) -> int:
+    """Return the most elements that taps read in one step with `count` rows of the request."""
+    reads = [(tap, min(tap.rows[1], count) - tap.rows[0]) for tap in taps if tap.code is Code.READ]
+    reads = [(tap, rows) for tap, rows in reads if rows > 0]
+    begins = {tap.steps[0] for tap, _ in reads}
+    return max(
+        (sum(rows * tap.width for tap, rows in reads if tap.steps[0] <= step < tap.steps[1]) for step in begins),
+        default=0,
+    )
