@@ -119,18 +119,6 @@ class TraceScope:
         """Return the trace's random generators, or None if none of its code can use any."""
         return self._binder.random_state()
 
-    def share_into(self, names: MutableMapping[str, Any], gang: bool) -> None:
-        """Give a block the shared names' current values (`SharedNames.give`)."""
-        self.shared.give(names, gang)
-
-    def share_from(self, names: MutableMapping[str, Any], gang: bool) -> None:
-        """Take over what a block bound to the shared names."""
-        self.shared.take(names, gang)
-
-    def export(self, invoke: int, names: MutableMapping[str, Any], writes: Iterable[str]) -> None:
-        """Keep what an ended block bound, for invokes that read it."""
-        self.shared.export(invoke, names, writes)
-
     def leave(self, names: MutableMapping[str, Any], lends: bool) -> None:
         """An invoke's block has ended: drop what its names are bound to; called within the block's budget.
 

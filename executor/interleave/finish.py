@@ -94,7 +94,7 @@ class Endings:
             failed = failed or stream.failure
         if failed is None:
             if scope.expected > 1:
-                scope.export(mediator.identity.invoke, mediator.names, writes)
+                scope.shared.export(mediator.identity.invoke, mediator.names, writes)
             if self._reports and stream is None:
                 events = self._saves(mediator, scope, writes)
         mediator.let_go(lambda: scope.leave(mediator.names, mediator.lends_names))

@@ -98,9 +98,9 @@ class Running:
         gang = mediator.identity.gang > 0
         if scope.shared or gang:
             # What a name was bound to before may go, with code of its own.
-            mediator.let_go(lambda: scope.share_into(mediator.names, gang))
+            mediator.let_go(lambda: scope.shared.give(mediator.names, gang))
             turn()
-            mediator.let_go(lambda: scope.share_from(mediator.names, gang))
+            mediator.let_go(lambda: scope.shared.take(mediator.names, gang))
         else:
             turn()
         return self._ended(mediator, settles)
