@@ -8,20 +8,17 @@ from executor.block.state import BlockState
 from executor.model.values import digest
 
 
-def fingerprint(state: BlockState, several: bool) -> int:
+def fingerprint(state: BlockState) -> int:
     """Return a number that two ranks share only if the block's turn ended the same way on both.
 
-    Args:
-        state: the block's state.
-        several: whether there are several ranks. The number then covers the values to which the block applies a module. With one
-            rank, the number leaves these values out, because reading them would wait for the device.
+    The number covers the values to which the block applies a module, so reading them may wait for the device.
     """
     waits, ending = state.waits, state.ending
     waiting = waits.location
     failed = ending.failure.exception_type if ending.failure is not None else ""
     call = ""
     if waits.call is not None:
-        given = [int(digest(value)) for value in waits.call.tensors] if several else []
+        given = [int(digest(value)) for value in waits.call.tensors]
         call = f"{waits.call.fingerprint()}{given}"
     kind, skips = (waiting.kind if waiting else ""), state.record.skips.fingerprint()
     recorded = [recorder.way for recorder in state.record.recorders]

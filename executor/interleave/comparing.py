@@ -36,7 +36,7 @@ class Comparing:
 
     def _compare(self, do: Compare) -> Compared:
         mediators = [self._mediators[key] for key in do.blocks]
-        ways = [fingerprint(mediator.state, self._ranks.several) for mediator in mediators]
+        ways = [fingerprint(mediator.state) for mediator in mediators]
         overdue = [int(mediator.state.progress.used > self._budget.step_seconds) for mediator in mediators]
         return Compared(self._ranks.compare(ways + overdue))
 
