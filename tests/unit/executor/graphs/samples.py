@@ -18,6 +18,12 @@ LIMITS = GraphLimits(
 EXACT = (Code.READ, Code.READ, Code.ADD, Code.MULTIPLY, Code.SET, Code.CLAMP)
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bits; every NaN is the same."""
+    zeros = torch.equal(torch.signbit(one) & (one == 0), torch.signbit(other) & (other == 0))
+    return one.dtype == other.dtype and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)) and zeros
+
+
 def make_tables(
     widths: tuple[int, ...] = (12, 12, 7), dtype: torch.dtype = torch.bfloat16, device: torch.device = CPU
 ) -> Tables:

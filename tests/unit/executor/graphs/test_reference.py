@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from executor.graphs import reference
 from executor.graphs.operations import Code, Tap, ablate, cap, steer, steer_by_norm, swap
 from executor.graphs.tables import LATER, PROMPT, Share
-from tests.unit.executor.graphs.samples import CPU, make_tables, numbers, sample
+from tests.unit.executor.graphs.samples import CPU, make_tables, numbers, same, sample
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits; every NaN is the same."""
-    zeros = torch.equal(torch.signbit(one) & (one == 0), torch.signbit(other) & (other == 0))
-    return one.dtype == other.dtype and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)) and zeros
 
 
 def as_a_block(tap: Tap, mine: torch.Tensor) -> torch.Tensor | None:
