@@ -62,6 +62,8 @@ class Opened:
 class InvokeRequest:
     """One request of a trace, as it lies in the request's `extra_args`.
 
+    The scheduler reads it too; nothing of the trace is parsed for that.
+
     Attributes:
         trace: the key of the trace.
         invoke: the invoke's index.
@@ -84,48 +86,19 @@ class InvokeRequest:
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
-        return {
-            "interpose": {
-                "id": self.trace,
-                "invoke": self.invoke,
-                "together": self.together,
-                "flow": (self.flow.tenant, self.flow.session, self.flow.share),
-                "shipment": self.shipment,
-            }
-        }
+        fields = {"trace": self.trace, "invoke": self.invoke, "together": self.together, "shipment": self.shipment}
+        return {"interpose": {"request": fields, "flow": (self.flow.tenant, self.flow.session, self.flow.share)}}
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> InvokeRequest | None:
         """Return the request in some `extra_args`, or None if the request is not traced."""
         args = extra_args.get("interpose") if extra_args else None
-        if args is None:
-            return None
-        return cls(args["id"], args["invoke"], args["together"], Flow(*args["flow"]), args["shipment"])
+        return cls(flow=Flow(*args["flow"]), **args["request"]) if args is not None else None
 
 
 def flow_of(request: TraceRequest) -> Flow:
     """Return the tenant and the session of a trace."""
     return Flow(request.tenant, request.session_id, request.share)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What the scheduler needs to know of a traced request; it is read without the program.
-
-    Attributes:
-        trace: the trace's id.
-        together, flow: as in `InvokeRequest`.
-    """
-
-    trace: str
-    together: int
-    flow: Flow
-
-    @classmethod
-    def from_args(cls, extra_args: dict[str, Any] | None) -> Placement | None:
-        """Return the placement in a request's `extra_args`, or None if the request is not traced."""
-        args = extra_args.get("interpose") if extra_args else None
-        return cls(args["id"], args["together"], Flow(*args["flow"])) if args is not None else None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow
-from executor.core.request import Placement, step_tokens
+from executor.core.request import InvokeRequest, step_tokens
 from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, WaitingRoom
 
 if TYPE_CHECKING:
@@ -89,18 +89,18 @@ class InterposeScheduler(Scheduler):
     def _enqueue_waiting_request(self, request: Request) -> None:
         """Let a traced request wait in the room, and any other request in vLLM's queue."""
         params = request.sampling_params
-        placement = Placement.from_args(params.extra_args) if params is not None else None
-        if placement is None:
+        invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
+        if invoke is None:
             super()._enqueue_waiting_request(request)
         else:
-            self._enter(request, placement)
+            self._enter(request, invoke)
 
-    def _enter(self, request: Request, placement: Placement) -> None:
+    def _enter(self, request: Request, invoke: InvokeRequest) -> None:
         rows, params = request.num_prompt_tokens, request.sampling_params
         assert params is not None
         entry = Traced(
             request,
-            placement.flow,
+            invoke.flow,
             rows,
             prompt_blocks=self._blocks(rows),
             blocks=self._blocks(rows + request.max_tokens),
@@ -109,7 +109,7 @@ class InterposeScheduler(Scheduler):
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         self._traced[request.request_id] = entry
-        self._room.enter(entry, placement.trace, placement.together)
+        self._room.enter(entry, invoke.trace, invoke.together)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         finished = super().finish_requests(request_ids, finished_status)
@@ -146,8 +146,8 @@ class InterposeScheduler(Scheduler):
         if entry is not None:
             return entry.flow
         params = request.sampling_params
-        placement = Placement.from_args(params.extra_args) if params is not None else None
-        return placement.flow if placement is not None else NOBODY
+        invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
+        return invoke.flow if invoke is not None else NOBODY
 
     def get_num_unfinished_requests(self) -> int:
         """Count the requests in the room too, so that the engine goes on with its steps."""
