@@ -70,6 +70,7 @@ class _Trace:
     session: str = ""
     expected: int = 1
     remote: bool = False
+    of_session: bool = False
     blame: bytes = b""
     saved_bytes: int = 0
     registry: SaveRegistry = field(default_factory=SaveRegistry)

@@ -43,6 +43,8 @@ class TraceScope:
     Attributes:
         id, expected, session, arrival: as given.
         remote: whether the trace's tensors stay on the server.
+        stacks: whether the trace's client can read stacks.
+        of_session: whether the trace shares objects that its session keeps.
         blame: the id of the client's trace.
         registry: the saved values.
         saved_bytes: the bytes encoded so far.
@@ -82,6 +84,7 @@ class TraceScope:
         for value in values.values():
             self.registry.mark(value, value)
         self.shared = SharedNames(trace, values)
+        self.of_session = self.shared.of_session
 
     @property
     def sources(self) -> Sources:

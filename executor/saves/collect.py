@@ -8,7 +8,7 @@ from typing import Any
 
 from executor.core.errors import Refusal
 from executor.core.text import clip
-from executor.saves.encoder import SaveEncoder
+from executor.saves.encoder import SaveEncoder, Stacks
 from executor.saves.trace import SavingTrace
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
@@ -63,7 +63,9 @@ def collect(
     # Nothing is inline in a trace whose client leaves its tensors on the server.
     inline_bytes = -1 if scope.remote else limits.inline_bytes
     left = limits.max_saved_bytes - scope.saved_bytes
-    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed, scope.stacks)
+    # What a session keeps goes into later traces, where small tensors travel inside the message.
+    kind = Stacks.NONE if not scope.stacks else Stacks.INLINE if invoke < 0 and scope.of_session else Stacks.ANY
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed, kind)
     saves = pb.Saves(invoke=invoke)
     what = ""
     try:

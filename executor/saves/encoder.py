@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -169,6 +170,20 @@ def refuse_names(value: Any) -> None:
             todo.extend(item.values() if isinstance(item, dict) else item)
 
 
+class Stacks(enum.Enum):
+    """Which stacks a receiver takes.
+
+    Members:
+        NONE: no stacks.
+        INLINE: stacks, and the bytes of small tensors inside the message, however many these tensors are.
+        ANY: stacks with their bytes in the message or in blobs.
+    """
+
+    NONE = enum.auto()
+    INLINE = enum.auto()
+    ANY = enum.auto()
+
+
 class SaveEncoder:
     """Encodes the saved values of one message.
 
@@ -178,7 +193,7 @@ class SaveEncoder:
         put_blob: takes the bytes of a larger tensor or stack, and whether nothing else uses these bytes; returns the blob id.
         limit: how many bytes the trace may still save.
         stayed: the tensors on the server of which a value may be an unchanged copy.
-        stacks: whether the receiver can read stacks.
+        stacks: which stacks the receiver takes.
     """
 
     def __init__(
@@ -188,7 +203,7 @@ class SaveEncoder:
         put_blob: Callable[[memoryview, bool], str],
         limit: int,
         stayed: Stayed | None = None,
-        stacks: bool = False,
+        stacks: Stacks = Stacks.NONE,
     ) -> None:
         self._registry = registry
         self._inline_bytes = inline_bytes
@@ -219,24 +234,29 @@ class SaveEncoder:
             follow: takes the stacks of tensors that the block may still change. Numpy arrays and inference tensors of the
                 block's own are then in no stack, because they do not count their changes.
         """
-        if not self._stacks:
+        if self._stacks is Stacks.NONE:
             return
         knows, copied = self._encoder.knows, self._registry.copied
         new = [leaf for leaf in leaves(values, self._registry.snapshot) if not knows(leaf)]
         if self._stayed is not None:
             new = [leaf for leaf in new if not self._stayed.made(leaf)]
         if follow is None:
-            for group in stacking.groups(new):
-                self._pack(group)
+            self._pack(new)
             return
-        for group in stacking.groups(leaf for leaf in new if copied(leaf)):
-            self._pack(group)
-        for group in stacking.groups(leaf for leaf in new if not copied(leaf) and counts_changes(leaf)):
-            packed = self._pack(group)
-            if packed is not None:
-                follow(packed)
+        self._pack([leaf for leaf in new if copied(leaf)])
+        for stack in self._pack([leaf for leaf in new if not copied(leaf) and counts_changes(leaf)]):
+            follow(stack)
 
-    def _pack(self, group: list[Any]) -> StackOfOwn | None:
+    def _pack(self, leaves: list[Any]) -> list[StackOfOwn]:
+        """Make stacks of tensors; tensors that would be blobs by themselves are in stacks of their own."""
+        small, large = [], []
+        for leaf in leaves:
+            (small if _size(leaf) <= self._inline_bytes else large).append(leaf)
+        made = [self._packed(group, small=True) for group in stacking.groups(small)]
+        made += [self._packed(group, small=False) for group in stacking.groups(large)]
+        return [stack for stack in made if stack is not None]
+
+    def _packed(self, group: list[Any], small: bool) -> StackOfOwn | None:
         size = sum([member.nbytes for member in group])
         if self.bytes + size > self._limit:
             return None  # `encode` says which value is too large
@@ -245,7 +265,9 @@ class SaveEncoder:
         except (ArrayError, RuntimeError, TypeError):
             return None  # `encode` says which tensor cannot travel
         self.bytes += size
-        payload = data.tobytes() if size <= self._inline_bytes else Blob(id=self._put(data, True), size=size)
+        layout.small = small
+        inline = size <= self._inline_bytes or (small and self._stacks is Stacks.INLINE)
+        payload = data.tobytes() if inline else Blob(id=self._put(data, True), size=size)
         return StackOfOwn(self._encoder.stack(group, layout, payload), group, data)
 
     def items(self, items: Iterable[Any]) -> list[Value]:
@@ -329,6 +351,11 @@ class StackOfOwn:
     index: int
     members: list[Any]
     data: memoryview
+
+
+def _size(leaf: Any) -> int:
+    """Return the bytes of a tensor or array; those of a sparse tensor, which is in no stack, are 0."""
+    return leaf.nbytes if not isinstance(leaf, torch.Tensor) or is_dense(leaf) else 0
 
 
 def counts_changes(value: Any) -> bool:

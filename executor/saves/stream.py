@@ -18,7 +18,7 @@ from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
 from executor.saves.changes import SentArray, SentStacks, differs, fresh_items, patch, shallow
 from executor.saves.collect import Limits
-from executor.saves.encoder import SaveEncoder, Search
+from executor.saves.encoder import SaveEncoder, Search, Stacks
 from executor.saves.outbox import Outbox
 from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
@@ -70,7 +70,7 @@ class SaveStream:
             limits.inline_bytes,
             self._put,
             limits.max_saved_bytes - scope.saved_bytes,
-            stacks=scope.stacks,
+            stacks=Stacks.ANY if scope.stacks else Stacks.NONE,
         )
 
     def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:

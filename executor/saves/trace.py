@@ -20,6 +20,7 @@ class SavingTrace(Protocol):
         expected: the number of invokes.
         remote: whether the trace's tensors stay on the server.
         stacks: whether the trace's client can read stacks.
+        of_session: whether the trace shares objects that its session keeps.
         blame: the id of the client's trace, as `Bounds.run` takes it.
         registry: the saved values.
         stayed: the tensors of earlier traces that the trace uses.
@@ -32,6 +33,7 @@ class SavingTrace(Protocol):
     expected: int
     remote: bool
     stacks: bool
+    of_session: bool
     blame: bytes
     registry: SaveRegistry
     stayed: Stayed

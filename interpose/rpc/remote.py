@@ -124,7 +124,7 @@ class RemoteValue:
 
 
 class RemoteDecoder(Decoder):
-    """A decoder that leaves tensors on the server unless the message holds their bytes."""
+    """A decoder that leaves tensors on the server, but for small tensors."""
 
     session: Session
     session_id: str
@@ -137,7 +137,7 @@ class RemoteDecoder(Decoder):
         return RemoteValue(self.session, self.session_id, tensor.blob.id, view, tensor.library)
 
     def _apart(self, stack: Stack) -> list[Any]:
-        if stack.WhichOneof("payload") != "blob":
+        if stack.WhichOneof("payload") != "blob" or stack.small:
             return super()._apart(stack)
         stacks.check(stack, stack.blob.size)
         blob_id, library = stack.blob.id, stack.library

@@ -165,7 +165,7 @@ class Value(_message.Message):
     def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., real: _Optional[float] = ..., complex_number: _Optional[_Union[ComplexNumber, _Mapping]] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[Items, _Mapping]] = ..., tuple: _Optional[_Union[Items, _Mapping]] = ..., set: _Optional[_Union[Items, _Mapping]] = ..., frozen_set: _Optional[_Union[Items, _Mapping]] = ..., dict: _Optional[_Union[Mapping, _Mapping]] = ..., slice: _Optional[_Union[SliceValue, _Mapping]] = ..., ellipsis: bool = ..., range: _Optional[_Union[RangeValue, _Mapping]] = ..., dtype: _Optional[_Union[DType, str]] = ..., device: _Optional[str] = ..., module: _Optional[str] = ..., tracer: bool = ..., python_module: _Optional[str] = ..., symbol: _Optional[_Union[Symbol, _Mapping]] = ..., function: _Optional[_Union[Function, _Mapping]] = ..., ref: _Optional[int] = ..., pickled: _Optional[bytes] = ..., size: _Optional[_Union[Items, _Mapping]] = ..., not_implemented: bool = ..., record: _Optional[_Union[Record, _Mapping]] = ..., class_source: _Optional[_Union[Class, _Mapping]] = ..., instance: _Optional[_Union[Instance, _Mapping]] = ..., attribute: _Optional[_Union[Attribute, _Mapping]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., captured: _Optional[int] = ..., remote: _Optional[_Union[RemoteTensor, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., stacked: _Optional[_Union[StackSlice, _Mapping]] = ...) -> None: ...
 
 class Stack(_message.Message):
-    __slots__ = ("dtype", "library", "count", "shape", "rows", "data", "blob")
+    __slots__ = ("dtype", "library", "count", "shape", "rows", "data", "blob", "small")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class Stack(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
+    SMALL_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     library: ArrayLibrary
     count: int
@@ -180,7 +181,8 @@ class Stack(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
     blob: Blob
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., count: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
+    small: bool
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., library: _Optional[_Union[ArrayLibrary, str]] = ..., count: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., small: bool = ...) -> None: ...
 
 class StackSlice(_message.Message):
     __slots__ = ("stack", "first", "count")

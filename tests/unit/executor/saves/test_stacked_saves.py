@@ -176,6 +176,24 @@ def test_tensors_on_the_server_are_blobs() -> None:
     assert len(got.blobs) == 1 and got.saves.objects.values[0].stack.HasField("blob")
 
 
+def test_small_and_large_tensors_are_in_stacks_of_their_own() -> None:
+    value = [*rows(3), *[torch.ones(40, 8) + i for i in range(2)], *rows(2)]
+    got = sent(Trace(), x=value, inline_bytes=100)
+    found = [one.stack for one in got.saves.objects.values if one.HasField("stack")]
+    assert [(stack.count, stack.small, stack.HasField("blob")) for stack in found] == [(5, True, True), (2, False, True)]
+    assert same(got.names()["x"], value)
+
+
+def test_small_tensors_that_a_session_keeps_are_inside_the_message() -> None:
+    value = [*rows(50), torch.ones(40, 8), torch.zeros(40, 8)]
+    got = sent(Trace(of_session=True), invoke=-1, x=value, inline_bytes=100)
+    found = [one.stack for one in got.saves.objects.values if one.HasField("stack")]
+    assert [(stack.count, stack.HasField("blob")) for stack in found] == [(50, False), (2, True)]
+    assert same(got.names()["x"], value)
+    again = sent(Trace(of_session=True), invoke=0, x=value, inline_bytes=100)
+    assert len(again.blobs) == 2, "what an invoke saves for itself is not the session's"
+
+
 def test_more_than_a_trace_may_save() -> None:
     trace = Trace()
     value = trace.registry.save(rows(100), None)

@@ -35,6 +35,7 @@ class Trace:
     expected: int = 1
     remote: bool = False
     stacks: bool = True
+    of_session: bool = False
     blame: bytes = b""
     saved_bytes: int = 0
     registry: SaveRegistry = field(default_factory=SaveRegistry)

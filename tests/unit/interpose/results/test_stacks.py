@@ -57,6 +57,18 @@ def test_each_stays_on_the_server_by_itself(service, model):
     assert torch.equal(part.fetch(), ROWS[3])
 
 
+def test_small_tensors_come_also_where_large_tensors_stay(service, model):
+    def small(service, trace):
+        [event] = stacked(service, trace)
+        event.saves.objects.values[0].stack.small = True
+        yield event
+
+    service.script = small
+    rows = run(model, fetch=False)
+    assert all(torch.equal(row, wanted) for row, wanted in zip(rows[:4], ROWS, strict=True))
+    assert rows[4] is rows[0] and len(service.fetched_from) == 1
+
+
 def test_a_part_goes_into_another_trace(service, model):
     service.script = stacked
     row = run(model, fetch=False)[2]
