@@ -180,7 +180,10 @@ def test_small_and_large_tensors_are_in_stacks_of_their_own() -> None:
     value = [*rows(3), *[torch.ones(40, 8) + i for i in range(2)], *rows(2)]
     got = sent(Trace(), x=value, inline_bytes=100)
     found = [one.stack for one in got.saves.objects.values if one.HasField("stack")]
-    assert [(stack.count, stack.small, stack.HasField("blob")) for stack in found] == [(5, True, True), (2, False, True)]
+    assert [(stack.count, stack.small, stack.HasField("blob")) for stack in found] == [
+        (5, True, True),
+        (2, False, True),
+    ]
     assert same(got.names()["x"], value)
 
 

@@ -100,7 +100,7 @@ def test_what_a_server_refuses_that_no_client_of_ours_sends():
         TensorView(dtype=DTYPE_FLOAT32, shape=[2], indices=[Index(items=[IndexItem(slice=IndexSlice(step=0))])]),
         TensorView(dtype=DTYPE_FLOAT32, shape=[2], indices=[Index(items=[IndexItem(new_axis=True)] * 40)]),
         TensorView(dtype=DTYPE_FLOAT32, shape=[2], indices=[Index(items=[IndexItem(new_axis=True)] * 65)]),
-        TensorView(dtype=DTYPE_FLOAT32, shape=[2], indices=[Index()] * 17),
+        TensorView(dtype=DTYPE_FLOAT32, shape=[2], indices=[Index()] * (indexing.MAX_CHAIN + 1)),
     ]
     for view in cases:
         with pytest.raises(IndexError):
