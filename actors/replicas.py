@@ -65,7 +65,7 @@ class ReplicaBoard:
         self._failures: dict[Target, _Failure] = {}
         self._ran: dict[Target, Any] = {}  # the settings with which a replica of a deployment has run
         self._seen: dict[str, _Seen] = {}
-        self._places: dict[tuple[str, Target], str] = {}
+        self._placements: dict[tuple[str, Target], str] = {}
 
     def report(self, report: ReplicaReport) -> str:
         """Store a replica's report in place of its last report.
@@ -144,7 +144,7 @@ class ReplicaBoard:
         self._drop_silent(now)
         healthy = [one for one in self._seen.values() if one.report.target == target and one.healthy]
         running = [one.report for one in healthy if one.takes_traces]
-        sessions = Counter(self._places.values())
+        sessions = Counter(self._placements.values())
         return ModelState(
             state="RUNNING" if running else "LOADING" if healthy else "UNHEALTHY",
             replicas=len(running),
@@ -172,11 +172,11 @@ class ReplicaBoard:
         self._drop_silent(time.monotonic())
         able = {name: one for name, one in self._seen.items() if one.report.target == target and one.takes_traces}
         key = (session_id, target)
-        if self._places.get(key) in able:
-            return self._places[key]
+        if self._placements.get(key) in able:
+            return self._placements[key]
         if not able:
             return ""
-        sessions = Counter(self._places.values())
+        sessions = Counter(self._placements.values())
 
         def busy(name: str) -> tuple[int, int, str]:
             report = able[name].report
@@ -184,7 +184,7 @@ class ReplicaBoard:
 
         chosen = min(able, key=busy)
         able[chosen].given += 1
-        self._places[key] = chosen
+        self._placements[key] = chosen
         return chosen
 
     def moved(self, session_id: str, target: Target, replica: str) -> None:
@@ -192,13 +192,13 @@ class ReplicaBoard:
 
         The session's former replica no longer takes its traces.
         """
-        if (session_id, target) in self._places:
-            self._places[session_id, target] = replica
+        if (session_id, target) in self._placements:
+            self._placements[session_id, target] = replica
 
     def left(self, session_id: str) -> None:
         """Note that a session has ended."""
-        for key in [key for key in self._places if key[0] == session_id]:
-            del self._places[key]
+        for key in [key for key in self._placements if key[0] == session_id]:
+            del self._placements[key]
 
     def _drop_silent(self, now: float) -> None:
         for replica, one in list(self._seen.items()):

@@ -25,7 +25,7 @@ _FILE = re.compile(r"[0-9a-f]{32}-multi-(\d+)")
 _HEADER = struct.Struct("<3Q")  # sizes of the three parts that follow it
 
 
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Whether a file holds as many values as its name says.
 
     Each value begins with the sizes of its address, its metadata and its bytes. The format is that of
@@ -57,7 +57,7 @@ class SpillFolder:
         self._folder = folder
         self._raylet = raylet
         self._lock = threading.Lock()
-        self._whole: set[str] = set()  # names of complete files; no process writes to them again
+        self._complete: set[str] = set()  # names of complete files; no process writes to them again
 
     def clear(self) -> int:
         """Remove incomplete files that no process writes; return the bytes that they had.
@@ -70,14 +70,14 @@ class SpillFolder:
                 there = {entry.name for entry in os.scandir(self._folder) if _FILE.fullmatch(entry.name)}
             except FileNotFoundError:
                 return 0
-            self._whole &= there
-            broken = self._not_whole(there - self._whole)
+            self._complete &= there
+            broken = self._incomplete(there - self._complete)
             if not broken:
                 return 0
             # A file that is complete is no longer open. A file that is incomplete and not open will never be complete.
             written = self._open()
             freed = 0
-            for name in self._not_whole(broken):
+            for name in self._incomplete(broken):
                 path = self._folder / name
                 try:
                     found = path.stat()
@@ -88,12 +88,12 @@ class SpillFolder:
                     pass  # Ray has removed the file
             return freed
 
-    def _not_whole(self, names: set[str]) -> set[str]:
+    def _incomplete(self, names: set[str]) -> set[str]:
         broken = set()
         for name in names:
             try:
-                if is_whole(self._folder / name):
-                    self._whole.add(name)
+                if is_complete(self._folder / name):
+                    self._complete.add(name)
                 else:
                     broken.add(name)
             except FileNotFoundError:

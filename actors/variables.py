@@ -96,8 +96,8 @@ class SharedVariables:
                     "that one (tracer.job.wait()) before you change it"
                 )
                 raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=trace.id))
-        for objects, places in tables.values():
-            _splice(trace.scope, objects, places)
+        for objects, moved in tables.values():
+            _splice(trace.scope, objects, moved)
         return lent
 
     def settle(self, trace: pb.Trace, saves: pb.Saves, own: int, failed: bool) -> list[Left]:
@@ -180,21 +180,21 @@ def _at(saves: pb.Saves, value: Value | None) -> Value | None:
     return saves.objects.values[value.ref] if value is not None and value.WhichOneof("kind") == "ref" else None
 
 
-def _splice(scope: Objects, objects: Objects, places: Mapping[int, int]) -> None:
+def _splice(scope: Objects, objects: Objects, moved: Mapping[int, int]) -> None:
     """Add the entries of a table to the scope of a trace.
 
     Args:
-        places: the indices of the table that take the place of entries of the scope.
+        moved: the indices of the table that take the place of entries of the scope.
     """
     first = len(scope.values)
     for index, value in enumerate(objects.values):
         added = scope.values.add(none=True)
-        if index in places:
-            added = scope.values[places[index]]
+        if index in moved:
+            added = scope.values[moved[index]]
         added.CopyFrom(value)
         for one in nested([added]):
             if one.WhichOneof("kind") == "ref":
-                one.ref = places.get(one.ref, first + one.ref)
+                one.ref = moved.get(one.ref, first + one.ref)
             elif one.WhichOneof("kind") == "tensor" and one.tensor.WhichOneof("payload") == "blob":
                 view = TensorView(dtype=one.tensor.dtype, shape=one.tensor.shape)
                 one.remote.CopyFrom(RemoteTensor(blob_id=one.tensor.blob.id, view=view, library=one.tensor.library))

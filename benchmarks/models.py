@@ -110,6 +110,6 @@ def prompts(tokens: int) -> Iterator[list[int]]:
 
     Each prompt begins with other tokens, so no prompt is in a cache.
     """
-    rest = [5 + 7 * place % _TOKENS for place in range(tokens - 4)]
+    rest = [5 + 7 * index % _TOKENS for index in range(tokens - 4)]
     for number in itertools.count():
         yield [*(5 + number // _TOKENS**digit % _TOKENS for digit in range(4)), *rest]

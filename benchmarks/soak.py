@@ -84,14 +84,14 @@ class Memory:
     def growth(self) -> tuple[float, float]:
         """Medians of the memory in the third quarter and in the last quarter."""
         quarter = max(1, len(self.samples) // 4)
-        early, late = self.samples[2 * quarter : 3 * quarter] or self.samples, self.samples[-quarter:]
-        return statistics.median(size for _, size in early), statistics.median(size for _, size in late)
+        first, last = self.samples[2 * quarter : 3 * quarter] or self.samples, self.samples[-quarter:]
+        return statistics.median(size for _, size in first), statistics.median(size for _, size in last)
 
     @property
     def flat(self) -> bool:
         """Whether the memory stayed as it was."""
-        early, late = self.growth
-        return late <= early * (1 + GROWTH) + GROWTH_BYTES
+        first, last = self.growth
+        return last <= first * (1 + GROWTH) + GROWTH_BYTES
 
 
 class Watch:
@@ -346,8 +346,8 @@ def main() -> int:
     for memory in watch.lived:
         roles[memory.name].append(memory)
     for name, lives in sorted(roles.items()):
-        early, late = max((one.growth for one in lives), key=lambda pair: pair[1] - pair[0])
-        print(f"  {name:40} {early / _MIB:.0f} -> {late / _MIB:.0f} MiB, the most of {len(lives)}")
+        first, last = max((one.growth for one in lives), key=lambda pair: pair[1] - pair[0])
+        print(f"  {name:40} {first / _MIB:.0f} -> {last / _MIB:.0f} MiB, the most of {len(lives)}")
     wrong = report.wrong + [
         f"{one.name} grew from {one.growth[0] / _MIB:.0f} to {one.growth[1] / _MIB:.0f} MiB"
         for one in watch.lived

@@ -97,15 +97,15 @@ def run(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         options = measured_model.write(Path(folder))
         # Engines on GPUs take minutes to start and nothing while they wait.
-        together = measured_model.gpu and 2 * len(sizes) * options["gpu_memory_utilization"] <= MEMORY
+        at_once = measured_model.gpu and 2 * len(sizes) * options["gpu_memory_utilization"] <= MEMORY
         pairs = [_engines(size, folder, options) for size in sizes]
-        started = [stack.enter_context(pair) for pair in pairs] if together else []
+        started = [stack.enter_context(pair) for pair in pairs] if at_once else []
         for service, stock in started:  # start all before waiting for the first
             stack.callback(service.stop)
             stack.callback(stock.stop)
-        for place, size in enumerate(sizes):
+        for index, size in enumerate(sizes):
             with contextlib.ExitStack() as one:
-                service, stock = started[place] if together else one.enter_context(pairs[place])
+                service, stock = started[index] if at_once else one.enter_context(pairs[index])
                 began = time.monotonic()
                 with Traces(service.address(), DTYPES[measured_model.dtype]) as traces:
                     stock.ask(prompt_tokens=16, tokens=1)

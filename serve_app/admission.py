@@ -131,7 +131,7 @@ def check_trace(
         _check_lora(lora, description.adapters, trace.id, index)
     _check_sampling(trace.sampling, parameters, trace.id, -1)
     for index, invoke in enumerate(trace.invokes):
-        if not invoke.whole:
+        if not invoke.joint:
             _check_prompt(invoke.prompt, description, trace.id, index)
         _check_program(invoke.program, limits, trace.id, index)
         _check_sampling(invoke.sampling, parameters, trace.id, index)

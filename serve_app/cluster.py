@@ -43,11 +43,11 @@ class Cluster(Protocol):
 
     Attributes:
         own: whether this process started the cluster.
-        elsewhere: the address of the cluster's head once it has started, if the head is on another host.
+        remote_head: the address of the cluster's head once it has started, if the head is on another host.
     """
 
     own: bool
-    elsewhere: str
+    remote_head: str
 
     def start(self, progress: Progress) -> None:
         """Connect to the cluster; `ray` works in this process afterwards.
@@ -73,7 +73,7 @@ class OwnHead:
     """
 
     own = True
-    elsewhere = ""
+    remote_head = ""
 
     def __init__(self, cpus: int) -> None:
         self._cpus = max(cpus, os.cpu_count() or 1)
@@ -161,7 +161,7 @@ class JoinedCluster:
         if address != "auto" and ":" not in address:
             raise ValueError(f"RAY_ADDRESS={address}: it should be HOST:PORT of the cluster's head")
         self._address = address
-        self.elsewhere = ""
+        self.remote_head = ""
         self._node: subprocess.Popen[str] | None = None
 
     def start(self, progress: Progress = lambda stage: None) -> None:
@@ -170,7 +170,7 @@ class JoinedCluster:
         with _own_signal_handlers():
             ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
         head = next(node for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"])["NodeManagerAddress"]
-        self.elsewhere = "" if head == ray.util.get_node_ip_address() else str(head)
+        self.remote_head = "" if head == ray.util.get_node_ip_address() else str(head)
 
     def _start_node(self) -> None:
         command = [sys.executable, "-c", _NODE, "start", f"--address={self._address}", "--num-cpus=0", "--num-gpus=0"]

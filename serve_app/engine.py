@@ -23,7 +23,7 @@ from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
 from interpose.wire.request import TraceRequest
 from serve_app.listening import replica_on_this_machine
-from serve_app.places import Places
+from serve_app.seats import Seats
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
 from serve_app.tokenizer import chunks, tokenizer_files
@@ -56,11 +56,11 @@ class EngineDeployment:
         self._target = Target(context.app_name, context.deployment)
         self._replica = context.replica_id.unique_id
         self._attempt = f"{context.code_version} on {ray.get_runtime_context().get_node_id()}"
-        self._stage = "waiting for its place"
+        self._stage = "waiting for its seat"
         self._engine: Any = None
         self._healthy = True
         self._sessions = SessionWatch()
-        self._places = Places(model.max_running_traces, model.max_waiting_traces)
+        self._seats = Seats(model.max_running_traces, model.max_waiting_traces)
         self._reporter = asyncio.create_task(self._keep_reporting())
         try:
             await self._wait_for_name()
@@ -126,7 +126,7 @@ class EngineDeployment:
 
     async def _in_turn(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         async with (
-            self._places.place(flow_of(request)),
+            self._seats.seat(flow_of(request)),
             contextlib.aclosing(self._engine.run(request)) as events,
         ):
             async for event in events:
@@ -197,7 +197,7 @@ class EngineDeployment:
 
     async def _report(self, failed: StartFailed | None = None) -> str:
         running, waiting = self._engine.load() if self._engine is not None else (0, 0)
-        waiting += self._places.waiting
+        waiting += self._seats.waiting
         report = ReplicaReport(
             self._target, self._model, self._replica, self._stage, self._healthy, running, waiting, failed
         )

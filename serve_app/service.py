@@ -59,7 +59,7 @@ class Service:
     def address(self) -> str:
         """The address for clients, on the host of the cluster's head."""
         grpc_settings = self._settings.grpc
-        host = (self._cluster.elsewhere or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
+        host = (self._cluster.remote_head or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
         return f"{host}:{grpc_settings.port}"
 
     def start(self, progress: Progress) -> None:
@@ -79,12 +79,12 @@ class Service:
             self._cluster.start(progress)
         except Exception as error:
             raise ServiceError(f"Ray does not start: {error}") from error
-        if self._cluster.elsewhere and listening.host in _LOOPBACK:
+        if self._cluster.remote_head and listening.host in _LOOPBACK:
             raise ServiceError(
-                f"the cluster's head is on another host, {self._cluster.elsewhere}, and {listening.host} can be reached from "
+                f"the cluster's head is on another host, {self._cluster.remote_head}, and {listening.host} can be reached from "
                 "there only: choose --host 0.0.0.0, or an address of it"
             )
-        if not self._cluster.own and not self._cluster.elsewhere:
+        if not self._cluster.own and not self._cluster.remote_head:
             check_port(listening.host, listening.port)
         progress("starting Serve")
         self._start_serve()

@@ -46,42 +46,42 @@ def explain(
     """
     lines, problems = [], []
     for one in error.errors():
-        place = one["loc"]
+        keys = one["loc"]
         name = one.get("ctx", {}).get("name")
         if name is not None:  # a validator of a whole mapping found the error at one key
-            place = (*place, name)
-        what = _what(dict(one), place, model)
-        lines.append(_where(place, given, file, prefix) + what)
-        problems.append((place, what))
+            keys = (*keys, name)
+        what = _what(dict(one), keys, model)
+        lines.append(_where(keys, given, file, prefix) + what)
+        problems.append((keys, what))
     return SettingsError("\n".join(lines), problems)
 
 
-def _what(one: dict[str, Any], place: Sequence[str | int], model: type[BaseModel]) -> str:
+def _what(one: dict[str, Any], keys: Sequence[str | int], model: type[BaseModel]) -> str:
     if one["type"] == "extra_forbidden":
-        return f"there is no such setting{near(str(place[-1]), _names_at(model, place[:-1]))}"
+        return f"there is no such setting{near(str(keys[-1]), _names_at(model, keys[:-1]))}"
     what = str(one["msg"]).removeprefix("Value error, ")
     got = one.get("input")
-    if one["type"].endswith(("_type", "_parsing", "literal_error")) and not {*place} & {*_SECRET}:
+    if one["type"].endswith(("_type", "_parsing", "literal_error")) and not {*keys} & {*_SECRET}:
         text = repr(got)
         what += f"; it is {text if len(text) <= _MOST_INPUT else type(got).__name__}"
     return what
 
 
-def _where(place: Sequence[str | int], given: Mapping[str, Any], file: SettingsFile | None, prefix: str) -> str:
+def _where(keys: Sequence[str | int], given: Mapping[str, Any], file: SettingsFile | None, prefix: str) -> str:
     """Return where a setting was given, with a colon; "" for the settings as a whole."""
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    if not place:
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in keys).lstrip(".")
+    if not keys:
         return ""
-    if _given(place, given):
+    if _given(keys, given):
         return f"{name}: "
-    variable = next(_variables(place, prefix), None) if prefix else None
+    variable = next(_variables(keys, prefix), None) if prefix else None
     if variable is not None:
-        return f"{variable}: " if len(place) == variable.count("__") + 1 else f"{variable}: {name}: "
-    return f"{file.path}:{file.line(place)}: {name}: " if file is not None else f"{name}: "
+        return f"{variable}: " if len(keys) == variable.count("__") + 1 else f"{variable}: {name}: "
+    return f"{file.path}:{file.line(keys)}: {name}: " if file is not None else f"{name}: "
 
 
-def _given(place: Sequence[str | int], values: Any) -> bool:
-    for part in place:
+def _given(keys: Sequence[str | int], values: Any) -> bool:
+    for part in keys:
         try:
             values = values[part]
         except (KeyError, IndexError, TypeError):
@@ -89,19 +89,19 @@ def _given(place: Sequence[str | int], values: Any) -> bool:
     return True
 
 
-def _variables(place: Sequence[str | int], prefix: str) -> Iterator[str]:
+def _variables(keys: Sequence[str | int], prefix: str) -> Iterator[str]:
     """Yield the environment variables that give a setting or contain it."""
     there = {name.upper(): name for name in os.environ}
-    for length in range(len(place), 0, -1):
-        name = (prefix + "__".join(map(str, place[:length]))).upper()
+    for length in range(len(keys), 0, -1):
+        name = (prefix + "__".join(map(str, keys[:length]))).upper()
         if name in there:
             yield there[name]
 
 
-def _names_at(model: type[BaseModel], place: Sequence[str | int]) -> set[str]:
+def _names_at(model: type[BaseModel], keys: Sequence[str | int]) -> set[str]:
     """Return the names of the settings at a place; an empty set where any name is allowed."""
     annotation: Any = model
-    for part in place:
+    for part in keys:
         if isinstance(part, int):
             annotation = next(iter(typing.get_args(annotation)), None)
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel) and part in annotation.model_fields:

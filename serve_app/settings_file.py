@@ -39,19 +39,19 @@ class SettingsFile:
             self.values: dict[str, Any] = yaml.safe_load(text) or {}
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+            where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
             begun = f" {error.context}" if error.context else ""
-            raise ValueError(f"{path}{place}: this is no YAML: {error.problem}{begun}") from None
+            raise ValueError(f"{path}{where}: this is no YAML: {error.problem}{begun}") from None
         except yaml.YAMLError as error:
             raise ValueError(f"{path}: this is no YAML: {error}") from None
 
-    def line(self, place: Sequence[str | int]) -> int:
+    def line(self, keys: Sequence[str | int]) -> int:
         """Return the line number, from 1, of a setting by its keys and indices.
 
         A setting that is not in the file has the line of the setting that would contain it.
         """
         line, node = 1, self._root
-        for part in place:
+        for part in keys:
             found = None
             if isinstance(node, yaml.MappingNode):
                 found = next(((key, value) for key, value in node.value if key.value == str(part)), None)

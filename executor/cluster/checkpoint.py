@@ -224,11 +224,11 @@ def check_safetensors(file: Path) -> None:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     try:
         tensors = [one for name, one in json.loads(header).items() if name != "__metadata__"]
-        whole = 8 + length + max((one["data_offsets"][1] for one in tensors), default=0)
+        expected = 8 + length + max((one["data_offsets"][1] for one in tensors), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise ValueError(f"{file} is damaged or cut off: it has no safetensors header ({size} bytes)") from None
-    if size < whole:
-        raise ValueError(f"{file} is cut off: it has {size} bytes of {whole}; copy or download it again")
+    if size < expected:
+        raise ValueError(f"{file} is cut off: it has {size} bytes of {expected}; copy or download it again")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def _passes(error: BaseException) -> bool:
     return bool(names & _PASSING) or ray_memory or _PASSING_WORDS.search(str(error)) is not None
 
 
-def _place(loc: Sequence[str | int]) -> str:
+def _setting(loc: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in loc if "[" not in str(part))  # without which of several types it did not have
 
 
@@ -190,8 +190,8 @@ def _in_words(error: BaseException) -> str:
         return error.failure.reason
     details = getattr(error, "errors", None)  # pydantic's
     if callable(details):
-        found = [(_place(one["loc"]), str(one["msg"]).removeprefix("Value error, ")) for one in details()]
-        text = "; ".join(f"{place}: {said}" if place else said for place, said in found)
+        found = [(_setting(one["loc"]), str(one["msg"]).removeprefix("Value error, ")) for one in details()]
+        text = "; ".join(f"{setting}: {said}" if setting else said for setting, said in found)
     else:
         text = str(error).strip()
     if handed_on := _HANDED_ON.search(text):

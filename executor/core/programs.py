@@ -49,19 +49,19 @@ class Unit:
 
     @classmethod
     def of_block(cls, program: pb.Program) -> Unit:
-        place = (program.source, program.filename, program.first_line, program.indent)
-        return cls("block", *place, tracers=tracers_in(program.reads))
+        origin = (program.source, program.filename, program.first_line, program.indent)
+        return cls("block", *origin, tracers=tracers_in(program.reads))
 
     @classmethod
     def of_function(cls, function: Function) -> Unit:
-        place = (function.source, function.filename, function.first_line, function.indent)
-        return cls("function", *place, name=function.name, tracers=tracers_in(function.reads))
+        origin = (function.source, function.filename, function.first_line, function.indent)
+        return cls("function", *origin, name=function.name, tracers=tracers_in(function.reads))
 
     @classmethod
     def of_class(cls, source: Class) -> Unit:
-        place = (source.source, source.filename, source.first_line, source.indent)
+        origin = (source.source, source.filename, source.first_line, source.indent)
         given = tuple(sorted({binding.name for binding in source.needs}))
-        return cls("class", *place, source.name, given, tracers_in([*source.needs, *source.reads]))
+        return cls("class", *origin, source.name, given, tracers_in([*source.needs, *source.reads]))
 
     @property
     def key(self) -> str:
@@ -92,13 +92,13 @@ class Unit:
         Raises:
             SyntaxError, ValueError, OverflowError, RecursionError, MemoryError: the text cannot be compiled.
         """
-        place = (self.source, self.filename, self.first_line, self.indent)
+        origin = (self.source, self.filename, self.first_line, self.indent)
         tracers = frozenset(self.tracers)
         if self.kind == "block":
-            return rewrite.compile_block(*place, tracers)
+            return rewrite.compile_block(*origin, tracers)
         if self.kind == "function":
-            return remake.compile_function(*place, self.name, tracers)
-        return remake.compile_class(*place, self.name, frozenset(self.given), tracers)
+            return remake.compile_function(*origin, self.name, tracers)
+        return remake.compile_class(*origin, self.name, frozenset(self.given), tracers)
 
 
 def tracers_in(bindings: Iterable[Binding]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class Opened:
     @cached_property
     def joint(self) -> dict[int, pb.Invoke]:
         """The joint blocks of the trace, by index. They run beside the blocks of its requests."""
-        return {index: invoke for index, invoke in enumerate(self.trace.invokes) if invoke.whole}
+        return {index: invoke for index, invoke in enumerate(self.trace.invokes) if invoke.joint}
 
 
 @dataclass(frozen=True)

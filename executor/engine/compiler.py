@@ -66,9 +66,12 @@ class Compiler:
             self._end()
 
     def _one(self, key: str, unit: Unit, deadline: float) -> Code:
-        late = f"the server's Python did not compile {unit.what} in {self._seconds:g} s; make it shorter, or nest it less deeply"
+        message = (
+            f"the server's Python did not compile {unit.what} in {self._seconds:g} s; make it shorter, or nest it less "
+            "deeply"
+        )
         if time.monotonic() >= deadline:
-            return late
+            return message
         for again in (True, False):
             if self._process is None:
                 self._start()
@@ -76,7 +79,7 @@ class Compiler:
                 self._connection.send_bytes(marshal.dumps((self._max_nodes, astuple(unit))))
                 if not self._connection.poll(max(0.0, deadline - time.monotonic())):
                     self._end()
-                    return late
+                    return message
                 code: Code = marshal.loads(self._connection.recv_bytes())
             except (OSError, EOFError):
                 # The process may have died between two traces, through no fault of this text.

@@ -24,11 +24,11 @@ def output_event(index: int, output: Any, completion: Any, sent_text: int, sent_
         token_ids=list(completion.token_ids)[sent_ids:],
         finished=bool(reason),
         finish_reason=reason,
-        logprobs=[_message(place) for place in (completion.logprobs or ())[sent_ids:]],
+        logprobs=[_message(position) for position in (completion.logprobs or ())[sent_ids:]],
     )
     if sent_ids == 0:
         event.prompt_token_ids.extend(output.prompt_token_ids or ())
-        event.prompt_logprobs.extend(_message(place) for place in output.prompt_logprobs or ())
+        event.prompt_logprobs.extend(_message(position) for position in output.prompt_logprobs or ())
     return pb.Event(output=event)
 
 
@@ -39,23 +39,23 @@ def result_of(output: Any, completion: Any, reason: str) -> Result:
         list(completion.token_ids),
         reason,
         list(output.prompt_token_ids or ()),
-        _places(completion.logprobs),
-        _places(output.prompt_logprobs),
+        _positions(completion.logprobs),
+        _positions(output.prompt_logprobs),
     )
 
 
-def _places(places: Iterable[Any] | None) -> list[Any] | None:
-    if places is None:
+def _positions(positions: Iterable[Any] | None) -> list[Any] | None:
+    if positions is None:
         return None
     return [  # In vLLM's flat form the first place of a prompt is empty; in the other form it is None.
-        {i: Logprob(one.logprob, one.rank, one.decoded_token) for i, one in place.items()} if place else None
-        for place in places
+        {i: Logprob(one.logprob, one.rank, one.decoded_token) for i, one in position.items()} if position else None
+        for position in positions
     ]
 
 
-def _message(place: Any) -> pb.TokenLogprobs:
+def _message(position: Any) -> pb.TokenLogprobs:
     message = pb.TokenLogprobs()
-    for token, one in (place or {}).items():
+    for token, one in (position or {}).items():
         message.token_ids.append(token)
         message.logprobs.append(one.logprob)
         message.ranks.append(one.rank or 0)

@@ -391,15 +391,15 @@ def _check_ids(module: Any, tensors: list[torch.Tensor], refuse: Any) -> None:  
 def _check_rotary(
     module: Any, tensors: list[torch.Tensor], floats: list[torch.Tensor], refuse: Any
 ) -> None:  # positions [rows], floats [rows, heads * head size]
-    places = [value for value in tensors if not value.is_floating_point()]
+    positions = [value for value in tensors if not value.is_floating_point()]
     count = module.cos_sin_cache.shape[0]
-    if len(places) != 1 or places[0].dim() != 1 or places[0].dtype != torch.int64 or not floats:
+    if len(positions) != 1 or positions[0].dim() != 1 or positions[0].dtype != torch.int64 or not floats:
         raise refuse("takes positions, int64 of shape [rows], then query and key of shape [rows, heads * head size]")
-    if places[0].numel() and (int(places[0].min()) < 0 or int(places[0].max()) >= count):
+    if positions[0].numel() and (int(positions[0].min()) < 0 or int(positions[0].max()) >= count):
         raise refuse(f"takes positions from 0 to {count - 1}")
     for value in floats:
-        if value.dim() != 2 or value.shape[0] != places[0].shape[0] or value.shape[1] % module.head_size:
+        if value.dim() != 2 or value.shape[0] != positions[0].shape[0] or value.shape[1] % module.head_size:
             raise refuse(
-                f"takes query and key of shape [{places[0].shape[0]}, heads * {module.head_size}] and was given "
+                f"takes query and key of shape [{positions[0].shape[0]}, heads * {module.head_size}] and was given "
                 f"{list(value.shape)}"
             )

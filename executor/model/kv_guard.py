@@ -83,20 +83,20 @@ class CacheGuard:
         if context.attn_metadata is None:
             return []
         spans = list(spans)
-        places = context.slot_mapping if isinstance(context.slot_mapping, dict) else {}
+        mapping = context.slot_mapping if isinstance(context.slot_mapping, dict) else {}
         added: list[_Added] = []
         known: dict[tuple[int, int, Span], torch.Tensor] = {}  # layers have them in common
         for name, layer in self._layers.items():
             cache = getattr(layer, "kv_cache", None)
             if not isinstance(cache, torch.Tensor) or cache.dim() < 3 or not _plain(layer, cache):
                 continue
-            if name not in places:
+            if name not in mapping:
                 return spans  # nobody can tell what is in it
             dim, slots = layout(layer, cache)
             for span in spans:
-                key = (places[name].data_ptr(), slots, span)
+                key = (mapping[name].data_ptr(), slots, span)
                 if key not in known:
-                    known[key] = _blocks(places[name][span.start : span.stop], slots).to(cache.device)
+                    known[key] = _blocks(mapping[name][span.start : span.stop], slots).to(cache.device)
                 blocks = known[key]
                 if blocks.numel():
                     numbers = _numbers(layer, cache.index_select(dim, blocks))
@@ -111,9 +111,9 @@ class CacheGuard:
         return [span for span in spans if any(one.span == span for one in spoilt)]
 
 
-def _blocks(places: torch.Tensor, slots: int) -> torch.Tensor:  # places: [tokens]; returns [blocks]
+def _blocks(mapping: torch.Tensor, slots: int) -> torch.Tensor:  # mapping: [tokens]; returns [blocks]
     """Return the blocks of so many slots that some slots lie in; a negative one stands for none."""
-    return torch.unique(places[places >= 0].to(torch.int64) // slots)
+    return torch.unique(mapping[mapping >= 0].to(torch.int64) // slots)
 
 
 def layout(layer: Any, cache: torch.Tensor) -> tuple[int, int]:  # [blocks, tokens, ...] or [2, blocks, ...]

@@ -275,10 +275,10 @@ def vocabulary_segments(ranks: int, height: int, tokens: int) -> list[tuple[int,
 
 def _by_rows(segments: Sequence[tuple[int, int, int]], pick: Pick, device: torch.device) -> Pick:
     owners = torch.cat([torch.full((count,), rank) for rank, _, count in segments]).to(device)
-    places = torch.cat([torch.arange(first, first + count) for _, first, count in segments]).to(device)
+    order = torch.cat([torch.arange(first, first + count) for _, first, count in segments]).to(device)
 
     def fetch(rows: torch.Tensor) -> torch.Tensor:  # [rows] -> [rows, ...]
-        mine = pick(places[rows]).contiguous()
+        mine = pick(order[rows]).contiguous()
         group = get_tp_group()
         everyone = group.all_gather(mine, dim=0).view(group.world_size, *mine.shape)
         return everyone[owners[rows], torch.arange(len(rows), device=device)]

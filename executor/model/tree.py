@@ -216,9 +216,9 @@ class ModuleTree:
                 "modules around it instead",
                 where,
             )
-        place = self._order.get((path, kind))
-        if place is not None:
-            return place
+        position = self._order.get((path, kind))
+        if position is not None:
+            return position
         node = self.nodes.get(path) or self.pseudo.get(path)
         if node is not None and node.module is None:
             raise self._refuse(f"{path} has an output only; read {path}.output", where)

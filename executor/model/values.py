@@ -398,5 +398,5 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:  # any shape; returns a scalar
     with torch.inference_mode(False), torch.no_grad():
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()
         numbers = bits(flat).to(torch.int64)
-        places = torch.arange(1, numbers.numel() + 1, device=numbers.device, dtype=torch.int64)
-        return (numbers * (places * _SPREAD)).sum()
+        weights = torch.arange(1, numbers.numel() + 1, device=numbers.device, dtype=torch.int64)
+        return (numbers * (weights * _SPREAD)).sum()

@@ -68,8 +68,8 @@ class Package:
         self.members_of = functools.cache(self._members_of)
 
     def _file(self, module: str) -> Path | None:
-        place = self._root.joinpath(*module.split(".")[1:])
-        files = (place / "__init__.py", place.with_suffix(".py"))
+        location = self._root.joinpath(*module.split(".")[1:])
+        files = (location / "__init__.py", location.with_suffix(".py"))
         return next((file for file in files if file.is_file()), None) if module.split(".")[0] == "vllm" else None
 
     def _read(self, module: str) -> ast.Module | None:

@@ -99,7 +99,7 @@ def _out(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> Node | N
         if not name.startswith(path + ".") or not isinstance(row, RowParallelLinear):
             continue
         begun = probe.at(name, "input")
-        whole = begun is not None and begun.index > ended.index and row.input_is_parallel
-        if whole and row.input_size_per_partition == width:
+        full = begun is not None and begun.index > ended.index and row.input_is_parallel
+        if full and row.input_size_per_partition == width:
             return node
     return None

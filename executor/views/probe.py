@@ -153,16 +153,16 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
     return factor if same(a, made.to(a.dtype), *terms) else None
 
 
-def combined(whole: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:  # any shape
+def combined(total: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:  # any shape
     """Return whether a tensor is a nonzero multiple of a base, plus multiples of terms."""
     parts = [base, *terms]
-    if any(part.shape != whole.shape for part in parts):
+    if any(part.shape != total.shape for part in parts):
         return False
     columns = torch.stack([part.double().flatten() for part in parts], dim=-1)
     factors = (
-        torch.linalg.lstsq(columns.cpu(), whole.double().flatten().unsqueeze(-1).cpu()).solution.flatten().tolist()
+        torch.linalg.lstsq(columns.cpu(), total.double().flatten().unsqueeze(-1).cpu()).solution.flatten().tolist()
     )
     if not all(map(math.isfinite, factors)) or abs(factors[0]) < 1e-3:
         return False
     scaled = [part.double() * factor for part, factor in zip(parts, factors, strict=True)]
-    return same(whole, torch.stack(scaled).sum(0).to(whole.dtype), *scaled)
+    return same(total, torch.stack(scaled).sum(0).to(total.dtype), *scaled)

@@ -46,10 +46,10 @@ class Point:
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:  # [rows, hidden]
-    whole: torch.Tensor | None = None
+    total: torch.Tensor | None = None
     for tensor in tensors:
-        whole = tensor if whole is None else whole + tensor
-    return whole
+        total = tensor if total is None else total + tensor
+    return total
 
 
 class StreamFinder:

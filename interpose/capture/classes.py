@@ -65,7 +65,7 @@ class ClassSource:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Statement:
     """A class statement, and those of the class's functions that stand in it, by code object."""
 
     source: Source
@@ -73,18 +73,18 @@ class _Place:
     own: Mapping[types.CodeType, members.Method]
 
 
-_places: Recent[_Place] = Recent(256)
+_statements: Recent[_Statement] = Recent(256)
 
 
 def class_source(cls: type) -> ClassSource | None:
     """Returns the source of a class made by a ``class`` statement, or None without source."""
-    place = _places.get(cls) or _find(cls)
-    if place is None:
+    origin = _statements.get(cls) or _find(cls)
+    if origin is None:
         return None
-    _places.put(cls, place)
-    node = place.node
+    _statements.put(cls, origin)
+    node = origin.node
     names = _surroundings(cls)
-    given = _given(cls, place)
+    given = _given(cls, origin)
     body = copy.deepcopy(node)
     read_given(body, given)
     evaluated = [name for name in _evaluated(body) if name != cls.__name__]
@@ -93,23 +93,23 @@ def class_source(cls: type) -> ClassSource | None:
     }
     looked_up = [name for name in block_reads_writes([body])[0] if name not in evaluated]
     reads = {name: names[name] for name in looked_up if name in names and names[name] is not cls}
-    stores = tuple(name for method in place.own.values() for name in outer_writes(method))
+    stores = tuple(name for method in origin.own.values() for name in outer_writes(method))
     own = [function for _, function in members.functions_of(cls, nested=True) if _belongs(function, cls)]
     variables = variables_of(own, (*evaluated, *looked_up, *stores))
     builtin = vars(sys.modules["builtins"])
     unbound = {name: _line_of(body, name) for name in evaluated if name not in needs and name not in builtin}
-    source, first_line, indent = block_text(place.source.lines, [node])
-    attributes = _later_attributes(cls, place, given)
-    filename = place.source.filename
+    source, first_line, indent = block_text(origin.source.lines, [node])
+    attributes = _later_attributes(cls, origin, given)
+    filename = origin.source.filename
     return ClassSource(
         source, filename, first_line, indent, cls.__name__, needs, reads, attributes, unbound, stores, variables, node
     )  # fmt: skip
 
 
-def _find(cls: type) -> _Place | None:
+def _find(cls: type) -> _Statement | None:
     """Finds the one class statement that the class was made from."""
     functions = [function for _, function in members.functions_of(cls)]
-    found: list[_Place] = []
+    found: list[_Statement] = []
     for filename, module_globals, code in _files(cls, functions):
         if code is None and not _mentions(linecache.getlines(filename, module_globals), cls):
             continue
@@ -120,11 +120,11 @@ def _find(cls: type) -> _Place | None:
         if source is None:
             continue
         for node, qualname in _class_statements(source.tree):
-            place = _compared(cls, source, node, functions) if qualname == cls.__qualname__ else None
-            if place is not None:
-                found.append(place)
-    found = [place for place in found if _says_all(cls, place.node)] or found
-    if not found or any(ast.dump(place.node) != ast.dump(found[0].node) for place in found[1:]):
+            origin = _compared(cls, source, node, functions) if qualname == cls.__qualname__ else None
+            if origin is not None:
+                found.append(origin)
+    found = [origin for origin in found if _says_all(cls, origin.node)] or found
+    if not found or any(ast.dump(origin.node) != ast.dump(found[0].node) for origin in found[1:]):
         return None
     return found[0]
 
@@ -143,8 +143,8 @@ def _files(cls: type, functions: list[types.FunctionType]) -> list[_File]:
         return list(own.values())
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
-    places: list[_File] = [(name, None, None) for name in list(linecache.cache)]
-    return [(file, vars(module), None), *places] if file else places
+    files: list[_File] = [(name, None, None) for name in list(linecache.cache)]
+    return [(file, vars(module), None), *files] if file else files
 
 
 def _mentions(lines: list[str], cls: type) -> bool:
@@ -176,7 +176,7 @@ def _class_statements(tree: ast.AST, prefix: str = "") -> Iterator[tuple[ast.Cla
             yield from _class_statements(node, prefix)
 
 
-def _compared(cls: type, source: Source, node: ast.ClassDef, functions: list[types.FunctionType]) -> _Place | None:
+def _compared(cls: type, source: Source, node: ast.ClassDef, functions: list[types.FunctionType]) -> _Statement | None:
     """The place at a class statement, or None if the class was made from another text."""
     line = vars(cls).get("__firstlineno__")  # from 3.13
     if line is not None and line != min([node.lineno, *(item.lineno for item in node.decorator_list)]):
@@ -193,7 +193,7 @@ def _compared(cls: type, source: Source, node: ast.ClassDef, functions: list[typ
     methods = {members.mangled(cls, method.name) for method in methods_of(node)}
     if not methods <= vars(cls).keys() or (methods and not own) or not _same_data(cls, node):
         return None
-    return _Place(source, node, own)
+    return _Statement(source, node, own)
 
 
 def _same_data(cls: type, node: ast.ClassDef) -> bool:
@@ -247,19 +247,19 @@ def _surroundings(cls: type) -> dict[str, object]:
     return names
 
 
-def _given(cls: type, place: _Place) -> dict[str, object]:
+def _given(cls: type, origin: _Statement) -> dict[str, object]:
     """Returns the values that the class's text reads instead of its expressions.
 
     The keys are the names under which the values travel.
     """
     given: dict[str, object] = {}
-    node, values = place.node, vars(cls)
+    node, values = origin.node, vars(cls)
     bases = values.get("__orig_bases__", cls.__bases__)
     if len(bases) == len(node.bases):
         for index, base in enumerate(node.bases):
             if isinstance(base, (ast.Name, ast.Attribute)):
                 given[base_name(index)] = bases[index]
-    functions = [function for _, function in members.functions_of(cls) if function.__code__ in place.own]
+    functions = [function for _, function in members.functions_of(cls) if function.__code__ in origin.own]
     for name, statement in assigned_attributes(node):
         value = values.get(members.mangled(cls, name), members.UNKNOWN)
         another = any(value is function for function in functions)  # `alias = method`
@@ -268,7 +268,7 @@ def _given(cls: type, place: _Place) -> dict[str, object]:
         ):
             given[attribute_name(name)] = value
     for function in functions:
-        text = place.own[function.__code__]
+        text = origin.own[function.__code__]
         found = defaults_of(function)
         for argument, _ in computed_defaults(text.args):
             if argument.arg in found:
@@ -276,36 +276,36 @@ def _given(cls: type, place: _Place) -> dict[str, object]:
     return given
 
 
-def _later_attributes(cls: type, place: _Place, given: Mapping[str, object]) -> dict[str, object]:
+def _later_attributes(cls: type, origin: _Statement, given: Mapping[str, object]) -> dict[str, object]:
     """What is on a class that running its text does not put there."""
     if issubclass(cls, enum.Enum) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
         return {}
-    constants = dict(members.constants_of(cls, place.node))
-    methods = {members.mangled(cls, method.name): method for method in methods_of(place.node)}
-    nested = {part.name for part in place.node.body if isinstance(part, ast.ClassDef)}
+    constants = dict(members.constants_of(cls, origin.node))
+    methods = {members.mangled(cls, method.name): method for method in methods_of(origin.node)}
+    nested = {part.name for part in origin.node.body if isinstance(part, ast.ClassDef)}
     later: dict[str, object] = {}
     for name, value in vars(cls).items():
-        if name in methods and _is_from_text(value, methods[name], place):
+        if name in methods and _is_from_text(value, methods[name], origin):
             continue
         if members.is_automatic(cls, name, value) or attribute_name(name) in given or name in nested:
             continue
         if name in constants and members.same(constants[name], value):
             continue
-        own = isinstance(value, types.FunctionType) and value.__code__ in place.own
+        own = isinstance(value, types.FunctionType) and value.__code__ in origin.own
         if name in constants and (own or members.is_descriptor(value)):
             continue  # `alias = method`, `size = property(_size)`: the text makes them again
         later[name] = value
     return later
 
 
-def _is_from_text(value: object, method: members.Method, place: _Place) -> bool:
+def _is_from_text(value: object, method: members.Method, origin: _Statement) -> bool:
     """Whether an attribute is what the text's own method of that name becomes."""
     if method.decorator_list:
         functions = list(members.unwrapped(value))
         # What a decorator returned may be anything; its text makes it again.
-        return all(function.__code__ in place.own for function in functions) and not members.is_lambda(value)
+        return all(function.__code__ in origin.own for function in functions) and not members.is_lambda(value)
     plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value  # __new__, __class_getitem__
-    return isinstance(plain, types.FunctionType) and plain.__code__ in place.own and not hasattr(plain, "__wrapped__")
+    return isinstance(plain, types.FunctionType) and plain.__code__ in origin.own and not hasattr(plain, "__wrapped__")
 
 
 def _evaluated(node: ast.ClassDef) -> list[str]:

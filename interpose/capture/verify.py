@@ -123,7 +123,7 @@ def _agree(code: CodeType, compiled: CodeType, nodes: Sequence[ast.stmt | ast.ex
     text_facts, text_positions = _facts(compiled, lines)
     code_facts, code_positions = _facts(code, lines)
     unexplained = [position for position in code_positions - text_positions if _inside(position, start, end)]
-    allowed = [_whole_lines(node) for node in _allowed(nodes)] if unexplained else []
+    allowed = [_full_lines(node) for node in _allowed(nodes)] if unexplained else []
     return text_facts <= code_facts and all(
         any(_inside(position, span[:2], span[2:]) for span in allowed) for position in unexplained
     )
@@ -232,7 +232,7 @@ def _is_label(value: object, labels: set[str]) -> bool:
     return isinstance(value, str) and ("<" in value or value.rpartition(".")[2] in labels)
 
 
-def _whole_lines(node: ast.AST) -> tuple[int, int, int, int]:
+def _full_lines(node: ast.AST) -> tuple[int, int, int, int]:
     assert isinstance(node, ast.stmt)
     return node.lineno, 0, node.end_lineno or node.lineno, sys.maxsize
 

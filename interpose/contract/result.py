@@ -56,5 +56,7 @@ class Result:
         known = dict(fields)
         for name in ("logprobs", "prompt_logprobs"):
             if known.get(name) is not None:
-                known[name] = [place and {int(i): Logprob(**one) for i, one in place.items()} for place in known[name]]
+                known[name] = [
+                    position and {int(i): Logprob(**one) for i, one in position.items()} for position in known[name]
+                ]
         return cls(**known)

@@ -261,9 +261,9 @@ class Envoy(Name):
         raise self._outside("(…)", dot="")
 
     def _outside(self, what: str, dot: str = ".") -> InvalidArgument:
-        place = f"{self.path or 'model'}{dot}{what}"
+        spelled = f"{self.path or 'model'}{dot}{what}"
         return InvalidArgument(
-            f"{place} exists only while the model runs: use it inside `with model.trace(prompt):`, and keep what you want "
+            f"{spelled} exists only while the model runs: use it inside `with model.trace(prompt):`, and keep what you want "
             "after the block with .save()",
             location=self.path,
         )

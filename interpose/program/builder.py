@@ -126,7 +126,7 @@ class TraceBuilder:
         trace = Trace(id=self.id, model=self.model)
         kept = self._reserved()
         for name, value in self._shared.items():
-            trace.shared.add(name=name, value=self._encode(value, *self._shared_place(name)))
+            trace.shared.add(name=name, value=self._encode(value, *self._shared_entry(name)))
         trace.sampling.extend(self._sampling(self.sampling))
         for index, planned in enumerate(self._planned):
             trace.invokes.append(self._invoke(index, planned))
@@ -157,7 +157,7 @@ class TraceBuilder:
         """Return the caller's objects by their index in the trace's scope."""
         return self._encoder.entries()
 
-    def _shared_place(self, name: str) -> tuple[str, capture.Block | None, str]:
+    def _shared_entry(self, name: str) -> tuple[str, capture.Block | None, str]:
         return f"the shared variable {name!r}", self._planned[0].block if self._planned else None, name
 
     def _reserved(self) -> dict[str, object]:
@@ -220,7 +220,7 @@ class TraceBuilder:
                 self._encoder.fill(value)
             return Value()
 
-        self._wired(contents, *self._shared_place(name))
+        self._wired(contents, *self._shared_entry(name))
 
     def _invoke(self, index: int, planned: Planned) -> Invoke:
         block = planned.block
@@ -255,9 +255,9 @@ class TraceBuilder:
         own = dict(planned.sampling)
         lora = str(own.pop("lora", ""))
         sampling = self._sampling(own)
-        whole = planned.prompt is None
+        joint = planned.prompt is None
         return Invoke(
-            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), whole=whole, lora=lora
+            prompt=planned.prompt, sampling=sampling, program=program, after=sorted(after), joint=joint, lora=lora
         )
 
     def _sampling(self, sampling: Mapping[str, object]) -> list[Binding]:

@@ -95,36 +95,36 @@ def _check_skipped(node: ast.AST, roots: Mapping[str, Node], filename: str) -> N
         return
     if _fails(node.func.value, roots):
         return
-    place = _resolve(node.func.value, roots)
-    if place is not None and place.path in PSEUDO:
-        message = f"{place.path} is not a module that could be skipped; assign {place.path}.output = value"
-        raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
+    named = _resolve(node.func.value, roots)
+    if named is not None and named.path in PSEUDO:
+        message = f"{named.path} is not a module that could be skipped; assign {named.path}.output = value"
+        raise InvalidArgument(message, location=named.path, frames=[frame_at(node, filename)])
 
 
 def _check_used(node: ast.AST, roots: Mapping[str, Node], filename: str) -> None:
     """Refuse an envoy as a value: saved, computed with, compared with numbers, or assigned."""
-    place, message = None, ""
+    named, message = None, ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "save":
-        place = _module(node.args[0] if len(node.args) == 1 else node.func.value, roots)
-        message = place.misused("saved", ".save()") if place is not None else ""
+        named = _module(node.args[0] if len(node.args) == 1 else node.func.value, roots)
+        message = named.misused("saved", ".save()") if named is not None else ""
     elif isinstance(node, ast.BinOp | ast.UnaryOp) and not (
         isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
     ):
         operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-        place = next(filter(None, (_module(operand, roots) for operand in operands)), None)
-        message = place.misused("computed with") if place is not None else ""
+        named = next(filter(None, (_module(operand, roots) for operand in operands)), None)
+        message = named.misused("computed with") if named is not None else ""
     elif isinstance(node, ast.Assign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         attributes = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
-        place = next(filter(None, (_module(target, roots) for target in attributes)), None)
-        message = not_assigned(place.path) if place is not None else ""
+        named = next(filter(None, (_module(target, roots) for target in attributes)), None)
+        message = not_assigned(named.path) if named is not None else ""
         for assigned in attributes:
             target = assigned.value if isinstance(assigned, ast.Subscript) else assigned
             owner = _module(target.value, roots) if isinstance(target, ast.Attribute) else None
             if owner is not None and isinstance(target, ast.Attribute) and target.attr in owner.weights:
-                place, message = owner, read_only(owner.path, target.attr)
-    if place is not None:
-        raise InvalidArgument(message, location=place.path, frames=[frame_at(node, filename)])
+                named, message = owner, read_only(owner.path, target.attr)
+    if named is not None:
+        raise InvalidArgument(message, location=named.path, frames=[frame_at(node, filename)])
 
 
 def _module(node: ast.AST, roots: Mapping[str, Node]) -> Node | None:

@@ -66,7 +66,7 @@ def form_gang(trace: Trace, every: Sequence[Planned], objects: Objects, shared: 
     exchanged: dict[str, None] = {}
     for index in sorted(gang):
         planned, invoke = every[index], trace.invokes[index]
-        invoke.together = True
+        invoke.gang = True
         if planned.group is not None:
             what = "that waits at a barrier" if reached[index] else "beside one without a prompt"
             raise _at_barrier(invoke, planned, f"an invoke {what} has one sequence, not n")

@@ -19,7 +19,7 @@ class Delivery:
     Args:
         block: the trace's own block.
         scope: the scope of that block.
-        places: block and scope of each invoke.
+        blocks: block and scope of each invoke.
         captured: the caller's objects by their index in the trace's scope.
         session: notes the assigned names and changed containers, and fetches their remote values at its end.
         groups: the invokes of each prompt, one for each sequence of the prompt.
@@ -30,7 +30,7 @@ class Delivery:
         self,
         block: capture.Block,
         scope: capture.Scope,
-        places: Sequence[tuple[capture.Block, capture.Scope]],
+        blocks: Sequence[tuple[capture.Block, capture.Scope]],
         captured: Mapping[int, object],
         session: SessionNames | None = None,
         groups: Sequence[Sequence[int]] = (),
@@ -38,7 +38,7 @@ class Delivery:
     ) -> None:
         self._block = block
         self._scope = scope
-        self._places = list(places)
+        self._blocks = list(blocks)
         self.captured = captured
         self._session = session
         self._shared = dict(shared or {})
@@ -73,7 +73,7 @@ class Delivery:
             if self._session is not None:
                 self._session.assigned(scope, names)
         for name, invokes in savers.items():
-            if len(invokes) > 1 and invokes[-1] < len(self._places):
+            if len(invokes) > 1 and invokes[-1] < len(self._blocks):
                 self._warn_of_last(name, invokes)
 
     def _warn_of_last(self, name: str, invokes: Sequence[int]) -> None:
@@ -81,9 +81,9 @@ class Delivery:
 
         There is no warning if every prompt after the first reads the name.
         """
-        if all(name in self._places[invoke][0].reads for invoke in invokes[1:]):
+        if all(name in self._blocks[invoke][0].reads for invoke in invokes[1:]):
             return
-        block, scope = self._places[invokes[-1]]
+        block, scope = self._blocks[invokes[-1]]
         stores = (node for statement in block.body for node in ast.walk(statement) if isinstance(node, ast.Name))
         line = next(
             (node.lineno for node in stores if node.id == name and isinstance(node.ctx, ast.Store)), block.first_line
@@ -146,9 +146,9 @@ class Delivery:
 
         It is the scope of the trace's block. If another function added the invoke, it is the scope of that function.
         """
-        if invoke < 0 or invoke >= len(self._places):
+        if invoke < 0 or invoke >= len(self._blocks):
             return self._scope
-        inner, inner_scope = self._places[invoke]
+        inner, inner_scope = self._blocks[invoke]
         block = self._block
         first, last = block.first_line, max(statement.end_lineno or 0 for statement in block.body)
         inside = inner.filename == block.filename and first <= inner.first_line <= last

@@ -134,14 +134,14 @@ def _add_output(result: Result, output: Output) -> None:
     result.finish_reason = output.finish_reason or result.finish_reason
     if output.logprobs:
         result.logprobs = result.logprobs if result.logprobs is not None else []
-        result.logprobs.extend(_logprobs(place) for place in output.logprobs)
+        result.logprobs.extend(_logprobs(position) for position in output.logprobs)
     if output.prompt_logprobs:
-        result.prompt_logprobs = [_logprobs(place) or None for place in output.prompt_logprobs]
+        result.prompt_logprobs = [_logprobs(position) or None for position in output.prompt_logprobs]
 
 
-def _logprobs(place: TokenLogprobs) -> dict[int, Logprob]:
-    texts = place.texts or [None] * len(place.token_ids)
-    found = zip(place.token_ids, place.logprobs, place.ranks, texts, strict=True)
+def _logprobs(position: TokenLogprobs) -> dict[int, Logprob]:
+    texts = position.texts or [None] * len(position.token_ids)
+    found = zip(position.token_ids, position.logprobs, position.ranks, texts, strict=True)
     return {token: Logprob(logprob, rank or None, text) for token, logprob, rank, text in found}
 
 
@@ -150,12 +150,12 @@ class NotebookResolver(Resolver):
 
     Args:
         tree: gives the model's module tree.
-        stayed: gives a tensor of an earlier trace that a later trace saved again unchanged.
+        earlier: gives a tensor of an earlier trace that a later trace saved again unchanged.
     """
 
-    def __init__(self, tree: Callable[[], Node], stayed: Callable[[RemoteTensor], object] | None = None) -> None:
+    def __init__(self, tree: Callable[[], Node], earlier: Callable[[RemoteTensor], object] | None = None) -> None:
         self._tree = tree
-        self._stayed = stayed or super().remote
+        self._earlier = earlier or super().remote
 
     def module(self, path: str) -> object:
         tree = node = self._tree()
@@ -164,7 +164,7 @@ class NotebookResolver(Resolver):
         return Envoy(node, tree)
 
     def remote(self, tensor: RemoteTensor) -> object:
-        return self._stayed(tensor)
+        return self._earlier(tensor)
 
 
 # An invoke (-1: shared), its names and their values, and the new contents of the caller's objects by their index.
@@ -197,7 +197,7 @@ def values_of(
         buffer = buffers.pop(blob.id, None)
         return buffer if buffer is not None else session.fetch(outcome.session_id, [blob])[blob.id]
 
-    def stayed(tensor: RemoteTensor) -> object:
+    def earlier(tensor: RemoteTensor) -> object:
         holder = tensor.session_id or outcome.session_id
         value = RemoteValue(session, holder, tensor.blob_id, tensor.view, tensor.library)
         return value.fetch_here() if fetch else value
@@ -205,7 +205,7 @@ def values_of(
     ordered = sorted(outcome.saves, key=lambda saves: (saves.invoke < 0, saves.invoke))
     for saves in ordered:
         kind = Decoder if fetch else RemoteDecoder
-        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree, stayed))
+        decoder = kind(saves.objects, get_blob=get_blob, resolver=NotebookResolver(tree, earlier))
         if isinstance(decoder, RemoteDecoder):
             decoder.session, decoder.session_id = session, outcome.session_id
         try:

@@ -104,8 +104,8 @@ class RemoteValue:
         Args:
             session_id: the id of the trace's session; "": the session is not open yet.
         """
-        elsewhere = "" if session_id == self._session_id else self._session_id
-        remote = RemoteTensor(blob_id=self._blob_id, view=self._view, library=self._library, session_id=elsewhere)  # type: ignore[arg-type]
+        owner = "" if session_id == self._session_id else self._session_id
+        remote = RemoteTensor(blob_id=self._blob_id, view=self._view, library=self._library, session_id=owner)  # type: ignore[arg-type]
         return Value(remote=remote)
 
     def __iter__(self) -> NoReturn:

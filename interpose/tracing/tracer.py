@@ -70,7 +70,7 @@ class Tracer(CapturedBlock):
         self._prompt = prompt
         self._sampling = sampling
         self._builder: TraceBuilder | None = None  # while the block is gathered and the trace runs
-        self._places: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
+        self._blocks: list[tuple[capture.Block, capture.Scope]] = []  # of each invoke
         self._groups: list[list[int]] = []  # the invokes of each prompt, one for each of its sequences
         self._barriers = 0  # made so far
         self.id = ""
@@ -220,7 +220,7 @@ class Tracer(CapturedBlock):
         builder = TraceBuilder(
             model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables
         )
-        self._builder, self._places, self._outcome, self._streamed, self._job = builder, [], None, None, None
+        self._builder, self._blocks, self._outcome, self._streamed, self._job = builder, [], None, None, None
         self._groups = []
         self.id = builder.id
         try:
@@ -236,7 +236,7 @@ class Tracer(CapturedBlock):
             yield builder
         finally:
             # The scopes hold frames that refer to this tracer. The builder holds all values that were sent.
-            self._builder, self._places = None, []
+            self._builder, self._blocks = None, []
 
     def _run(self, builder: TraceBuilder, block: capture.Block, scope: capture.Scope) -> None:
         """Send the trace, wait for its end, and assign the saved values.
@@ -281,7 +281,7 @@ class Tracer(CapturedBlock):
         trace.edits.extend(self._options.edits)
         trace.lora = self._options.lora if self._prompt is not None else ""  # else each prompt names its own
         captured, names = builder.captured(), self._model.session_names
-        return trace, Delivery(block, scope, self._places, captured, names, self._groups, _first_names(trace))
+        return trace, Delivery(block, scope, self._blocks, captured, names, self._groups, _first_names(trace))
 
     def _values(self, outcome: Outcome, session: Session) -> Iterator[Delivered]:
         return values_of(outcome, session, lambda: self._model.tree, fetch=self._fetches(session))
@@ -345,7 +345,7 @@ class Tracer(CapturedBlock):
         number = len(self._groups)
         group = [self._builder.add_invoke(block, scope, prompt, own, number if len(each) > 1 else None) for own in each]
         self._groups.append(group)
-        self._places += [(block, scope)] * len(group)
+        self._blocks += [(block, scope)] * len(group)
         return number
 
     def _result(self, number: int) -> Result | list[Result]:

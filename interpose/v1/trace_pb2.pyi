@@ -85,22 +85,22 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class Invoke(_message.Message):
-    __slots__ = ("prompt", "sampling", "program", "after", "together", "whole", "lora")
+    __slots__ = ("prompt", "sampling", "program", "after", "gang", "joint", "lora")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
-    TOGETHER_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    GANG_FIELD_NUMBER: _ClassVar[int]
+    JOINT_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _containers.RepeatedCompositeFieldContainer[_value_pb2.Binding]
     program: Program
     after: _containers.RepeatedScalarFieldContainer[int]
-    together: bool
-    whole: bool
+    gang: bool
+    joint: bool
     lora: str
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., together: bool = ..., whole: bool = ..., lora: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., gang: bool = ..., joint: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "variables", "lora", "stacks")

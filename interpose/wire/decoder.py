@@ -206,9 +206,9 @@ class Decoder:
                 if item.WhichOneof("kind") == "stacked":
                     made.extend(self._slice(item.stacked))
                     continue
-                place = len(made)
+                index = len(made)
                 made.append(None)
-                self._assign(item, lambda obj, i=place: made.__setitem__(i, obj))  # type: ignore[misc]
+                self._assign(item, lambda obj, i=index: made.__setitem__(i, obj))  # type: ignore[misc]
         elif isinstance(made, dict):
             if len(value.dict.keys) != len(value.dict.values):
                 raise WireError("a mapping with keys and values of different number")

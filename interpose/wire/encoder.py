@@ -82,7 +82,7 @@ class Encoder:
         self._entries: dict[int, tuple[int, object]] = {}
         self._stacked: dict[
             int, tuple[int, int, object]
-        ] = {}  # arrays in stacks: the stack's index, and the array's place
+        ] = {}  # arrays in stacks: the stack's index, and the array's index in it
         self._depth = 0
 
     def encode(self, obj: object) -> Value:
@@ -90,9 +90,9 @@ class Encoder:
         entry = self._entries.get(id(obj))
         if entry is not None:
             return Value(ref=entry[0])
-        place = self._stacked.get(id(obj))
-        if place is not None:
-            return Value(stacked=StackSlice(stack=place[0], first=place[1], count=1))
+        stacked = self._stacked.get(id(obj))
+        if stacked is not None:
+            return Value(stacked=StackSlice(stack=stacked[0], first=stacked[1], count=1))
         if self._depth >= MAX_DEPTH:
             raise WireError(f"values nested deeper than {MAX_DEPTH} cannot travel", obj)
         self._depth += 1
@@ -150,14 +150,14 @@ class Encoder:
         values: list[Value] = []
         run: StackSlice | None = None
         for i, item in enumerate(items):
-            place = self._stacked.get(id(self._sent(item))) if self._stacked else None
-            if place is None:
+            stacked = self._stacked.get(id(self._sent(item))) if self._stacked else None
+            if stacked is None:
                 run = None
                 values.append(self._item(i, item))
-            elif run is not None and place[0] == run.stack and place[1] == run.first + run.count:
+            elif run is not None and stacked[0] == run.stack and stacked[1] == run.first + run.count:
                 run.count += 1
             else:
-                values.append(Value(stacked=StackSlice(stack=place[0], first=place[1], count=1)))
+                values.append(Value(stacked=StackSlice(stack=stacked[0], first=stacked[1], count=1)))
                 run = values[-1].stacked
         return values
 

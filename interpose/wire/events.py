@@ -13,8 +13,8 @@ _KINDS = {field.number: str(field.name) for field in pb.Event.DESCRIPTOR.fields}
 def kind_of(data: bytes) -> str:
     """Return the kind of a serialized event, as `Event.WhichOneof("kind")` does; "" if it has none."""
     tag = 0
-    for place, byte in enumerate(data[:5]):
-        tag |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[:5]):
+        tag |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return _KINDS.get(tag >> 3, "")
     return ""

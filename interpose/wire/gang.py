@@ -14,12 +14,12 @@ from interpose.wire.walk import parts
 
 def gang_of(trace: Trace) -> list[int]:
     """Return the invokes of the gang that have a prompt."""
-    return [index for index, invoke in enumerate(trace.invokes) if invoke.together and not invoke.whole]
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.gang and not invoke.joint]
 
 
 def joint_invokes(trace: Trace) -> list[int]:
     """Return the joint invokes: they have no prompt, and their blocks see the rows of all prompts."""
-    return [index for index, invoke in enumerate(trace.invokes) if invoke.whole]
+    return [index for index, invoke in enumerate(trace.invokes) if invoke.joint]
 
 
 def start_after(trace: Trace) -> list[set[int]]:

@@ -184,15 +184,15 @@ def _spans(stack: Stack) -> Iterator[tuple[int, int]]:
 def views(stack: Stack) -> Iterator[TensorView]:
     """Return for each array of a checked stack its place in the stack's bytes."""
     length = sum(stack.rows) if stack.rows else stack.count
-    whole = TensorView(dtype=stack.dtype, shape=[length, *stack.shape])
+    all_bytes = TensorView(dtype=stack.dtype, shape=[length, *stack.shape])
     if stack.rows:
-        places = (IndexItem(slice=IndexSlice(start=start, stop=stop)) for start, stop in _spans(stack))
+        items = (IndexItem(slice=IndexSlice(start=start, stop=stop)) for start, stop in _spans(stack))
     else:
-        places = (IndexItem(at=i) for i in range(stack.count))
-    for place in places:
+        items = (IndexItem(at=i) for i in range(stack.count))
+    for item in items:
         view = TensorView()
-        view.CopyFrom(whole)
-        view.indices.append(Index(items=[place]))
+        view.CopyFrom(all_bytes)
+        view.indices.append(Index(items=[item]))
         yield view
 
 

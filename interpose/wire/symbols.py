@@ -88,5 +88,5 @@ def is_installed(module: str) -> bool:
     if top == "interpose" or top in sys.stdlib_module_names:
         return True
     package: Any = sys.modules.get(top)
-    places = [getattr(package, "__file__", None), *(getattr(package, "__path__", None) or ())]
-    return any(place and os.path.realpath(place).startswith(_package_folders()) for place in places)
+    files = [getattr(package, "__file__", None), *(getattr(package, "__path__", None) or ())]
+    return any(file and os.path.realpath(file).startswith(_package_folders()) for file in files)

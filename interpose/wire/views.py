@@ -95,10 +95,10 @@ def check(view: TensorView) -> tuple[int, ...]:
     """
     try:
         arrays.check_layout(view.dtype, view.shape, _size(view))
-        whole = np.broadcast_to(np.zeros((), np.uint8), tuple(view.shape))
+        full = np.broadcast_to(np.zeros((), np.uint8), tuple(view.shape))
     except ValueError as error:
         raise IndexError(str(error)) from None
-    return _apply(whole, view, count_only=True).shape
+    return _apply(full, view, count_only=True).shape
 
 
 def apply(data: np.ndarray, view: TensorView) -> np.ndarray:
@@ -122,10 +122,10 @@ def apply(data: np.ndarray, view: TensorView) -> np.ndarray:
     size = arrays.ITEM_BYTES[view.dtype]
     opaque = np.dtype(f"u{size}") if size <= 8 else np.dtype("c16")
     try:
-        whole = data.view(opaque).reshape(tuple(view.shape))
+        full = data.view(opaque).reshape(tuple(view.shape))
     except ValueError as error:  # an empty array with a length that numpy does not allow
         raise IndexError(str(error)) from None
-    return _apply(whole, view, count_only=False)
+    return _apply(full, view, count_only=False)
 
 
 def _size(view: TensorView) -> int:
@@ -150,7 +150,7 @@ def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -
         raise IndexError(f"an index of {len(index.items)} parts; at most {MAX_ITEMS} are taken")
     basic: list[Any] = []
     taken: list[int] = []
-    place = -1
+    listed = -1
     for item in index.items:
         kind = item.WhichOneof("kind")
         if kind == "at":
@@ -162,23 +162,23 @@ def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -
         elif kind == "new_axis":
             basic.append(None)
         elif kind == "positions":
-            if place >= 0:
+            if listed >= 0:
                 raise IndexError("two lists of positions in one index; use one after the other, or fetch() the value")
-            place, taken = len(basic), list(item.positions.at)
+            listed, taken = len(basic), list(item.positions.at)
             basic.append(slice(None))
         else:
             raise IndexError("an empty part of an index")
-    axis = _axis(array, basic, place) if place >= 0 else 0
+    axis = _axis(array, basic, listed) if listed >= 0 else 0
     array = array[tuple(basic)]
     if array.ndim > arrays.MAX_DIMENSIONS:
         raise IndexError(f"an index that gives {array.ndim} dimensions; at most {arrays.MAX_DIMENSIONS} are taken")
-    return array if place < 0 else _take(array, taken, axis, elements, count_only)
+    return array if listed < 0 else _take(array, taken, axis, elements, count_only)
 
 
-def _axis(array: np.ndarray, basic: list[Any], place: int) -> int:
-    """Return the dimension of the result for the subscript at `place`."""
-    axis = sum(not isinstance(part, int) and part is not Ellipsis for part in basic[:place])
-    if Ellipsis in basic[:place]:
+def _axis(array: np.ndarray, basic: list[Any], listed: int) -> int:
+    """Return the dimension of the result for the subscript at `listed`."""
+    axis = sum(not isinstance(part, int) and part is not Ellipsis for part in basic[:listed])
+    if Ellipsis in basic[:listed]:
         used = sum(part is not None and part is not Ellipsis for part in basic)
         axis += array.ndim - used
     return axis

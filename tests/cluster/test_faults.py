@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import interpose
-from actors.spilled import is_whole
+from actors.spilled import is_complete
 from benchmarks.relay import Relay
 from executor.cluster.shared_memory import SHARED_MEMORY
 from interpose.contract.errors import InterposeError, QuotaExceeded, Unavailable
@@ -309,7 +309,7 @@ def test_an_object_store_and_a_disk_that_are_full(
     for job in jobs:
         job.forget()
     report(Seen(FAULTS[10], shown(caught.value), saw, back, gone, leaks(faulty, before)))
-    wait_for(lambda: all(is_whole(path) for path in spilled(disk)), 30)  # of those that failed none is left
+    wait_for(lambda: all(is_complete(path) for path in spilled(disk)), 30)  # of those that failed none is left
 
 
 def test_an_application_that_is_deployed_anew(

@@ -102,7 +102,7 @@ class Block:
     captured: dict[str, Any] = field(default_factory=dict)
     after: tuple[int, ...] = ()
     together: int = 0
-    whole: bool = False  # it has no prompt
+    joint: bool = False  # it has no prompt
     lora: Any = None  # the engine's LoRARequest
 
 
@@ -256,7 +256,7 @@ class LocalEngine:
         for blocks in traces:
             trace = captured or self.trace(blocks, shared or {})
             generated[trace.id] = {}
-            without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.whole]
+            without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.joint]
             trace.stream = trace.stream or stream
             request = request_of(trace, self.applied)
             shipment[trace.id] = shipped(request, self.compile(units_of(request.parse())))
@@ -265,7 +265,7 @@ class LocalEngine:
             for index, block in enumerate(blocks):
                 ran = by_invoke[(trace.id, index)] = Ran()
                 rans.append(ran)
-                if block.whole:
+                if block.joint:
                     continue
                 if block.after:
                     held.append((trace, index, len(blocks), block, ran))
@@ -354,7 +354,7 @@ class LocalEngine:
                     program.reads.append(Binding(name=name, value=encoder.encode(block.captured[name])))
                 elif name in names:
                     program.reads.append(Binding(name=name, value=names[name]))
-            trace.invokes.append(pb.Invoke(program=program, after=block.after, whole=block.whole))
+            trace.invokes.append(pb.Invoke(program=program, after=block.after, joint=block.joint))
         trace.scope.CopyFrom(encoder.objects)
         return trace
 

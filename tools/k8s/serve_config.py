@@ -75,7 +75,7 @@ def _application_problems(service: Document, path: list[str | int], application:
         for model in models:
             autoscaling(model, alone=is_model(application))
     except SettingsError as error:
-        return [*found, *(at(service, [*path, "args", *place], what) for place, what in error.problems)]
+        return [*found, *(at(service, [*path, "args", *keys], what) for keys, what in error.problems)]
     except ValueError as error:
         return [*found, at(service, [*path, "args"], str(error))]
     deployments = {model.deployment for model in models} | (set() if is_model(application) else {INGRESS})

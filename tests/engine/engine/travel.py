@@ -29,7 +29,7 @@ from interpose.v1 import trace_pb2 as pb
 from serve_app.engine import EngineDeployment
 from serve_app.ingress import IngressDeployment
 from serve_app.models import ServedModels
-from serve_app.places import Places
+from serve_app.seats import Seats
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import settings_from
 from tests.engine.harness import LocalEngine, watch
@@ -227,7 +227,7 @@ class _Replica(EngineDeployment):
         self._replica = "r"
         self._engine = engine
         self._sessions = SessionWatch()
-        self._places = Places(8, 8)
+        self._seats = Seats(8, 8)
 
     def __del__(self) -> None:  # type: ignore[override]
         pass

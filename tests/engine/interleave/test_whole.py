@@ -62,7 +62,7 @@ def test_writes_reach_every_prompt_of_the_trace_and_nobody_else(bench: Bench) ->
         mine = [
             Block(ONE, save, ends, together=2),
             Block(TWO, save, ends, together=2),
-            Block([], write + save, whole=True),
+            Block([], write + save, joint=True),
         ]
         other = [Block(THREE, save, ends)]
         *rans, plain = bench.engine.run_traces([mine, other], plain=(PLAIN,))
@@ -184,7 +184,7 @@ def test_what_is_a_prompts_own(bench: Bench, line: str, why: str) -> None:
     at = "model." + ("transformer.h[1]" if bench.arch == "gpt2" else "model.layers[1]")
     source = f"mlp = {at}.mlp\n{line}\n"
     save = "logits = model.logits.output.save()"
-    blocks = [Block(ONE, save, together=2), Block(TWO, save, together=2), Block([], source, whole=True)]
+    blocks = [Block(ONE, save, together=2), Block(TWO, save, together=2), Block([], source, joint=True)]
     one, two, whole = bench.engine.run(*blocks)
     assert whole.failure is not None and why in whole.failure.message, path
     assert whole.failure.invoke == 2
@@ -196,7 +196,7 @@ def test_what_is_a_prompts_own(bench: Bench, line: str, why: str) -> None:
 def test_a_prompt_that_fails_leaves_the_others(bench: Bench) -> None:
     save = "rows = []\nfor step in tracer.iter[:]:\n    rows.append(model.logits.output.save())"
     ends = {"max_tokens": 3, "ignore_eos": True}
-    blocks = [Block(ONE, "1 / 0", ends, together=2), Block(TWO, save, ends, together=2), Block([], save, whole=True)]
+    blocks = [Block(ONE, "1 / 0", ends, together=2), Block(TWO, save, ends, together=2), Block([], save, joint=True)]
     one, two, whole = bench.engine.run(*blocks)
     assert one.failure is not None and two.failure is None and whole.failure is None
     truth = bench.oracle.run(TWO, 3)
@@ -209,7 +209,7 @@ def test_a_block_that_cannot_be_bound_fails_alone(bench: Bench) -> None:
     save = "logits = model.logits.output.save()"
     blocks = [
         Block(ONE, save, together=1),
-        Block([], "tracer.result", captured={"tracer": Value(module="nowhere")}, whole=True),
+        Block([], "tracer.result", captured={"tracer": Value(module="nowhere")}, joint=True),
     ]
     one, whole = bench.engine.run(*blocks)
     assert whole.failure is not None and "no module 'nowhere'" in whole.failure.message
@@ -224,7 +224,7 @@ def test_a_whole_block_counts_for_eviction(bench: Bench) -> None:
     take = bench.engine.interleaver.take_ended
     bench.engine.interleaver.take_ended = lambda: ended.extend(take().values()) or {}
     try:
-        bench.engine.run(Block(ONE, "", ends, together=1), Block([], seen, whole=True))
+        bench.engine.run(Block(ONE, "", ends, together=1), Block([], seen, joint=True))
     finally:
         bench.engine.interleaver.take_ended = take
     assert not ended

@@ -224,7 +224,7 @@ def test_invokes_that_run_together_stay_in_step(engine: LocalEngine, oracle: Ora
     both += [Block(OTHERS[0], loop, {**ends, "max_tokens": 3}, captured=held, together=2)]
     seen = "rows = []\nfor step in tracer.iter[:]:\n    rows.append(model.logits.output.save())\n"
     whole = [Block(OTHERS[1], "", {**ends, "max_tokens": 4}, together=2)]
-    whole += [Block(OTHERS[2], "", {**ends, "max_tokens": 2}, together=2), Block([], seen, whole=True)]
+    whole += [Block(OTHERS[2], "", {**ends, "max_tokens": 2}, together=2), Block([], seen, joint=True)]
     one, other, _, _, all_rows, plain = engine.run_traces([both, whole], plain=([44, 45, 46],), plain_tokens=5)
     for ran, prompt in ((one, PROMPT), (other, OTHERS[0])):
         assert ran.failure is None, ran.failure

@@ -253,4 +253,4 @@ async def test_a_session_that_has_ended_gets_no_replica(directory: Directory, ac
     assert (await directory.place(lease.session_id, target))[0] == "r"
     await directory.close(lease.session_id, "mine")
     assert (await directory.place(lease.session_id, target))[0] == ""
-    assert not directory._board._places
+    assert not directory._board._placements

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ray._private.external_storage import FileSystemStorage
 
-from actors.spilled import SpillFolder, is_whole
+from actors.spilled import SpillFolder, is_complete
 
 VALUE = bytes(range(256)) * 64
 
@@ -66,7 +66,7 @@ def writer(spilling: Spilling) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 def test_whole_files_stay(spilling: Spilling) -> None:
     paths = [spilling.write(VALUE), spilling.write(VALUE, b"", VALUE), spilling.write(b"")]
-    assert all(is_whole(path) for path in paths)
+    assert all(is_complete(path) for path in paths)
     for _ in range(2):
         assert spilling.cleared.clear() == 0
     assert set(spilling.folder.iterdir()) == set(paths)
@@ -78,7 +78,7 @@ def test_what_failed_writes_left_goes(spilling: Spilling) -> None:
     cut = spilling.write(VALUE)
     with cut.open("r+b") as file:
         file.truncate(cut.stat().st_size - 1)
-    assert not any(is_whole(path) for path in (*broken, cut))
+    assert not any(is_complete(path) for path in (*broken, cut))
     size = sum(path.stat().st_size for path in (*broken, cut))
     assert size > 3 * len(VALUE) and spilling.cleared.clear() == size
     assert list(spilling.folder.iterdir()) == [whole]
@@ -95,7 +95,7 @@ def test_files_that_are_not_rays_stay(spilling: Spilling) -> None:
 
 def test_a_file_stays_while_it_is_written(spilling: Spilling, writer: tuple[Path, subprocess.Popen[str]]) -> None:
     half, process = writer
-    assert not is_whole(half)
+    assert not is_complete(half)
     assert spilling.cleared.clear() == 0 and half.exists()
     process.kill()
     process.wait()

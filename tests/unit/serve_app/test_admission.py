@@ -51,7 +51,7 @@ def test_invokes_that_wait_for_each_other() -> None:
     message.invokes[1].after.append(0)
     message.invokes[2].after.append(1)
     admission.check_trace(message, MODEL, ANONYMOUS, DESCRIPTION)
-    message.invokes[0].together = message.invokes[2].together = True
+    message.invokes[0].gang = message.invokes[2].gang = True
     assert "start together" in refusal(message).message
     message = trace(exchanged=["a b"])
     assert "names" in refusal(message).message

@@ -10,7 +10,7 @@ from interpose.wire.gang import circular, start_after
 
 
 def invokes(trace: Trace) -> list[tuple[bool, list[int]]]:
-    return [(invoke.together, list(invoke.after)) for invoke in trace.invokes]
+    return [(invoke.gang, list(invoke.after)) for invoke in trace.invokes]
 
 
 def test_those_who_use_a_barrier_start_together_and_exchange_names(service, model):
@@ -49,7 +49,7 @@ def test_a_barrier_inside_of_what_a_block_uses(service, model):
         with tracer.invoke("c"):
             pass
     (trace,) = service.traces
-    assert [invoke.together for invoke in trace.invokes] == [True, True, False]
+    assert [invoke.gang for invoke in trace.invokes] == [True, True, False]
 
 
 def test_companions_wait_for_what_any_of_them_reads(service, model):
@@ -150,7 +150,7 @@ def test_what_is_circular():
     """Read off the message, as the service does."""
 
     def trace(*after: tuple[bool, list[int]]) -> Trace:
-        return Trace(invokes=[Invoke(together=together, after=others) for together, others in after])
+        return Trace(invokes=[Invoke(gang=gang, after=others) for gang, others in after])
 
     assert circular(trace((True, []), (True, []), (False, [0]))) is None
     assert circular(trace((False, []), (True, [0]), (True, []))) is None

@@ -68,6 +68,6 @@ def test_what_is_refused(service, model):
         Trace(invokes=[one, one], scan=True),
         Trace(invokes=[one], scan=True, stream=True),
         Trace(invokes=[one], scan=True, edits=["calm"]),
-        Trace(invokes=[Invoke(prompt=Prompt(text="a"), together=True)], scan=True),
+        Trace(invokes=[Invoke(prompt=Prompt(text="a"), gang=True)], scan=True),
     ):
         assert "a scan has one prompt" in refusal(wrong)

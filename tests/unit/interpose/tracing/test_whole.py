@@ -19,7 +19,7 @@ def test_all_invokes_start_together_and_exchange_names(service, model):
         with tracer.invoke("b"):
             own = 1
     (trace,) = service.traces
-    assert [(one.together, one.whole, list(one.after)) for one in trace.invokes] == [
+    assert [(one.gang, one.joint, list(one.after)) for one in trace.invokes] == [
         (True, False, []),
         (True, True, []),
         (True, False, []),
@@ -59,14 +59,14 @@ def test_what_cannot_be(service, model):
 
 
 def test_what_the_service_refuses():
-    prompt = Invoke(prompt=Prompt(text="a"), together=True)
-    whole = Invoke(together=True, whole=True)
+    prompt = Invoke(prompt=Prompt(text="a"), gang=True)
+    whole = Invoke(gang=True, joint=True)
     assert refusal(Trace(invokes=[prompt, whole])) == ""
     assert "cannot stream" in refusal(Trace(invokes=[prompt, whole], stream=True))
     assert "has to be one" in refusal(Trace(invokes=[whole]))
     assert "start together" in refusal(Trace(invokes=[Invoke(prompt=Prompt(text="a")), whole]))
-    late = Invoke(prompt=Prompt(text="a"), together=True)
+    late = Invoke(prompt=Prompt(text="a"), gang=True)
     late.after.append(0)
     assert "start together" in refusal(Trace(invokes=[prompt, late, whole]))
-    with_prompt = Invoke(prompt=Prompt(text="a"), together=True, whole=True)
+    with_prompt = Invoke(prompt=Prompt(text="a"), gang=True, joint=True)
     assert "generates nothing" in refusal(Trace(invokes=[prompt, with_prompt]))

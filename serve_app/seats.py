@@ -1,6 +1,6 @@
 """Decides which traces an engine replica runs at a time.
 
-A replica has a fixed number of places. Each tenant may hold a bounded share of them. The other traces wait for their turn.
+A replica has a fixed number of seats. Each tenant may hold a bounded share of them. The other traces wait for their turn.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class _Waiting:
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Places:
-    """The places for traces on one replica.
+class Seats:
+    """The seats for traces on one replica.
 
     Args:
-        places: traces that run at a time.
+        seats: traces that run at a time.
         most_waiting: traces of one tenant that may wait.
 
     Attributes:
         waiting: traces that wait now.
     """
 
-    def __init__(self, places: int, most_waiting: int) -> None:
-        self._places = places
+    def __init__(self, seats: int, most_waiting: int) -> None:
+        self._seats = seats
         self._most_waiting = most_waiting
         self._running: list[Flow] = []
         self._waiting: list[_Waiting] = []
@@ -50,8 +50,8 @@ class Places:
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
-    async def place(self, flow: Flow) -> AsyncIterator[None]:
-        """Wait for a place and hold it.
+    async def seat(self, flow: Flow) -> AsyncIterator[None]:
+        """Wait for a seat and hold it.
 
         Raises:
             ServiceFailure: QUOTA_EXCEEDED, too many of the tenant's traces wait already.
@@ -65,7 +65,7 @@ class Places:
         except BaseException:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            else:  # the trace got its place in the meantime
+            else:  # the trace got its seat in the meantime
                 self._leave(flow)
             raise
         began = time.monotonic()
@@ -76,7 +76,7 @@ class Places:
             self._leave(flow)
 
     def _most(self, flow: Flow) -> int:
-        return max(1, int(self._places * flow.share))
+        return max(1, int(self._seats * flow.share))
 
     def _refuse(self, flow: Flow) -> None:
         held = sum(one.flow.tenant == flow.tenant for one in self._waiting)
@@ -94,8 +94,8 @@ class Places:
         self._serve()
 
     def _serve(self) -> None:
-        """Give free places to waiting traces, in turn."""
-        while self._waiting and len(self._running) < self._places:
+        """Give free seats to waiting traces, in turn."""
+        while self._waiting and len(self._running) < self._seats:
             able = [one for one in self._waiting if self._held(one.flow.tenant) < self._most(one.flow)]
             if not able:
                 return

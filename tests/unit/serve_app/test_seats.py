@@ -1,4 +1,4 @@
-"""Which traces run on a replica at a time: tenants in turn, each a bounded share of the places."""
+"""Which traces run on a replica at a time: tenants in turn, each a bounded share of the seats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from executor.core.fairness import Flow, in_turn
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
-from serve_app.places import Places
+from serve_app.seats import Seats
 
 
 class Traces:
@@ -20,8 +20,8 @@ class Traces:
         began: whose trace began, in that order.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
         self.began: list[str] = []
         self._ends: list[asyncio.Event] = []
 
@@ -29,7 +29,7 @@ class Traces:
         return [asyncio.create_task(self._run(flow)) for _ in range(count)]
 
     async def _run(self, flow: Flow) -> None:
-        async with self._places.place(flow):
+        async with self._seats.seat(flow):
             self.began.append(flow.session or flow.tenant)
             self._ends.append(asyncio.Event())
             await self._ends[-1].wait()
@@ -53,7 +53,7 @@ RED, BLUE = Flow("red", share=0.75), Flow("blue", share=0.75)
 
 
 async def test_a_tenant_with_two_hundred_jobs_does_not_keep_another_waiting() -> None:
-    traces = Traces(Places(8, 1024))
+    traces = Traces(Seats(8, 1024))
     traces.submit(RED, 200)
     await traces.settled()
     assert traces.began == ["red"] * 6, "its share"
@@ -66,8 +66,8 @@ async def test_a_tenant_with_two_hundred_jobs_does_not_keep_another_waiting() ->
     assert len(traces.began) == 203
 
 
-async def test_alone_a_tenant_may_have_all_places_and_its_sessions_take_turns() -> None:
-    traces = Traces(Places(2, 1024))
+async def test_alone_a_tenant_may_have_all_seats_and_its_sessions_take_turns() -> None:
+    traces = Traces(Seats(2, 1024))
     one, other = Flow("class", "one"), Flow("class", "other")
     traces.submit(one, 5)
     await traces.settled()
@@ -79,30 +79,30 @@ async def test_alone_a_tenant_may_have_all_places_and_its_sessions_take_turns() 
 
 
 async def test_so_many_of_a_tenant_wait() -> None:
-    places = Places(1, 2)
-    traces = Traces(places)
+    seats = Seats(1, 2)
+    traces = Traces(seats)
     traces.submit(RED, 3)
     await traces.settled()
-    assert places.waiting == 2
+    assert seats.waiting == 2
     with pytest.raises(
         ServiceFailure, match="2 traces of red wait for the engine already.*max_waiting_traces"
     ) as caught:
-        async with places.place(RED):
+        async with seats.seat(RED):
             pass
     assert caught.value.failure.code == pb.ERROR_CODE_QUOTA_EXCEEDED and caught.value.failure.retry_after >= 1
     [last] = traces.submit(BLUE)
     await traces.settled()
-    assert places.waiting == 3, "another tenant's are counted apart"
+    assert seats.waiting == 3, "another tenant's are counted apart"
     last.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await last
-    assert places.waiting == 2
+    assert seats.waiting == 2
     await traces.end_all(3)
-    assert traces.began == ["red"] * 3 and places.waiting == 0
+    assert traces.began == ["red"] * 3 and seats.waiting == 0
 
 
-async def test_one_that_is_given_up_as_its_turn_comes_leaves_its_place() -> None:
-    traces = Traces(Places(1, 5))
+async def test_one_that_is_given_up_as_its_turn_comes_leaves_its_seat() -> None:
+    traces = Traces(Seats(1, 5))
     traces.submit(RED)
     await traces.settled()
     [given_up] = traces.submit(BLUE)
