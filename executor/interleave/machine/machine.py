@@ -15,7 +15,8 @@ ones in the same order, because the ranks meet in them.
 - `Apply`: a module is applied on all ranks.
 
 A block may differ on one rank. So between two collective instructions the machine lets nothing but the block itself depend on
-how its turn ended. When the ranks have compared, the block is the same on all of them, or has failed on all of them.
+how its turn ended. When the ranks have compared, the block is the same on all of them, or has failed on all of them. The answer
+to `FindChanged` is the same on all, because the ranks have compared what the blocks wrote.
 """
 
 from __future__ import annotations

@@ -15,10 +15,12 @@ from executor.interleave.machine.events import (
     ModelRan,
     Refused,
     StepBegan,
+    TurnEnded,
 )
 from executor.interleave.machine.failures import NOT_BOUND, different_values, divergence, not_finite
 from executor.interleave.machine.instructions import (
     Apply,
+    Cancel,
     CheckCache,
     Close,
     Compare,
@@ -173,6 +175,40 @@ def test_an_edit_that_fails_on_one_rank_does_not_end_its_request_before_the_rank
         FailForEdit("a", "e"),
         Report("a", Ended.FAILED),
     ]
+
+
+def test_an_ended_edit_whose_change_does_not_fit_ends_its_request_after_the_ranks_have_compared() -> None:
+    made = with_edits("e", alone=False)
+    begin(made, ["e", "a"], e=at("mlp"), a=at("mlp"))
+    done = play(made, reached("mlp"), e=TurnEnded(ended=Ended.DONE, misfit=MISFIT), a=at("x"))
+    assert done == [
+        Serve("e"),
+        Fail("e", MISFIT),
+        Serve("a"),
+        Compare(("e", "a")),
+        FailForEdit("a", "e"),
+        Report("a", Ended.FAILED),
+    ]
+
+
+def test_a_block_that_failed_by_itself_takes_its_edits_along_on_every_rank() -> None:
+    """On another rank the block may have been failed for it: the edits are served on neither."""
+    made = with_edits("e", alone=False)
+    begin(made, ["e", "a"], e=at("norm"), a=at("mlp"))
+    done = play(made, reached("mlp"), {Compare: ways([1], [2])}, a=FAILED)
+    assert done == [Serve("a"), Compare(("a",)), Cancel("e"), Report("a", Ended.FAILED)]
+
+
+def test_the_end_of_a_request_that_another_rank_could_not_bind_is_not_compared() -> None:
+    made = machine("a", alone=False)
+    play(made, Arrived(("a",)), {CompareAdmitted: Compared([[1], [0]])})
+    assert finish(made, "a") == [Close("a")]
+
+
+def test_a_gang_starts_without_a_request_that_another_rank_could_not_bind() -> None:
+    made = gang("a", "b", alone=False)
+    play(made, Arrived(("a", "b")), {CompareAdmitted: Compared([[1, 1], [1, 0]])})
+    assert begin(made, "a", a=at("mlp"))[1] == Start("a", 3)
 
 
 def test_an_edit_that_differs_on_a_rank_fails_its_request() -> None:
