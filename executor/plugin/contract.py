@@ -183,6 +183,8 @@ RUNNERS = Group(
             ("sampler_output = self._sample(logits, spec_decode_metadata)",),
             "samples are made in the one method that is overridden",
         ),
+        Attributes(_RUNNER, _names("vllm_config"), "whether steps are scheduled ahead"),
+        Attributes(_RUNNER_V2, _names("vllm_config"), "whether steps are scheduled ahead"),
         Attributes(
             _RUNNER,
             _names("input_batch discard_request_mask"),
@@ -262,7 +264,8 @@ RUNNERS = Group(
         ),
         Attributes(
             "vllm.v1.core.sched.output.SchedulerOutput",
-            _names("scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens"),
+            _names("scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens")
+            + _names("finished_req_ids"),
             "which requests a step has, and which are new",
         ),
         Attributes(
@@ -395,13 +398,38 @@ SCHEDULER = Group(
         ),
         Source(
             "vllm.v1.core.sched.utils.check_stop",
+            (
+                "if last_token_id == sampling_params.eos_token_id:",
+                "if last_token_id in (sampling_params.stop_token_ids or ()):",
+                "request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens",
+                "repetition_detection is not None",
+                "return False",
+            ),
+            "what ends a request: workers find these two tokens too, and vLLM knows the lengths beforehand",
+        ),
+        Source(
+            f"{_SCHEDULER}.schedule",
+            (
+                "request.num_computed_tokens + 2 - request.num_output_placeholders >= "
+                "request.num_prompt_tokens + request.max_tokens",
+                "self.max_model_len - request.num_computed_tokens - self.num_sampled_tokens_per_step",
+            ),
+            "no step is scheduled ahead for a request that has come to its length",
+        ),
+        Attributes(
+            "vllm.sampling_params.SamplingParams",
+            _names("stop stop_token_ids eos_token_id repetition_detection structured_outputs"),
+            "what may end a request",
+        ),
+        Source(
+            "vllm.v1.core.sched.utils.check_stop",
             ("request.num_output_tokens >= request.max_tokens",),
             "a block ends its request through `max_tokens`, whatever `min_tokens` says",
         ),
         Source(
             "vllm.v1.core.sched.async_scheduler.AsyncScheduler._update_after_schedule",
             ("request.num_output_placeholders += ",),
-            "a traced request with a placeholder sits out: its token is not known yet",
+            "a traced request with a placeholder may have to sit out: its token is not known yet",
         ),
         Attributes(
             "vllm.v1.request.Request",

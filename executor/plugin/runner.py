@@ -13,7 +13,8 @@ A plain step costs a few forwarded calls, whatever its size: each override of a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from executor.core.ended import Ended
 from executor.core.request import Batch, InvokeRequest, Span
 from executor.interleave.interleaver import Interleaver
+from executor.plugin.ahead import Over, may_run_ahead
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.scheduler import EndedModelRunnerOutput
 
@@ -66,6 +68,10 @@ class InterleavingRunner(_Base):
     tracing: bool = False
     _begun: bool = False
     sampled: torch.dtype = torch.int32
+
+    @cached_property
+    def _over(self) -> Over:
+        return Over()
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self.interleaves or scheduler_output.scheduled_new_reqs:
@@ -122,9 +128,16 @@ class InterleavingRunner(_Base):
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
-            self.tracing = any(interleaver.waits(request_id) for request_id in scheduler_output.num_scheduled_tokens)
+            self._over.forget(scheduler_output.finished_req_ids)
+            self.tracing = any(map(self._waits, scheduler_output.num_scheduled_tokens))
             if not self.tracing:
                 interleaver.let_pass()
+
+    def _waits(self, request_id: str) -> Iterable[str]:
+        """Return the keys of the blocks that wait for the next step of a request."""
+        interleaver = self.interleaver
+        assert interleaver is not None
+        return () if request_id in self._over else interleaver.waits(request_id)
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -132,8 +145,7 @@ class InterleavingRunner(_Base):
         """Run a step that has a live mediator."""
         return super().execute_model(scheduler_output, *args, **kwargs)
 
-    @staticmethod
-    def _admit(interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
+    def _admit(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         traced = []
         for request in scheduler_output.scheduled_new_reqs:
             params = request.sampling_params
@@ -146,6 +158,8 @@ class InterleavingRunner(_Base):
             prompt_tokens = len(request.prompt_token_ids or ())
             interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens)
             traced.append(request.req_id)
+            if may_run_ahead(params, invoke, self.vllm_config):
+                self._over.watch(request.req_id, params)
         if traced:
             interleaver.admitted(traced)
 
@@ -157,18 +171,23 @@ class InterleavingRunner(_Base):
         if interleaver is None or not interleaver.ended or output is None:
             return output
         ended = interleaver.take_ended()
+        self._over.ended(ended)
         if isinstance(output, AsyncModelRunnerOutput):
             return EndedAsyncOutput(output, ended)
         return _with_ended(output, ended)
 
 
 def batch_of(
-    interleaver: Interleaver, rows: Iterable[tuple[str, int, int]], tokens: int, padded_tokens: int, requests: int
+    waits: Callable[[str], Iterable[str]],
+    rows: Iterable[tuple[str, int, int]],
+    tokens: int,
+    padded_tokens: int,
+    requests: int,
 ) -> Batch:
     """Return where the traced requests' rows are in a step.
 
     Args:
-        interleaver: knows which requests have blocks.
+        waits: returns the keys of the blocks that wait for the step of a request.
         rows: each request's id, its first row, and the row after its last, in the order of the batch.
         tokens: the number of rows of the batch.
         padded_tokens: the number of rows of the tensors, padding included.
@@ -177,7 +196,7 @@ def batch_of(
     spans = {
         key: Span(index, start, stop)
         for index, (request_id, start, stop) in enumerate(rows)
-        for key in interleaver.waits(request_id)
+        for key in waits(request_id)
     }
     return Batch(spans, tokens, padded_tokens, requests)
 

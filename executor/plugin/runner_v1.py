@@ -32,7 +32,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         interleaver = self.interleaver
         assert interleaver is not None
         get_forward_context().skip_compiled = True
-        interleaver.begin_step(self._batch(interleaver, kwargs))
+        interleaver.begin_step(self._batch(kwargs))
         try:
             output = super()._model_forward(*args, **kwargs)
             interleaver.check_cache()
@@ -40,7 +40,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         finally:
             interleaver.end_forward()
 
-    def _batch(self, interleaver: Interleaver, kwargs: dict[str, Any]) -> Batch:
+    def _batch(self, kwargs: dict[str, Any]) -> Batch:
         """Return where the traced requests' rows are, in the updated order of the input batch."""
         request_ids = self.input_batch.req_ids
         bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
@@ -50,7 +50,7 @@ class InterleavingRunnerV1(InterleavingRunner):
             for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
             if isinstance(tensor, torch.Tensor)
         )
-        return batch_of(interleaver, rows, bounds[-1], first.shape[0], len(request_ids))
+        return batch_of(self._waits, rows, bounds[-1], first.shape[0], len(request_ids))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
         if not self.tracing:
@@ -63,6 +63,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         output = super()._sample(logits, spec_decode_metadata)
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
+        self._over.sampled(self.input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
         return output
 
 

@@ -80,7 +80,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     ) -> Any:
         def begin() -> None:
             get_forward_context().skip_compiled = True
-            interleaver.begin_step(self._batch(interleaver))
+            interleaver.begin_step(self._batch())
 
         graphs, self.cudagraph_manager = self.cudagraph_manager, _NoGraphs()
         model, self.model = self.model, _Begun(self.model, begin, interleaver.check_cache)
@@ -97,13 +97,13 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
             self._prepared = prepared
         return prepared
 
-    def _batch(self, interleaver: Interleaver) -> Batch:
+    def _batch(self) -> Batch:
         """Return where the traced requests' rows are in the batch that was prepared for this step."""
         prepared = self._prepared
         assert prepared is not None
         bounds = prepared.query_start_loc_np[: prepared.num_reqs + 1].tolist()
         rows = zip(prepared.req_ids, bounds, bounds[1:], strict=False)
-        return batch_of(interleaver, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
+        return batch_of(self._waits, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
 
     def sample(
         self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
@@ -123,4 +123,5 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
             self.sampler = sampler
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
+        self._over.sampled(input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
         return output, sampled, rejected

@@ -12,8 +12,8 @@ changes of a block are not in the request's tokens, so computing the request ane
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
-- with async scheduling, a step is scheduled before the step ahead of it has ended: a traced request then sits out until its
-  token is known, while the other requests go on.
+- with async scheduling, a step is scheduled before the step ahead of it has ended: a traced request whose token may decide
+  whether it goes on sits out until the token is known (`executor.plugin.ahead`), while the other requests go on.
 
 Without traced requests it is the stock scheduler: each override looks whether there are traced requests and goes on in vLLM's
 method.
@@ -37,6 +37,7 @@ from vllm.v1.request import Request, RequestStatus
 from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow
 from executor.core.request import InvokeRequest, step_tokens
+from executor.plugin.ahead import may_run_ahead
 from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, WaitingRoom
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class InterposeScheduler(Scheduler):
             prompt_blocks=self._blocks(rows),
             blocks=self._blocks(rows + request.max_tokens),
             whole=rows <= self._limits.rows,
+            ahead=may_run_ahead(params, invoke, self.vllm_config),
         )
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
@@ -186,11 +188,14 @@ class InterposeScheduler(Scheduler):
         return output
 
     def _in_flight(self, request: Request) -> bool:
-        """Return whether a request is traced and its last step has not ended.
+        """Return whether a traced request must sit out, because its last step has not ended.
 
-        Its block or its token may end the request in that step.
+        Its token may end the request in that step.
         """
-        return request.num_output_placeholders > 0 and request.request_id in self._traced
+        if not request.num_output_placeholders:
+            return False
+        entry = self._traced.get(request.request_id)
+        return entry is not None and not entry.ahead
 
     def _next(self, in_flight: list[Request]) -> Start:
         """Return which requests start in the step."""

@@ -57,6 +57,7 @@ class Traced:
         text: the generated text, if stop strings end the request.
         passed: how many requests have started while this request waited for the cache.
         released: whether the request has left its gang to start, whatever its tenant's share.
+        ahead: whether the request may run a step before the token of the step ahead is known (`executor.plugin.ahead`).
     """
 
     request: Request
@@ -65,10 +66,11 @@ class Traced:
     prompt_blocks: int
     blocks: int
     whole: bool
-    gang: Gang | None = None
+    ahead: bool = False
     text: IncrementalDetokenizer | None = None
-    passed: int = 0
-    released: bool = False
+    gang: Gang | None = field(default=None, init=False)
+    passed: int = field(default=0, init=False)
+    released: bool = field(default=False, init=False)
 
 
 @dataclass(frozen=True)

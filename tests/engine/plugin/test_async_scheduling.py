@@ -122,7 +122,36 @@ def test_a_loop_sees_its_own_steps_and_the_others_go_on(engine: LocalEngine, ora
     assert [one.token_ids for one in plain] == alone
     traced = next(one for one in steps.ran[0] if sum(one in step for step in steps.ran) == 5)
     together = [traced in step for step in steps.ran if step]
+    assert together[:5] == [True] * 5, "no request sits out"
+
+
+def test_a_request_that_stop_strings_end_sits_out(engine: LocalEngine, steps: Steps) -> None:
+    """The worker cannot find the end of a stop string, so the scheduler must have the token first."""
+    sampling = {"max_tokens": 5, "ignore_eos": True, "stop": ["no such text"]}
+    [ran, *_] = engine.run_traces([[Block(PROMPT, EVERY_STEP, sampling)]], plain=OTHERS, plain_tokens=9)
+    assert ran.failure is None, ran.failure
+    traced = next(one for one in steps.ran[0] if sum(one in step for step in steps.ran) == 5)
+    together = [traced in step for step in steps.ran if step]
     assert together[:9] == [True, False] * 4 + [True], "the others have every step, the traced request every second"
+
+
+@pytest.mark.parametrize("end", ["eos", "stop_token_ids"])
+def test_a_token_that_a_block_writes_ends_its_request(engine: LocalEngine, steps: Steps, end: str) -> None:
+    """The request has rows in one more step, in which its block has no part."""
+    eos = engine.llm.get_tokenizer().eos_token_id
+    token = eos if end == "eos" else 40
+    sampling = {"max_tokens": 12} if end == "eos" else {"max_tokens": 12, "ignore_eos": True, "stop_token_ids": [token]}
+    source = (
+        "rows = []\nfor s in tracer.iter[:]:\n    rows.append(model.model.layers[0].output[0].save())\n"
+        f"    model.samples.output[:] = {token} if s == 2 else 41\n    print(s)\n"
+    )
+    [ran, *_] = engine.run_traces([[Block(PROMPT, source, sampling)]], plain=OTHERS, plain_tokens=9)
+    assert ran.failure is None, ran.failure
+    assert ran.token_ids == [41, 41, token] and ran.finish_reason == "stop"
+    assert len(ran.saved["rows"]) == 3 and ran.logs.split() == ["0", "1", "2"]
+    assert ran.accounting is not None and ran.accounting.steps == 3
+    traced = next(one for one in steps.ran[0] if sum(one in step for step in steps.ran) == 4)
+    assert [traced in step for step in steps.ran if step][:5] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +175,9 @@ def test_no_block_sees_a_step_whose_token_is_not_in_the_result(
     assert ran.token_ids == ran.saved["tokens"] == list(plain.token_ids)
     assert ran.saved["result"].text == plain.text
     assert ran.accounting is not None
-    assert ran.accounting.steps == len(ran.token_ids) == sum(map(bool, steps.ran))
+    assert ran.accounting.steps == len(ran.token_ids)
+    late = "stop_token_ids" in given  # Its request is in one more step, without its block.
+    assert sum(map(bool, steps.ran)) == len(ran.token_ids) + late
 
 
 @pytest.mark.parametrize(("end", "state"), [("tracer.stop()", Ended.STOPPED), ("1 / 0", Ended.FAILED)])
@@ -203,7 +234,7 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
         [ran] = engine.run(Block(PROMPT, "x = model.logits.output.save()", {"max_tokens": 6, "ignore_eos": True}))
     assert ran.token_ids == plain
     assert [list(one.values()) for one in ended if one] == [[Ended.READ_ONLY]]
-    assert sum(map(bool, steps.ahead)) == 4, "all but the prompt's step and the one after it"
+    assert sum(map(bool, steps.ahead)) == 5, "every step after the first"
 
 
 def test_invokes_of_one_step_stay_together(engine: LocalEngine, steps: Steps) -> None:
