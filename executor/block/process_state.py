@@ -290,8 +290,8 @@ def read(entries: tuple[Entry, ...]) -> State:
 def differing(entries: tuple[Entry, ...], one: State, other: State) -> list[int]:
     """Return the places of what differs between two states."""
     return [
-        place
-        for place, (entry, a, b) in enumerate(zip(entries, one, other, strict=True))
+        index
+        for index, (entry, a, b) in enumerate(zip(entries, one, other, strict=True))
         if a is not b and not (_identical(a, b) if entry.same else a == b)
     ]
 
@@ -332,8 +332,8 @@ class OwnState:
         if self._at_start is None:
             self._steady, self._at_start = read(_STEADY), read(END)
         self._outside = (*[read() for read in _read_cheap], *self._steady)
-        for place, value in self._mine.items():
-            TURN[place].write(value)
+        for index, value in self._mine.items():
+            TURN[index].write(value)
 
     def leave(self, ended: bool) -> list[str]:
         """The block has parked or ended: put everything back.
@@ -350,7 +350,7 @@ class OwnState:
             self._mine = {}
         else:
             changed = differing(TURN, now, self._outside)
-            self._mine = {place: now[place] for place in changed if not TURN[place].fails}
+            self._mine = {index: now[index] for index in changed if not TURN[index].fails}
             left = _put_back(TURN, changed, self._outside)
         if ended and self._at_start is not None:
             slow = differing(END, read(END), self._at_start)
@@ -359,7 +359,7 @@ class OwnState:
         return left
 
 
-def _put_back(entries: tuple[Entry, ...], places: list[int], state: State) -> list[str]:
-    for place in places:
-        entries[place].write(state[place])
-    return [entries[place].name for place in places if entries[place].fails]
+def _put_back(entries: tuple[Entry, ...], indices: list[int], state: State) -> list[str]:
+    for index in indices:
+        entries[index].write(state[index])
+    return [entries[index].name for index in indices if entries[index].fails]

@@ -43,9 +43,9 @@ class Heartbeat:
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        whole = memoryview(memory)
-        self._numbers = whole[: _NUMBERS.size].cast("d")
-        self._name = whole[_NUMBERS.size : _SIZE]
+        view = memoryview(memory)
+        self._numbers = view[: _NUMBERS.size].cast("d")
+        self._name = view[_NUMBERS.size : _SIZE]
         self._beating = False
 
     def arm(self, deadline: float, name: bytes) -> None:

@@ -67,7 +67,7 @@ class InvokeRequest:
     Attributes:
         trace: the key of the trace.
         invoke: the invoke's index.
-        together: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
+        gang: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
         flow: the tenant and the session of the request.
         shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
@@ -75,7 +75,7 @@ class InvokeRequest:
 
     trace: str
     invoke: int
-    together: int = 0
+    gang: int = 0
     flow: Flow = NOBODY
     shipment: dict[str, Any] | None = None
 
@@ -86,7 +86,7 @@ class InvokeRequest:
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
-        fields = {"trace": self.trace, "invoke": self.invoke, "together": self.together, "shipment": self.shipment}
+        fields = {"trace": self.trace, "invoke": self.invoke, "gang": self.gang, "shipment": self.shipment}
         return {"interpose": {"request": fields, "flow": (self.flow.tenant, self.flow.session, self.flow.share)}}
 
     @classmethod

@@ -135,7 +135,7 @@ class Requests:
         except Exception as error:
             return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
-        identity = Identity(request_id, scope.id, number, gang=request.together)
+        identity = Identity(request_id, scope.id, number, gang=request.gang)
         mediator = self._mediator(identity, scope, opened, bound)
         came: list[Event] = []
         for edit in edits:
@@ -152,10 +152,10 @@ class Requests:
         self._ids[(scope.id, number)] = request_id
         for index, joint in opened.joint.items():
             if (scope.id, index) not in self._ids:
-                came.append(self._admit_joint(scope, opened, index, joint, request.together))
+                came.append(self._admit_joint(scope, opened, index, joint, request.gang))
         return came
 
-    def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, together: int) -> Event:
+    def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, gang: int) -> Event:
         """Make the mediator of a joint block; it starts with the trace's other blocks."""
         key = _key_of(scope.id, index)
         try:
@@ -163,7 +163,7 @@ class Requests:
                 code, namespace = scope.program(invoke.program, ())
         except Exception as error:
             return self._reject(key, scope, scope.id, index, _why_unbound(error), joint=True)
-        identity = Identity(key, scope.id, index, gang=together, joint=True)
+        identity = Identity(key, scope.id, index, gang=gang, joint=True)
         mediator = self._mediator(identity, scope, opened, _Bound(code, namespace, 0))
         self._writes[key] = list(invoke.program.writes)
         self._ids[(scope.id, index)] = key

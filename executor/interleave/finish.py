@@ -159,9 +159,9 @@ class Endings:
                     scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
                 )
                 events = events + shared
-            late = scope.let_go()
-            if late is not None:
-                failed = pb.Failure(code=late.code, message=late.message, trace_id=scope.id, invoke=self._invoke)
+            left = scope.let_go()
+            if left is not None:
+                failed = pb.Failure(code=left.code, message=left.message, trace_id=scope.id, invoke=self._invoke)
                 kept = [event for event in events if event.WhichOneof("kind") not in ("saves", "failed")]
                 events = [*kept, pb.Event(failed=failed)]
         self._requests.look_idle()

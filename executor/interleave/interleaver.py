@@ -57,7 +57,7 @@ from executor.interleave.machine.instructions import (
     Stream,
 )
 from executor.interleave.machine.machine import Machine
-from executor.interleave.recordings import Recordings
+from executor.interleave.recorders import Recorders
 from executor.interleave.running import Running
 from executor.interleave.serving import Visit
 from executor.model.hooks import Hooks
@@ -91,8 +91,8 @@ class Interleaver:
         self._requests = Requests(host)
         self.mediators = self._requests.mediators
         self.ended = self._requests.ended
-        self._recordings = Recordings(host.tree, self._hooks.add, host.limits.max_saved_bytes)
-        self._running = Running(self.mediators, self._requests.scopes, self._recordings, host, self._hooks.muted)
+        self._recorders = Recorders(host.tree, self._hooks.add, host.limits.max_saved_bytes)
+        self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self._hooks.muted)
         self._endings = Endings(self._requests, self._running, host)
         self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
@@ -248,7 +248,7 @@ class Interleaver:
 
     def _end_step(self) -> None:
         self._running.in_step = False
-        self._recordings.clear()
+        self._recorders.clear()
         self._feed(StepEnded())
         self._requests.after_step()
 
@@ -273,7 +273,7 @@ class Interleaver:
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location; return the value to go on with."""
         key = (node.path, str(kind))
-        if key not in self._machine.waiting and not self._recordings.at(*key):
+        if key not in self._machine.waiting and not self._recorders.at(*key):
             return value
         self.stages.announce(*key)
         visit = Visit(node, kind, self._tree.order_of(node.path, kind), value, rows_of)
@@ -293,7 +293,7 @@ class Interleaver:
             mediator = self.mediators[key]
             mediator.begin_step()
             if mediator.state.record.recorders:
-                self._recordings.enlist(mediator)
+                self._recorders.enlist(mediator)
 
     def _see(self, do: See) -> None:
         self._running.spans[do.block] = tuple(self._batch.spans[key] for key in do.requests)
@@ -323,12 +323,12 @@ class Interleaver:
         assert visit is not None
         path, kind = visit.node.path, str(visit.kind)
         scope = self._requests.scopes[mediator.identity.trace_id]
-        for owner, recorder in self._recordings.at(path, kind):
+        for owner, recorder in self._recorders.at(path, kind):
             if owner is not mediator:
                 continue
             rows, index = self._running.rows(mediator, visit)
             give = partial(self._running.serving.give, mediator, visit, f"{path}.{kind}", rows, index)
-            failure = self._recordings.record(mediator, recorder, path, kind, give, scope)
+            failure = self._recorders.record(mediator, recorder, path, kind, give, scope)
             if failure is not None:
                 return Recorded(failure)
         return Recorded()

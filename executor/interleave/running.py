@@ -29,7 +29,7 @@ from executor.interleave.machine.instructions import (
     Start,
     Throw,
 )
-from executor.interleave.recordings import Recordings
+from executor.interleave.recorders import Recorders
 from executor.interleave.serving import Serving, Visit
 from executor.model.rows import ManyRows, Rows
 from interpose.v1 import trace_pb2 as pb
@@ -41,7 +41,7 @@ class Running:
     Args:
         mediators: the blocks, by key.
         scopes: the scopes of the traces that are here, by trace id.
-        recordings: what blocks have recorded in the step.
+        recorders: what blocks have recorded in the step.
         host: the worker.
         muted: a context in which no hook of the step's sees a module that is called.
 
@@ -56,7 +56,7 @@ class Running:
         self,
         mediators: Mapping[str, Mediator],
         scopes: Mapping[str, TraceScope],
-        recordings: Recordings,
+        recorders: Recorders,
         host: Host,
         muted: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -65,7 +65,7 @@ class Running:
         self.in_step = False
         self._mediators = mediators
         self._scopes = scopes
-        self._recordings = recordings
+        self._recorders = recorders
         self.serving = Serving(host)
         self._applier = host.applier
         self._budget = host.budget
@@ -110,7 +110,7 @@ class Running:
         if settles and self.visit is not None and mediator.state.progress.served is not None:
             misfit = self.serving.settle(mediator, self.visit)
         if mediator.state.record.recorders and self.in_step:
-            self._recordings.enlist(mediator)
+            self._recorders.enlist(mediator)
         ended, call, barrier = mediator.state.ending.ended, mediator.state.waits.call, mediator.state.waits.barrier
         return TurnEnded(
             waits=mediator.state.waits.location,

@@ -48,7 +48,7 @@ class Skips:
         Args:
             node: the module.
             step: the step it is skipped in.
-            position: the model's place in that step; -1 for a step to come.
+            position: the model's position in that step; -1 for a step to come.
 
         Raises:
             Refusal: it cannot be skipped, or is running or has run.

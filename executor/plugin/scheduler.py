@@ -111,7 +111,7 @@ class InterposeScheduler(Scheduler):
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         self._traced[request.request_id] = entry
-        self._room.enter(entry, invoke.trace, invoke.together)
+        self._room.enter(entry, invoke.trace, invoke.gang)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         finished = super().finish_requests(request_ids, finished_status)

@@ -161,18 +161,18 @@ class WaitingRoom:
 
     # Requests come and go.
 
-    def enter(self, entry: Traced, trace: str, together: int) -> None:
+    def enter(self, entry: Traced, trace: str, gang: int) -> None:
         """Let a request wait.
 
         Args:
             entry: the request.
             trace: the key of its trace.
-            together: how many requests of the trace must start in the same step. 0 and 1 mean none.
+            gang: how many requests of the trace must start in the same step. 0 and 1 mean none.
         """
         self.waiting[entry.request.request_id] = entry
         self._line_of = None
-        if together > 1:
-            entry.gang = self.gangs.setdefault(trace, Gang(together))
+        if gang > 1:
+            entry.gang = self.gangs.setdefault(trace, Gang(gang))
             entry.gang.members.append(entry)
 
     def leave(self, entry: Traced) -> None:

@@ -101,7 +101,7 @@ class Block:
     sampling: dict[str, Any] = field(default_factory=dict)
     captured: dict[str, Any] = field(default_factory=dict)
     after: tuple[int, ...] = ()
-    together: int = 0
+    gang: int = 0
     joint: bool = False  # it has no prompt
     lora: Any = None  # the engine's LoRARequest
 
@@ -234,9 +234,7 @@ class LocalEngine:
         by_invoke: dict[tuple[str, int], Ran] = {}
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
-            request = InvokeRequest(
-                trace.id, index, block.together, shipment=shipment[trace.id] if count == 1 else None
-            )
+            request = InvokeRequest(trace.id, index, block.gang, shipment=shipment[trace.id] if count == 1 else None)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}

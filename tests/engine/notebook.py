@@ -65,7 +65,7 @@ class LocalSession(Session):
                 list(invoke.prompt.token_ids.ids),
                 sampling=sampling_of(trace, invoke, self._description, config, tokenizer),
                 after=tuple(sorted(waits_for)),
-                together=len(gang_of(trace)) if invoke.gang else 0,
+                gang=len(gang_of(trace)) if invoke.gang else 0,
                 joint=invoke.joint,
             )
             for invoke, waits_for in zip(trace.invokes, start_after(trace), strict=True)

@@ -131,8 +131,8 @@ class Steps:
             yield from turns.agree(alive)
 
     def _record(self) -> Doing[None]:
-        recording = [block for block in self._in_step if block.records]
-        for block in sorted(recording, key=lambda block: block.order):
+        recorded = [block for block in self._in_step if block.records]
+        for block in sorted(recorded, key=lambda block: block.order):
             if block.ended in (None, Ended.DONE):
                 recorded = yield Record(block.key)
                 if recorded.failure is not None:

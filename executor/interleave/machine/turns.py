@@ -113,8 +113,8 @@ class Turns:
                 calls = [(block, block.overdue) for block in blocks if block.calls]
             else:
                 calls = yield from self._compared(blocks)
-            for block, late in calls:
-                yield from self.turn(block, Overrun(block.key) if late else Apply(block.key))
+            for block, overran in calls:
+                yield from self.turn(block, Overrun(block.key) if overran else Apply(block.key))
             blocks = [block for block, _ in calls]
 
     def _compared(self, blocks: Sequence[Block]) -> Doing[list[tuple[Block, bool]]]:

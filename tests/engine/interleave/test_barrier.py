@@ -265,12 +265,12 @@ def test_an_outer_value_and_an_earlier_invoke(bench: Bench) -> None:
 def test_a_barrier_without_companions_is_refused(bench: Bench) -> None:
     """Whatever a client sends: a block waits only for those that the engine starts with it."""
     held = {"barrier": Value(barrier=Barrier(number=0, count=2))}
-    [one] = bench.engine.run(Block(CLEAN, "barrier()", captured=held, together=1))
+    [one] = bench.engine.run(Block(CLEAN, "barrier()", captured=held, gang=1))
     assert one.failure is not None and "0 more could come" in one.failure.message
     [alone] = bench.engine.run(Block(CLEAN, "barrier()", captured=held))
     assert alone.failure is not None and "no other invokes to wait for" in alone.failure.message
     other = {"barrier": Value(barrier=Barrier(number=0, count=3))}
-    both = [Block(CLEAN, "barrier()", captured=held, together=2), Block(OTHER, "barrier()", captured=other, together=2)]
+    both = [Block(CLEAN, "barrier()", captured=held, gang=2), Block(OTHER, "barrier()", captured=other, gang=2)]
     failures = [ran.failure for ran in bench.engine.run(*both)]
     assert all(failure is not None and "barrier" in failure.message for failure in failures)
 
@@ -281,7 +281,7 @@ def test_companions_that_do_not_start_in_one_step_are_refused(bench: Bench) -> N
     long = [7] * 200
     bench.engine.reschedule(True, True, 256)
     try:
-        blocks = [Block(long, "barrier()", captured=held, together=2) for _ in range(2)]
+        blocks = [Block(long, "barrier()", captured=held, gang=2) for _ in range(2)]
         for ran in bench.engine.run(*blocks):
             assert ran.failure is not None and "could not start in one step" in ran.failure.message
     finally:

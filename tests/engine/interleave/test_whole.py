@@ -60,8 +60,8 @@ def test_writes_reach_every_prompt_of_the_trace_and_nobody_else(bench: Bench) ->
     save = "logits = []\nfor step in tracer.iter[:]:\n    logits.append(model.logits.output.save())\n"
     for write in (f"{at}[1].mlp.output[:] = 0.25\n", f"{at}[1].mlp.output = {at}[1].mlp.output * 0 + 0.25\n"):
         mine = [
-            Block(ONE, save, ends, together=2),
-            Block(TWO, save, ends, together=2),
+            Block(ONE, save, ends, gang=2),
+            Block(TWO, save, ends, gang=2),
             Block([], write + save, joint=True),
         ]
         other = [Block(THREE, save, ends)]
@@ -184,7 +184,7 @@ def test_what_is_a_prompts_own(bench: Bench, line: str, why: str) -> None:
     at = "model." + ("transformer.h[1]" if bench.arch == "gpt2" else "model.layers[1]")
     source = f"mlp = {at}.mlp\n{line}\n"
     save = "logits = model.logits.output.save()"
-    blocks = [Block(ONE, save, together=2), Block(TWO, save, together=2), Block([], source, joint=True)]
+    blocks = [Block(ONE, save, gang=2), Block(TWO, save, gang=2), Block([], source, joint=True)]
     one, two, whole = bench.engine.run(*blocks)
     assert whole.failure is not None and why in whole.failure.message, path
     assert whole.failure.invoke == 2
@@ -196,7 +196,7 @@ def test_what_is_a_prompts_own(bench: Bench, line: str, why: str) -> None:
 def test_a_prompt_that_fails_leaves_the_others(bench: Bench) -> None:
     save = "rows = []\nfor step in tracer.iter[:]:\n    rows.append(model.logits.output.save())"
     ends = {"max_tokens": 3, "ignore_eos": True}
-    blocks = [Block(ONE, "1 / 0", ends, together=2), Block(TWO, save, ends, together=2), Block([], save, joint=True)]
+    blocks = [Block(ONE, "1 / 0", ends, gang=2), Block(TWO, save, ends, gang=2), Block([], save, joint=True)]
     one, two, whole = bench.engine.run(*blocks)
     assert one.failure is not None and two.failure is None and whole.failure is None
     truth = bench.oracle.run(TWO, 3)
@@ -208,7 +208,7 @@ def test_a_prompt_that_fails_leaves_the_others(bench: Bench) -> None:
 def test_a_block_that_cannot_be_bound_fails_alone(bench: Bench) -> None:
     save = "logits = model.logits.output.save()"
     blocks = [
-        Block(ONE, save, together=1),
+        Block(ONE, save, gang=1),
         Block([], "tracer.result", captured={"tracer": Value(module="nowhere")}, joint=True),
     ]
     one, whole = bench.engine.run(*blocks)
@@ -224,7 +224,7 @@ def test_a_whole_block_counts_for_eviction(bench: Bench) -> None:
     take = bench.engine.interleaver.take_ended
     bench.engine.interleaver.take_ended = lambda: ended.extend(take().values()) or {}
     try:
-        bench.engine.run(Block(ONE, "", ends, together=1), Block([], seen, joint=True))
+        bench.engine.run(Block(ONE, "", ends, gang=1), Block([], seen, joint=True))
     finally:
         bench.engine.interleaver.take_ended = take
     assert not ended

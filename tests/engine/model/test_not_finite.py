@@ -55,7 +55,7 @@ def test_a_request_that_spoils_its_cache_fails_and_harms_nobody(bench: Bench, ch
 def test_a_block_that_sees_every_prompt_is_held_to_it_too(bench: Bench) -> None:
     layer = first_layer(bench)
     everywhere = Block([], f"{layer}.mlp.output[:] = float('nan')", joint=True)
-    prompt = Block(LONG, "x = model.logits.output.save()", SAMPLING, together=1)
+    prompt = Block(LONG, "x = model.logits.output.save()", SAMPLING, gang=1)
     for ran in bench.engine.run(prompt, everywhere):
         check_failed(ran, pb.ERROR_CODE_INTERVENTION, "torch.nan_to_num", None)
     check_untouched(bench)

@@ -238,7 +238,7 @@ def test_a_request_whose_block_only_read_is_scheduled_ahead(engine: LocalEngine,
 
 
 def test_invokes_of_one_step_stay_together(engine: LocalEngine, steps: Steps) -> None:
-    blocks = [Block(one, EVERY_STEP, {"max_tokens": 5, "ignore_eos": True}, together=2) for one in (PROMPT, OTHERS[1])]
+    blocks = [Block(one, EVERY_STEP, {"max_tokens": 5, "ignore_eos": True}, gang=2) for one in (PROMPT, OTHERS[1])]
     rans = engine.run_traces([blocks], plain=OTHERS, plain_tokens=9)
     assert [ran.failure for ran in rans] == [None] * 5
     members = {one for one in set.union(*steps.ran) if sum(one in step for step in steps.ran) == 5}
@@ -251,11 +251,11 @@ def test_invokes_that_run_together_stay_in_step(engine: LocalEngine, oracle: Ora
     ends = {"ignore_eos": True}
     held = {"barrier": Value(barrier=Barrier(number=0, count=2))}
     loop = "rows = []\nfor step in tracer.iter[:3]:\n    barrier()\n    rows.append(model.logits.output.save())\n"
-    both = [Block(PROMPT, loop, {**ends, "max_tokens": 3}, captured=held, together=2)]
-    both += [Block(OTHERS[0], loop, {**ends, "max_tokens": 3}, captured=held, together=2)]
+    both = [Block(PROMPT, loop, {**ends, "max_tokens": 3}, captured=held, gang=2)]
+    both += [Block(OTHERS[0], loop, {**ends, "max_tokens": 3}, captured=held, gang=2)]
     seen = "rows = []\nfor step in tracer.iter[:]:\n    rows.append(model.logits.output.save())\n"
-    whole = [Block(OTHERS[1], "", {**ends, "max_tokens": 4}, together=2)]
-    whole += [Block(OTHERS[2], "", {**ends, "max_tokens": 2}, together=2), Block([], seen, joint=True)]
+    whole = [Block(OTHERS[1], "", {**ends, "max_tokens": 4}, gang=2)]
+    whole += [Block(OTHERS[2], "", {**ends, "max_tokens": 2}, gang=2), Block([], seen, joint=True)]
     one, other, _, _, all_rows, plain = engine.run_traces([both, whole], plain=([44, 45, 46],), plain_tokens=5)
     for ran, prompt in ((one, PROMPT), (other, OTHERS[0])):
         assert ran.failure is None, ran.failure

@@ -405,7 +405,7 @@ def test_a_cache_for_less_than_one_whole_request_is_refused_at_start(engine: Loc
 def test_invokes_start_together_when_they_must(engine: LocalEngine, oracle: Oracle, watched: Watched) -> None:
     ids = [prompt(20), prompt(30), prompt(14)]
     busy = tuple(prompt(100, seed) for seed in range(2))
-    blocks = [Block(one, READ + EVERY, {"max_tokens": 4, "ignore_eos": True}, together=3) for one in ids]
+    blocks = [Block(one, READ + EVERY, {"max_tokens": 4, "ignore_eos": True}, gang=3) for one in ids]
     rans = engine.run_traces([[Block(prompt(60, 5), READ)], blocks], plain=busy)
     for ran, one in zip(rans[1:], ids, strict=False):
         check(ran, oracle, one, 4)
@@ -423,7 +423,7 @@ def refused_apart(ran: Any) -> bool:
 
 def test_a_group_that_fits_no_step_is_refused_and_holds_nobody_up(engine: LocalEngine, oracle: Oracle) -> None:
     """The engine refuses such a trace beforehand (`TraceEngine`); the scheduler lets what reaches it start apart."""
-    blocks = [Block(one, READ + EVERY, together=2) for one in (prompt(40), prompt(41))]
+    blocks = [Block(one, READ + EVERY, gang=2) for one in (prompt(40), prompt(41))]
     beside = prompt(12)
     *grouped, other = engine.run_traces([blocks, [Block(beside, READ + EVERY)]])
     assert all(map(refused_apart, grouped)), grouped
@@ -432,11 +432,11 @@ def test_a_group_that_fits_no_step_is_refused_and_holds_nobody_up(engine: LocalE
 
 def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracle: Oracle) -> None:
     ids = [prompt(10), prompt(11)]
-    blocks = [Block(one, READ + EVERY, together=3) for one in ids]
+    blocks = [Block(one, READ + EVERY, gang=3) for one in ids]
     core = engine.llm.llm_engine
     trace_id = f"t{engine.count + 1}"  # that of the trace below
     params = _sampling(max_tokens=1)
-    params.extra_args = InvokeRequest(trace_id, 2, together=3).to_args()
+    params.extra_args = InvokeRequest(trace_id, 2, gang=3).to_args()
     core.add_request("left", {"prompt_token_ids": prompt(5), "cache_salt": "left"}, params)
     core.abort_request(["left"])
     beside = prompt(12)

@@ -47,9 +47,9 @@ class Steps:
         self.most: dict[str, int] = {}
         self.stats: Any = None
 
-    def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, together: int = 0) -> None:
+    def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, gang: int = 0) -> None:
         """Have a traced request come, which holds its part of the cache to its end."""
-        args = InvokeRequest(name.partition("/")[0], 0, together, flow).to_args()
+        args = InvokeRequest(name.partition("/")[0], 0, gang, flow).to_args()
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=args)
         self.scheduler.add_request(Request(name, [5] * tokens, params, None, cache_salt=name))
 
@@ -186,7 +186,7 @@ def test_a_group_starts_together_whatever_the_share(steps: Steps) -> None:
     steps.add("busy", red, max_tokens=30)
     steps.step()
     for number in range(3):
-        steps.add(f"group/{number}", red, together=3)
+        steps.add(f"group/{number}", red, gang=3)
     steps.step()
     steps.step()
     assert {one.request_id for one in steps.scheduler.running if one.status == RequestStatus.RUNNING} >= {
@@ -216,7 +216,7 @@ def test_groups_do_not_keep_a_large_request_waiting_for_ever(steps: Steps) -> No
     steps.add("larger", flow, tokens=60, max_tokens=196)
     for number in range(30):
         for member in range(2):
-            steps.add(f"group{number}/{member}", flow, together=2)
+            steps.add(f"group{number}/{member}", flow, gang=2)
     steps.run()
     assert before(steps.started, "larger", "group") <= MOST_PASSES + PLACES
 
@@ -234,7 +234,7 @@ def test_plain_and_traced_requests_start_by_turns(steps: Steps) -> None:
 
 def test_requests_in_the_room_keep_the_engine_going_and_leave_when_given_up(steps: Steps) -> None:
     scheduler = steps.scheduler
-    steps.add("gang/0", Flow("red", "s"), together=2)
+    steps.add("gang/0", Flow("red", "s"), gang=2)
     steps.add("one", Flow("red", "s"))
     assert scheduler.has_requests() and scheduler.get_num_unfinished_requests() == 2
     scheduler.set_pause_state(PauseState.PAUSED_NEW)
@@ -245,7 +245,7 @@ def test_requests_in_the_room_keep_the_engine_going_and_leave_when_given_up(step
     assert steps.started == ["one"] and scheduler.get_num_unfinished_requests() == 2
     assert [one.request_id for one in scheduler.finish_requests("gang/0", RequestStatus.FINISHED_ABORTED)] == ["gang/0"]
     assert not scheduler._room.waiting and "gang/0" not in scheduler.requests
-    steps.add("gang/1", Flow("red", "s"), together=2)
+    steps.add("gang/1", Flow("red", "s"), gang=2)
     assert steps.run() == ["one", "gang/1"] and not scheduler.has_unfinished_requests()
 
 

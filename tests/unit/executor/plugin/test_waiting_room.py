@@ -34,14 +34,14 @@ class Room:
         self.room = WaitingRoom(LIMITS, lambda request: request.ready, lambda one: self.flows[one.request_id])  # type: ignore[attr-defined]
 
     def traced(
-        self, name: str, rows: int, blocks: int = 1, flow: Flow = RED, together: int = 0, ready: bool = True
+        self, name: str, rows: int, blocks: int = 1, flow: Flow = RED, gang: int = 0, ready: bool = True
     ) -> Traced:
         """Let a traced request come; the part of its name before the slash is its trace."""
         request: Any = Asked(name, rows, ready=ready)
         entry = Traced(request, flow, rows, 1, blocks, rows <= LIMITS.rows)
         self.came.append(request)
         self.flows[name] = flow
-        self.room.enter(entry, name.partition("/")[0], together)
+        self.room.enter(entry, name.partition("/")[0], gang)
         return entry
 
     def plain(self, name: str, rows: int) -> None:
@@ -151,12 +151,12 @@ def test_a_tenant_over_its_share_lets_other_tenants_pass(room: Room) -> None:
 
 
 def test_a_gang_starts_in_a_step_of_its_own_when_it_is_complete(room: Room) -> None:
-    room.traced("gang/0", 20, together=2)
+    room.traced("gang/0", 20, gang=2)
     room.traced("one", 30)
     assert names(room.next(rows=32)) == ["one"], "other requests pass an incomplete gang"
     room.room.leave(room.room.waiting["one"])
     room.came.pop()
-    room.traced("gang/1", 20, together=2)
+    room.traced("gang/1", 20, gang=2)
     assert not names(room.next(may_own=False)) and room.room.gangs
     start = room.next(rows=60)
     assert names(start) == ["gang/0", "gang/1"] and start.own and not room.room.gangs
@@ -164,7 +164,7 @@ def test_a_gang_starts_in_a_step_of_its_own_when_it_is_complete(room: Room) -> N
 
 def test_a_gang_is_not_torn_apart_for_want_of_room(room: Room) -> None:
     for number in range(2):
-        room.traced(f"gang/{number}", 20, blocks=8, together=2)
+        room.traced(f"gang/{number}", 20, blocks=8, gang=2)
     room.traced("one", 5)
     for left in ({"places": 1}, {"blocks": 1}, {"green": 1}):
         start = room.next(**left)
@@ -173,8 +173,8 @@ def test_a_gang_is_not_torn_apart_for_want_of_room(room: Room) -> None:
 
 
 def test_a_gang_that_fits_no_step_starts_apart(room: Room) -> None:
-    room.traced("gang/0", 40, together=2)
-    room.traced("gang/1", 40, together=2)
+    room.traced("gang/0", 40, gang=2)
+    room.traced("gang/1", 40, gang=2)
     start = room.next()
     assert names(start) == ["gang/0"] and start.closed and not room.room.gangs
     room.came.remove(start.traced[0].request)
@@ -183,12 +183,12 @@ def test_a_gang_that_fits_no_step_starts_apart(room: Room) -> None:
 
 
 def test_a_gang_does_not_wait_for_a_member_that_left(room: Room) -> None:
-    left = room.traced("gang/0", 20, together=3)
+    left = room.traced("gang/0", 20, gang=3)
     room.room.leave(left)
     room.came.clear()
-    room.traced("gang/1", 20, together=3)
+    room.traced("gang/1", 20, gang=3)
     assert not names(room.next())
-    room.traced("gang/2", 20, together=3)
+    room.traced("gang/2", 20, gang=3)
     assert names(room.next()) == ["gang/1", "gang/2"]
     for entry in list(room.room.waiting.values()):
         room.room.leave(entry)

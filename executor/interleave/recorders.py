@@ -13,7 +13,7 @@ from executor.model.values import Served
 from interpose.v1 import trace_pb2 as pb
 
 
-class Recordings:
+class Recorders:
     """The recorders of the step that runs.
 
     Args:
