@@ -247,10 +247,11 @@ class SaveEncoder:
         for stack in self._pack([leaf for leaf in new if not copied(leaf) and counts_changes(leaf)]):
             follow(stack)
 
-    def _pack(self, leaves: list[Any]) -> list[StackOfOwn]:
+    def _pack(self, found: list[Any]) -> list[StackOfOwn]:
         """Make stacks of tensors; tensors that would be blobs by themselves are in stacks of their own."""
-        small, large = [], []
-        for leaf in leaves:
+        small: list[Any] = []
+        large: list[Any] = []
+        for leaf in found:
             (small if _size(leaf) <= self._inline_bytes else large).append(leaf)
         made = [self._packed(group, small=True) for group in stacking.groups(small)]
         made += [self._packed(group, small=False) for group in stacking.groups(large)]
