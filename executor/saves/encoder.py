@@ -25,6 +25,9 @@ from interpose.wire.encoder import Encoder
 
 _MAX_DEPTH = 100
 _MAX_ITEMS = 1_000_000
+INLINE_STACK_BYTES = (
+    1 << 20
+)  # bytes of small tensors that travel inside the message: a blob costs a transfer of its own
 _SCALARS = frozenset((int, str, float, bool))
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -267,7 +270,7 @@ class SaveEncoder:
             return None  # `encode` says which tensor cannot travel
         self.bytes += size
         layout.small = small
-        inline = size <= self._inline_bytes or (small and self._stacks is Stacks.INLINE)
+        inline = size <= self._inline_bytes or (small and (size <= INLINE_STACK_BYTES or self._stacks is Stacks.INLINE))
         payload = data.tobytes() if inline else Blob(id=self._put(data, True), size=size)
         return StackOfOwn(self._encoder.stack(group, layout, payload), group, data)
 

@@ -11,6 +11,7 @@ import torch
 from executor.model.layouts import WHOLE
 from executor.model.rows import Rows
 from executor.model.values import Served
+from executor.saves import encoder
 from executor.saves.collect import Limits, collect
 from interpose.contract.cache import Cache, Visit
 from interpose.v1.value_pb2 import DTYPE_FLOAT32, RemoteTensor, TensorView
@@ -176,18 +177,19 @@ def test_tensors_on_the_server_are_blobs() -> None:
     assert len(got.blobs) == 1 and got.saves.objects.values[0].stack.HasField("blob")
 
 
-def test_small_and_large_tensors_are_in_stacks_of_their_own() -> None:
+@pytest.mark.parametrize("most", [100, 1000])
+def test_small_and_large_tensors_are_in_stacks_of_their_own(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "INLINE_STACK_BYTES", most)
     value = [*rows(3), *[torch.ones(40, 8) + i for i in range(2)], *rows(2)]
     got = sent(Trace(), x=value, inline_bytes=100)
     found = [one.stack for one in got.saves.objects.values if one.HasField("stack")]
-    assert [(stack.count, stack.small, stack.HasField("blob")) for stack in found] == [
-        (5, True, True),
-        (2, False, True),
-    ]
+    assert [(stack.count, stack.small) for stack in found] == [(5, True), (2, False)]
+    assert [stack.HasField("blob") for stack in found] == [most == 100, True]
     assert same(got.names()["x"], value)
 
 
-def test_small_tensors_that_a_session_keeps_are_inside_the_message() -> None:
+def test_small_tensors_that_a_session_keeps_are_inside_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "INLINE_STACK_BYTES", 100)
     value = [*rows(50), torch.ones(40, 8), torch.zeros(40, 8)]
     got = sent(Trace(of_session=True), invoke=-1, x=value, inline_bytes=100)
     found = [one.stack for one in got.saves.objects.values if one.HasField("stack")]
