@@ -20,7 +20,8 @@ from executor.block.traceback import describe, frames_here
 from executor.core.ended import Ended
 from executor.core.errors import Cancel, Refusal, Stop
 from executor.core.location import Kind, Location
-from executor.model.apply import Applier, Call
+from executor.model.apply import Applier
+from executor.model.call import Call
 from executor.model.items import check
 from executor.model.node import Node, Unreachable, View
 from executor.model.parameters import Wanted, refuse_write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from executor.block.state import BlockState
-from executor.model.values import digest
+from executor.model.bits import digest
 
 
 def fingerprint(state: BlockState) -> int:

@@ -20,7 +20,7 @@ from executor.block.tally import Tally
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
 from executor.core.location import Kind, Location
-from executor.model.apply import Call
+from executor.model.call import Call
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.model.values import Served

@@ -14,13 +14,14 @@ from executor.core.location import Kind
 from executor.core.request import Span
 from executor.interleave.context import Host
 from executor.interleave.machine.events import Failure
+from executor.model.bits import digest
 from executor.model.items import made_here
 from executor.model.meta_tensors import is_fake
 from executor.model.node import Node
 from executor.model.read_only import ReadOnly
 from executor.model.rows import ManyRows, Rows
 from executor.model.tree import SAMPLES
-from executor.model.values import Fixed, Served, Shapes, digest
+from executor.model.values import Fixed, Served, Shapes
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -11,9 +11,7 @@ vLLM's kernels trust the shapes that its own model code gives them, so widths, i
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,11 +23,12 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from executor.core.errors import Refusal
+from executor.model.call import Call
 from executor.model.items import kind_of, made_of
 from executor.model.layouts import Layouts
 from executor.model.lora import adapts, layer_of
 from executor.model.node import Node
-from executor.model.parameters import Parameters, Wanted
+from executor.model.parameters import Parameters
 from executor.model.remote_module import RemoteModule
 from executor.model.skips import holds_attention
 from executor.model.tree import LOGITS, SAMPLES, ModuleTree
@@ -37,40 +36,6 @@ from interpose.v1 import trace_pb2 as pb
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict)
 _SCALARS = (type(None), bool, int, float, str)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A module to apply, and copies of the values that the block passed.
-
-    Attributes:
-        node: the module; the pseudo node `logits` stands for the model's whole unembedding.
-        single: whether the values are single rows, [features] instead of [rows, features].
-        wanted: the part of the module's weights to read, if the module is not applied.
-    """
-
-    node: Node
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    single: bool
-    wanted: Wanted | None = None
-
-    def __str__(self) -> str:
-        return f"{self.node.path}(…)" if self.wanted is None else f"{self.node.path}.{self.wanted.name}"
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:  # any shape
-        """The tensors among the values."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
-
-    def fingerprint(self) -> int:
-        """Return a number that is equal on two ranks only for the same module and layout of values."""
-        values = [*enumerate(self.args), *self.kwargs.items()]
-        layout = [
-            (key, tuple(value.shape), str(value.dtype)) if isinstance(value, torch.Tensor) else (key, value)
-            for key, value in values
-        ]
-        return zlib.crc32(f"{self.node.path}{layout}{self.wanted}".encode())
 
 
 def why_not_applied(node: Node) -> str:

@@ -28,10 +28,10 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from executor.core.errors import Refusal
+from executor.model.bits import digest
 from executor.model.layouts import Columns
 from executor.model.node import Node
 from executor.model.remote_module import RemoteModule, names_of
-from executor.model.values import digest
 from interpose.contract.names import Name, read_only, written
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb

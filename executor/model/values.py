@@ -19,12 +19,11 @@ from typing import Any, NoReturn
 import torch
 
 from executor.core.errors import Refusal
+from executor.model.bits import bits, same_bits
 from executor.model.items import Opaque, Path, Spot, as_served, check, outputs_like
 from executor.model.layouts import WHOLE, Layout, Replicated
 from executor.model.rows import Rows, SomeRows
 from interpose.v1 import trace_pb2 as pb
-
-_SPREAD = 0x9E3779B97F4A7C1 | 1  # odd, so that no multiple of a difference vanishes but by chance
 
 
 class Change(enum.Enum):
@@ -63,7 +62,7 @@ class Derived:
         Not every write moves the version counter.
         """
         with torch.inference_mode(False), torch.no_grad():
-            return _same(self.compute(), self.value)
+            return same_bits(self.compute(), self.value)
 
     def stale(self, sources: list[torch.Tensor]) -> bool:  # any shape
         """Return whether the sources are other tensors now, or were changed."""
@@ -101,7 +100,7 @@ class Leaf:
             self.change = Change.POSSIBLE
             with torch.inference_mode(False), torch.no_grad():
                 self.differs = bits(self.private).ne(bits(self.before)).any()
-        elif not _same(self.private, self.before):
+        elif not same_bits(self.private, self.before):
             self.change = Change.MADE
 
 
@@ -377,26 +376,3 @@ class Shapes(Served):
 
     def settle(self, current: Any) -> Any:
         return current
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:  # any shape
-    """Return whether two tensors have the same contents, bit for bit."""
-    return torch.equal(bits(one), bits(other))
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:  # any shape
-    """Return a tensor's contents as numbers that are equal where the bits are."""
-    numbers = _BITS.get(tensor.element_size())
-    return tensor if numbers is None else tensor.view(numbers)
-
-
-def digest(tensor: torch.Tensor) -> torch.Tensor:  # any shape; returns a scalar, int64
-    """Return a number on the tensor's device that differs if contents or their order differ."""
-    with torch.inference_mode(False), torch.no_grad():
-        flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1).contiguous()
-        numbers = bits(flat).to(torch.int64)
-        weights = torch.arange(1, numbers.numel() + 1, device=numbers.device, dtype=torch.int64)
-        return (numbers * (weights * _SPREAD)).sum()
