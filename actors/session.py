@@ -2,6 +2,8 @@
 
 A session actor (`actors.session_host`) holds many sessions. Workers' messages carry a trace's key; messages with an unknown
 key are ignored. State that must outlive the actor lies with the directory too (`actors.archive`).
+
+Size: a method for each call of the ingress and for each message of the workers.
 """
 
 from __future__ import annotations
@@ -48,15 +50,10 @@ class Session:
     """
 
     def __init__(self, engines: EngineCalls, directory: Any, terms: Terms) -> None:
-        self._set(terms)
+        self._terms = terms
         self._directory = directory
         self._engines = engines
         self._clear("")
-
-    def _set(self, terms: Terms) -> None:
-        self._retention = terms.retention_seconds
-        self._capacity = terms.stored_bytes
-        self._idle = terms.idle_seconds
 
     def _clear(self, session_id: str, kept: bool = False) -> None:
         self._id = session_id
@@ -81,7 +78,7 @@ class Session:
             terms: terms of this lease.
         """
         await self.close()
-        self._set(terms)
+        self._terms = terms
         self._clear(session_id, kept)
 
     async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
@@ -224,8 +221,8 @@ class Session:
             session_id=session_id,
             traces=[self._status(run) for run in self._traces.values()],
             stored_bytes=self._stored(),
-            max_stored_bytes=self._capacity,
-            idle_seconds=self._idle,
+            max_stored_bytes=self._terms.stored_bytes,
+            idle_seconds=self._terms.idle_seconds,
         )
 
     async def leave(self, session_id: str, trace_id: str, follower: str) -> None:
@@ -237,9 +234,9 @@ class Session:
         run = self._traces.get(trace_id)
         if session_id != self._id or run is None:
             return
-        run.followers.discard(follower)
+        run.readers.followers.discard(follower)
         await asyncio.sleep(RECONNECT_SECONDS)
-        if not run.followers and run.running and not run.request.job:
+        if not run.readers.followers and run.running and not run.request.job:
             run.abandoned = True
             await run.cancel()
 
@@ -272,7 +269,7 @@ class Session:
     async def fetched(self, session_id: str, blob_id: str) -> None:
         """Note that a saved value was sent to the client completely."""
         if session_id == self._id and (run := self._by_key.get(blob_id.partition("/")[0])) is not None:
-            run.fetched.add(blob_id)
+            run.readers.fetched.add(blob_id)
 
     async def saved(self, session_id: str, blob_ids: list[str]) -> list[Saved]:
         """Return saved values for a trace of another session of the tenant.
@@ -349,7 +346,9 @@ class Session:
 
     def _gone(self, what: str) -> ServiceFailure:
         since = "after the session was last used" if self._kept else "after the trace has ended"
-        return not_found(f"there is no {what} (any more): values are kept for {self._retention:g} s {since}")
+        return not_found(
+            f"there is no {what} (any more): values are kept for {self._terms.retention_seconds:g} s {since}"
+        )
 
     def _submitted(self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> TraceRun:
         """Return the run of a trace; a new trace is started."""
@@ -361,13 +360,13 @@ class Session:
         return self._start(request, route, foreign) if run is None or run.repeatable else run
 
     async def _follow(self, run: TraceRun, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
-        run.followers.add(follower)
+        run.readers.followers.add(follower)
         try:
             async for event in run.event_log.follow(seen):
                 yield event
         finally:
-            run.read = run.read or run.event_log.ended
-            run.followers.discard(follower)
+            run.readers.read = run.readers.read or run.event_log.ended
+            run.readers.followers.discard(follower)
             self._touched = time.monotonic()
 
     def _start(self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> TraceRun:
@@ -383,11 +382,11 @@ class Session:
         ]
         key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"
         request = dataclasses.replace(request, key=key, keep=request.keep or self._kept)
-        run = TraceRun(request, self._no_room, self._keep, remotes, self._variables, before)
+        run = TraceRun(request, self._no_room, self._keep, remotes, self._variables)
         self._traces[request.trace_id] = self._by_key[key] = run
         self._forgotten = self._forgotten or bool(foreign)
         try:
-            run.start(functools.partial(self._engines.run, route))
+            run.start(functools.partial(self._engines.run, route), before)
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._forget(run)
             raise
@@ -397,7 +396,7 @@ class Session:
     def _saved(self, blob_id: str) -> Saved:
         """Return a saved value; a later trace than the value's own may have kept it."""
         run = self._by_key.get(blob_id.partition("/")[0])
-        for blobs in (run.blobs if run is not None else {}, self._shared_again()):
+        for blobs in (run.arrivals.blobs if run is not None else {}, self._shared_again()):
             if blob_id in blobs:
                 return blobs[blob_id]
         raise self._gone(f"saved value {blob_id}")
@@ -415,7 +414,7 @@ class Session:
         """When a trace's values expire, on the monotonic clock; None while the trace runs."""
         if run.ended_at is None:
             return None
-        return (max(run.ended_at, self._touched) if self._kept else run.ended_at) + self._retention
+        return (max(run.ended_at, self._touched) if self._kept else run.ended_at) + self._terms.retention_seconds
 
     def _kept_for(self, run: TraceRun) -> bool:
         """Whether a client may come back for the values of a trace."""
@@ -444,7 +443,7 @@ class Session:
         """
 
         def full() -> bool:
-            return len(self._traces) + traces > MAX_TRACES or self._stored() + size > self._capacity
+            return len(self._traces) + traces > MAX_TRACES or self._stored() + size > self._terms.stored_bytes
 
         left_over = [run for run in self._traces.values() if not run.running and not self._kept_for(run)]
         left_over.sort(key=lambda run: run.ended_at or 0)
@@ -453,11 +452,13 @@ class Session:
         if not full():
             return None
         message = (
-            f"the session holds {self._stored()} bytes of {len(self._traces)} traces and may hold {self._capacity} of "
+            f"the session holds {self._stored()} bytes of {len(self._traces)} traces and may hold {self._terms.stored_bytes} of "
             f"{MAX_TRACES}, which leaves no room for {size} more: save less, or close it and open another session"
         )
         if any(not run.running for run in self._traces.values()):
-            message += f"; results of jobs and of kept sessions go by themselves after {self._retention:g} s"
+            message += (
+                f"; results of jobs and of kept sessions go by themselves after {self._terms.retention_seconds:g} s"
+            )
         now = time.monotonic()
         until = [expires_at - now for run in self._traces.values() if (expires_at := self._expires_at(run)) is not None]
         return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=max(1.0, min(until, default=0.0)))
@@ -479,6 +480,6 @@ class Session:
             expires_at = self._expires_at(run)
             if expires_at is not None and expires_at < now:
                 self._forget(run)
-        if self._variables.size and not self._traces and self._touched + self._retention < now:
+        if self._variables.size and not self._traces and self._touched + self._terms.retention_seconds < now:
             self._variables.clear()
             self._directory.drop_variables.remote(self._id)

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from ray.exceptions import RayError
 
 from actors.archive import KeptTrace, clock
+from actors.arrivals import Arrivals
 from actors.event_log import EventLog
 from actors.failures import FULL, describe, full, unavailable
-from actors.increments import Arrived, Increments
+from actors.increments import Arrived
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
@@ -21,9 +22,6 @@ from interpose.contract.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.events import kind_of
 from interpose.wire.request import TraceRequest
-
-# Seconds to wait for a blob after the engine has named it. A worker hands a blob over at about that time; later it is lost.
-ADOPTION_SECONDS = 60.0
 
 # Takes a trace; yields its serialized events.
 EngineStream = Callable[[TraceRequest], AsyncGenerator[bytes, None]]
@@ -35,8 +33,26 @@ Room = Callable[[int], pb.Failure | None]
 Keep = Callable[[KeptTrace, Mapping[str, Copy]], Awaitable[None]]
 
 
+# The shared values that a trace saved, and which of them are session variables.
+LeftVariables = tuple[pb.Saves, list[Left]]
+
 # Kinds of events that the session looks into.
 _READ = frozenset({"failed", "output", "increment", "saves"})
+
+
+@dataclasses.dataclass(slots=True)
+class Readers:
+    """The calls of clients that read a trace.
+
+    Attributes:
+        followers: ids of the calls that read the events now; a trace without a follower is cancelled.
+        read: whether a client has read the events to their end.
+        fetched: blob ids of the saved values that a client has received completely.
+    """
+
+    followers: set[str] = dataclasses.field(default_factory=set)
+    read: bool = False
+    fetched: set[str] = dataclasses.field(default_factory=set)
 
 
 class TraceRun:
@@ -48,15 +64,16 @@ class TraceRun:
         keep: makes the trace's outcome outlive the session actor.
         remotes: values of earlier traces that this trace uses, by blob id; they stay as long as the trace runs.
         variables: the session's variables.
-        before: traces that must end before this trace begins, because they share a variable with it.
 
     Attributes:
+        request: as given; without its standing edits once the trace has ended.
+        progress: how far the trace is.
+        remotes: as given; empty once the trace has ended.
         event_log: the trace's events, for any number of readers.
-        blobs: the trace's saved values by blob id.
+        arrivals: what the workers bring: saved values, printed text, increments.
         again: values of earlier traces that the trace saved unchanged, by blob id.
-        followers: ids of the calls that read the events now; a trace without a follower is cancelled.
-        read: whether a client has read the events to their end.
-        fetched: blob ids of the saved values that a client has received completely.
+        readers: the calls that read the trace.
+        abandoned: whether the trace was cancelled because no call followed it.
         announced: of a job, an awaitable that ends when the job can be found again even if the session actor dies.
     """
 
@@ -67,35 +84,21 @@ class TraceRun:
         keep: Keep,
         remotes: Mapping[str, Saved] | None = None,
         variables: SharedVariables | None = None,
-        before: Iterable[TraceRun] = (),
     ) -> None:
-        self.id = request.trace_id
-        self.key = request.key
         self.request = request
         self.progress = TraceProgress(pb.Event.FromString(request.accepted).accepted)
         self.remotes = dict(remotes or {})
         self._room = room
         self._keep = keep
         self.event_log = EventLog()
-        self.blobs: dict[str, Saved] = {}
+        self.arrivals = Arrivals(request.trace_id)
         self.again: dict[str, Saved] = {}
         self._variables = variables or SharedVariables()
-        self._before = tuple(before)
-        self._left: tuple[pb.Saves, list[Left]] | None = None  # the variables that a trace leaves that has ended well
-        self.followers: set[str] = set()
-        self.read = False
-        self.fetched: set[str] = set()
-        self.saved_bytes = 0
+        self.readers = Readers()
         self.abandoned = False
         self.announced: Awaitable[None] | None = None
         self._settling = False
         self._said: Awaitable[None] | None = None
-        self._named: set[str] = set()
-        self._logs_expected = 0
-        self._logs = 0
-        self._increments = Increments()
-        self._adopted = asyncio.Condition()
-        self._refusal: pb.Failure | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -109,11 +112,21 @@ class TraceRun:
         run.progress.move(kept.clock - clock())
         if run.ended_at is None:
             run.progress.end(kept.failure)
-        run.blobs, run.again = dict(kept.blobs), dict(kept.again)
-        run.saved_bytes = sum(saved.size for saved in run.blobs.values())
+        run.arrivals.restore(kept.blobs)
+        run.again = dict(kept.again)
         run.event_log = EventLog(kept.events)
         run.event_log.end(kept.failure)
         return run
+
+    @property
+    def id(self) -> str:
+        """The trace's id, as the client chose it."""
+        return self.request.trace_id
+
+    @property
+    def key(self) -> str:
+        """The trace's name inside the service."""
+        return self.request.key
 
     @property
     def running(self) -> bool:
@@ -138,22 +151,29 @@ class TraceRun:
     @property
     def collected(self) -> bool:
         """Whether the trace has ended and its client has all its values, as far as is known here."""
-        return not self.running and self.read and {*self.blobs, *self.again} <= self.fetched
+        return not self.running and self.readers.read and {*self.arrivals.blobs, *self.again} <= self.readers.fetched
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that the trace keeps: saved values, the event log, and the trace itself."""
         submitted = len(self.request.trace) + sum(map(len, self.request.edits))
-        return self.saved_bytes + self.event_log.size + submitted
+        return self.arrivals.saved_bytes + self.event_log.size + submitted
 
-    def start(self, engine: EngineStream) -> None:
-        """Begin the trace; its events go to the event log."""
+    def start(self, engine: EngineStream, before: Iterable[TraceRun] = ()) -> None:
+        """Begin the trace; its events go to the event log.
+
+        Args:
+            engine: runs the trace.
+            before: traces that must end before this trace begins, because they share a variable with it.
+        """
         self.event_log.append(self.request.accepted)
         if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
         # A separate context: otherwise Ray counts these calls as a part of the client's call, and cancels them with it.
-        self._task = asyncio.create_task(self._run(engine), name=f"trace {self.key}", context=contextvars.Context())
+        self._task = asyncio.create_task(
+            self._run(engine, tuple(before)), name=f"trace {self.key}", context=contextvars.Context()
+        )
 
     async def cancel(self) -> None:
         """End the trace now; its engine requests are aborted.
@@ -173,59 +193,46 @@ class TraceRun:
 
     async def adopt(self, blob_id: str, saved: Saved) -> None:
         """Take one saved value."""
-        if not self.running or self._settling or blob_id in self.blobs:
+        if not self.running or self._settling or blob_id in self.arrivals.blobs:
             return  # a value of a failed invoke, or a repeated message
         refusal = self._too_much(saved.size) or self._room(saved.size)
         if refusal is not None:
             refusal.trace_id = self.id
-            self._refusal = refusal
+            await self.arrivals.refuse(refusal)
         else:
-            self.saved_bytes += saved.size
-            self.blobs[blob_id] = saved
-        async with self._adopted:
-            self._adopted.notify_all()
+            await self.arrivals.adopt(blob_id, saved)
 
     async def no_room(self) -> None:
         """Note that neither the object store nor the disk behind it has room for a saved value."""
-        self._refusal = self._refusal or full(self.id)
-        async with self._adopted:
-            self._adopted.notify_all()
+        await self.arrivals.refuse(self.arrivals.refusal or full(self.id))
 
     async def log(self, invoke: int, text: str) -> None:
         """Record a text that a block printed."""
         self.event_log.append(pb.Event(log=pb.Log(invoke=invoke, text=text)).SerializeToString())
-        self._logs += 1
-        async with self._adopted:
-            self._adopted.notify_all()
+        await self.arrivals.log()
 
     async def increment(self, event: bytes) -> None:
         """Take a serialized event with an increment that a block of a streamed trace saved.
 
         It goes on with the output of its step.
         """
-        self._increments.add(Arrived(pb.Event.FromString(event).increment, event))
-        async with self._adopted:
-            self._adopted.notify_all()
+        await self.arrivals.increment(event)
 
     async def blob(self, blob_id: str) -> Saved | None:
         """Return a saved value once it is here; None if it will never come."""
-        async with self._adopted:
-            while blob_id not in self.blobs and self.running and self._refusal is None:
-                await self._adopted.wait()
-        return self.blobs.get(blob_id)
+        return await self.arrivals.blob(blob_id, lambda: self.running)
 
-    async def _run(self, engine: EngineStream) -> None:
+    async def _run(self, engine: EngineStream, before: tuple[TraceRun, ...]) -> None:
         ended: pb.Failure | None = None
         try:
-            usage = await self._forward(engine)
-            await self._wait_for_workers()
-            if self._refusal is not None:
-                raise ServiceFailure(self._refusal)
-            for unnamed in self.blobs.keys() - self._named:  # values of failed invokes
-                self.saved_bytes -= self.blobs.pop(unnamed).size
+            left = await self._forward(engine, before)
+            usage = self.progress.usage()
+            await self.arrivals.wait_for_all()
+            self.arrivals.check()
+            self.arrivals.drop_unnamed()
             self._settling = True
-            usage.saved_bytes = self.saved_bytes
-            await self._settle(pb.Event(done=pb.Done(usage=usage)).SerializeToString())
+            usage.saved_bytes = self.arrivals.saved_bytes
+            await self._settle(pb.Event(done=pb.Done(usage=usage)).SerializeToString(), left)
         except asyncio.CancelledError:
             ended = self._cancelled()
         except Exception as error:
@@ -233,15 +240,15 @@ class TraceRun:
         finally:
             await self._end(ended)
 
-    async def _settle(self, done: bytes) -> None:
+    async def _settle(self, done: bytes, left: LeftVariables | None) -> None:
         """Make the trace's outcome outlive the session actor, then record that the trace is done."""
         variables: dict[str, Copy] = {}
-        if self._left is not None:
-            saves, left = self._left
+        if left is not None:
+            saves, mentioned = left
             mine, earlier, _ = named(saves)
-            blobs = {name: self.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
-            variables = copies(saves.objects, left, blobs)
-        if self.request.keep or self.blobs or self.again or variables:
+            blobs = {name: self.arrivals.blobs[name] for name in mine} | {name: self.again[name] for name in earlier}
+            variables = copies(saves.objects, mentioned, blobs)
+        if self.request.keep or self.arrivals.blobs or self.again or variables:
             self.progress.end(None)
             await self._keep(self._kept(None, done), variables)
         self._variables.keep(variables)
@@ -255,7 +262,7 @@ class TraceRun:
             clock(),
             (*self.event_log.events, *more),
             failure,
-            dict(self.blobs),
+            dict(self.arrivals.blobs),
             dict(self.again),
         )
 
@@ -268,21 +275,20 @@ class TraceRun:
             self.progress.end(ended)
             self.remotes.clear()
             self.request = dataclasses.replace(self.request, edits=())
-            self._before = ()
             self.event_log.end(ended)
             if ended is not None and self.request.keep:
                 with contextlib.suppress(*FULL):
                     self._said = self._keep(self._kept(ended), {})  # a follower of the trace does not wait for this
-        async with self._adopted:
-            self._adopted.notify_all()
+        await self.arrivals.wake()
 
-    async def _forward(self, engine: EngineStream) -> pb.Usage:
-        request = self.request
+    async def _forward(self, engine: EngineStream, before: Iterable[TraceRun]) -> LeftVariables | None:
+        """Record the events of the engine; return the variables that a trace leaves that has ended well."""
+        request, left = self.request, None
         shared: tuple[pb.Trace, int] | None = (
             None  # the trace of session variables, and how many entries the client's scope has
         )
         if request.variables:
-            for run in self._before:
+            for run in before:
                 await run.wait()
             trace = pb.Trace.FromString(request.trace)
             shared = trace, len(trace.scope.values)
@@ -302,13 +308,12 @@ class TraceRun:
                 if event is not None and await self._look_into(kind, event):
                     data = event.SerializeToString()
                 self.event_log.append(data)
-                if self._refusal is not None:
-                    raise ServiceFailure(self._refusal)
+                self.arrivals.check()
         if saves is not None and shared is not None:
-            self._left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))
+            left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))
             self._name(saves.saves)
             self.event_log.append(saves.SerializeToString())
-        return self.progress.usage()
+        return left
 
     async def _look_into(self, kind: str, event: pb.Event) -> bool:
         """Take what the session must know from an event of the engine.
@@ -318,7 +323,7 @@ class TraceRun:
         """
         if kind == "output":
             self.progress.generated(event.output)
-            self._logs_expected += event.output.logs
+            self.arrivals.expect_logs(event.output.logs)
             if self.request.stream:
                 await self._before_output(event.output)
             return False
@@ -349,49 +354,34 @@ class TraceRun:
             Whether the message has changed (`named`).
         """
         own, earlier, changed = named(message)
-        self._named |= own
+        self.arrivals.expect_values(own)
         self.again.update((name, self.remotes[name]) for name in earlier)
         return changed
 
     async def _before_output(self, output: pb.Output) -> None:
         """Record what the steps of an output's tokens saved, once it is here."""
-        self._increments.generated(output)
+        self.arrivals.increments.generated(output)
         if output.finished:
             return  # the last increment came from the engine before this output
-        await self._wait_for(lambda: self._increments.complete(output.invoke), "what a block saved")
-        self._record(self._increments.take(output.invoke))
+        await self.arrivals.wait_for(lambda: self.arrivals.increments.complete(output.invoke), "what a block saved")
+        self._record(self.arrivals.increments.take(output.invoke))
 
     async def _before_increment(self, last: pb.Increment) -> None:
         """Record the increments that come before the last increment of an invoke."""
-        await self._wait_for(lambda: self._increments.complete_before(last), "what a block saved")
-        self._record(self._increments.take_all(last.invoke))
+        await self.arrivals.wait_for(lambda: self.arrivals.increments.complete_before(last), "what a block saved")
+        self._record(self.arrivals.increments.take_all(last.invoke))
 
     def _record(self, arrived: list[Arrived]) -> None:
         for increment, event in arrived:
             changed = self._name(increment)
             self.event_log.append(pb.Event(increment=increment).SerializeToString() if changed else event)
 
-    async def _wait_for_workers(self) -> None:
-        await self._wait_for(lambda: self._named <= self.blobs.keys(), "a saved value")
-        await self._wait_for(lambda: self._logs >= self._logs_expected, "what the blocks printed")
-
-    async def _wait_for(self, here: Callable[[], bool], what: str) -> None:
-        """Wait until a message that the engine announced has come from the workers."""
-        async with self._adopted:
-            try:
-                await asyncio.wait_for(
-                    self._adopted.wait_for(lambda: here() or self._refusal is not None), ADOPTION_SECONDS
-                )
-            except TimeoutError:
-                text = f"{what} did not arrive from the worker that ran the block"
-                raise ServiceFailure(unavailable(text, self.id)) from None
-
     def _too_much(self, size: int) -> pb.Failure | None:
         limit = self.request.max_saved_bytes
-        if self.saved_bytes + size <= limit:
+        if self.arrivals.saved_bytes + size <= limit:
             return None
         return failure(
             pb.ERROR_CODE_QUOTA_EXCEEDED,
-            f"the trace saves more than it may: {self.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
+            f"the trace saves more than it may: {self.arrivals.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
             "values, or parts of them",
         )

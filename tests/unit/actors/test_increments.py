@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from actors import trace_run
+from actors import arrivals
 from actors.increments import Arrived, Increments
 from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
@@ -101,7 +101,7 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
 
 
 async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_run, "ADOPTION_SECONDS", 0.05)
+    monkeypatch.setattr(arrivals, "ADOPTION_SECONDS", 0.05)
     run = TraceRun(request(), lambda size: None, LocalDirectory().keep.remote)
 
     async def engine(request: TraceRequest):  # type: ignore[no-untyped-def]

@@ -342,7 +342,7 @@ async def test_a_value_that_comes_late_from_an_invoke_that_failed_is_not_kept(se
     await session.adopt(key, f"{key}/0/0", Saved("reference", 5000))
     gate.set()
     await ended(session)
-    assert not session._traces["t"].blobs
+    assert not session._traces["t"].arrivals.blobs
 
 
 async def test_terms_are_those_of_the_lease(session: Session) -> None:

@@ -50,7 +50,8 @@ async def test_what_workers_send_finds_the_session_of_its_trace(host: SessionHos
     await host.adopt(key, f"{key}/0/0", Saved("reference", 8))
     await host.log(key, 0, "printed")
     await host.increment(key, pb.Increment().SerializeToString())
-    assert host._sessions["s"]._traces["t"].blobs and not host._sessions["other"]._traces["t"].blobs
+    assert host._sessions["s"]._traces["t"].arrivals.blobs
+    assert not host._sessions["other"]._traces["t"].arrivals.blobs
     assert await host.ask("s", "blob_ref", f"{key}/0/0") == ["reference"]
     with pytest.raises(ServiceFailure, match="any more"):
         await host.ask("other", "blob_ref", f"{key}/0/0")
