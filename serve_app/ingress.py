@@ -1,6 +1,8 @@
 """The ingress: the Interpose service and gRPC health, as a Serve deployment.
 
 The ingress checks calls and forwards them to sessions.
+
+Size: a method for each call of the service.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ class Refused(ValueError):
 class Tap:
     """One operation on a request's rows at a site.
 
+    Size: each field is a column of the tables.
+
     Attributes:
         site: the number of the site.
         code: the operation.

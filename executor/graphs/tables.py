@@ -108,6 +108,8 @@ class _Joined:
 class Tables:
     """The tables of one worker.
 
+    Size: each table that the kernel reads is an attribute.
+
     Args:
         widths: the number of columns of each site.
         slots: the most requests in a batch; a request's slot is the engine's own.

@@ -19,6 +19,8 @@ from executor.saves.outbox import Outbox
 class Host:
     """One worker, as far as blocks have to do with it.
 
+    Size: it names the parts of a worker, so that constructors take one host and not each part.
+
     Attributes:
         tree: the model's modules.
         applier: applies modules to values of blocks.

@@ -27,6 +27,8 @@ _GROW = frozenset({"append", "extend"})
 class Region:
     """A part of a block that can be a plan.
 
+    Size: data: what one look at a block's code finds.
+
     Attributes:
         kind: "loop" for the body of a loop over steps, "prompt" for a block of the prompt's step alone.
         line: where it begins.

@@ -131,6 +131,8 @@ class Append:
 class Plan:
     """One step of a block, for every step in which the guards hold.
 
+    Size: data: all that a step needs, with nothing left to look up.
+
     Attributes:
         key: stands for the code, the shapes and dtypes of everything it reads, and the constants that are no tensors.
         environment: the fingerprint of the environments that it is for.

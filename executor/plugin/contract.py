@@ -3,7 +3,9 @@
 The contract covers modules, classes, functions, parameters, attributes and environment variables.
 
 `python -m executor.plugin.contract` checks the installed vLLM against it, and another version by the path of its package:
-`docs/upgrading-vllm.md`. The file is longer than others: it is one table, and nothing in it runs.
+`docs/upgrading-vllm.md`.
+
+Size: one table, and nothing in it runs.
 
 vLLM calls these of ours:
 

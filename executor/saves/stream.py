@@ -31,6 +31,8 @@ _UNBOUND = object()
 class SaveStream:
     """The increments of one invoke, made on the rank that reports.
 
+    Size: a step compares everything that was sent, so all of it is in one place.
+
     Args:
         scope: the trace.
         program: the invoke's block.

@@ -48,6 +48,8 @@ class ClassSource:
     have no value any more (a variable of a function that has returned), each with its line. `stores` and `variables` are
     as a function's (`functions.FunctionSource`). `node` is the statement with
     its own positions and must not be changed.
+
+    Size: data: each field is a field of the message that carries a class.
     """
 
     source: str

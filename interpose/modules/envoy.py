@@ -37,7 +37,10 @@ _CUTOFF = 0.5
 
 @dataclass(eq=False)
 class Node:
-    """One module: its path ("" is the model), its printed form, and its children by name."""
+    """One module: its path ("" is the model), its printed form, and its children by name.
+
+    Size: data: each field is a field of the model's description.
+    """
 
     path: str
     class_name: str

@@ -36,6 +36,8 @@ _SEPARATOR = "/"
 class JobStatus:
     """The state of a job.
 
+    Size: data: each field is a field of the message.
+
     Attributes:
         state: "queued", "running", "done", "failed" or "cancelled".
         model: the served model's name.

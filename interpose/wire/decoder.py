@@ -2,6 +2,8 @@
 
 What only the receiver can rebuild (modules of the served model, the tracer, functions) is asked of a `Resolver`. Anything
 malformed is a `WireError`, never a crash.
+
+Size: a method for each kind of value.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from interpose.v1 import trace_pb2 as pb
 class TraceRequest:
     """One trace to run.
 
+    Size: a message between processes.
+
     Attributes:
         trace: the serialized `Trace`. Clients choose its id.
         edits: the standing edits that the trace runs with, serialized `Edit`s.

@@ -16,6 +16,8 @@ ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)
 class Block:
     """One block.
 
+    Size: data that the rules of the machine read.
+
     Attributes:
         facts: the event that brought the block.
         key: the block's key.
