@@ -14,6 +14,7 @@ from executor.block.namespace import new_namespace
 from executor.block.resolver import TraceResolver
 from executor.block.rng import RandomState
 from executor.block.sources import Sources
+from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes, Unit
 from executor.model.tree import ModuleTree
 from executor.saves.reuse import Stayed
@@ -52,6 +53,8 @@ class Binder:
         self.barriers: dict[int, Barrier] = {}
         self.stayed = Stayed(get_blob)
         self._id = trace.id
+        self._budget = budget
+        self._blame = blame
         self._codes = codes
         self._random: RandomState | None = None
         self._spaces: list[
@@ -92,6 +95,14 @@ class Binder:
     def keep(self, names: MutableMapping[str, Any]) -> None:
         """Keep the names of an ended block until the trace's end."""
         self._spaces.append(names)
+
+    def let_go(self, drop: Callable[[], object]) -> BudgetExceeded | None:
+        """Call what drops objects of the trace's blocks, within their budget; return what ended it if that took longer."""
+        try:
+            self._budget.run(drop, 0.0, self._blame)
+        except BudgetExceeded as error:
+            return error
+        return None
 
     def drop(self) -> None:
         """Drop every object; the caller bounds what their `__del__` does."""

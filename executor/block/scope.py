@@ -77,7 +77,6 @@ class TraceScope:
         self.saved_bytes = 0
         self.recorded_bytes = 0
         self.streamed: set[int] = set()
-        self._budget = budget
         self._binder = Binder(trace, tree, get_blob, budget, codes, self.blame)
         self.stayed = self._binder.stayed
         values = self._binder.values(trace.shared)
@@ -138,11 +137,7 @@ class TraceScope:
 
     def let_go(self) -> BudgetExceeded | None:
         """The trace has ended: drop every object of its blocks within their budget; return what ended it if that took longer."""
-        try:
-            self._budget.run(self._drop, 0.0, self.blame)
-        except BudgetExceeded as error:
-            return error
-        return None
+        return self._binder.let_go(self._drop)
 
     def _drop(self) -> None:
         self.registry.clear()
