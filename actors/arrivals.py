@@ -1,4 +1,4 @@
-"""What the workers of a trace bring to its session beside the engine's events: saved values, printed text, increments."""
+"""What the workers of a trace bring to its session: saved values, printed text, increments."""
 
 from __future__ import annotations
 

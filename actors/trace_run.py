@@ -282,7 +282,7 @@ class TraceRun:
         await self.arrivals.wake()
 
     async def _forward(self, engine: EngineStream, before: Iterable[TraceRun]) -> LeftVariables | None:
-        """Record the events of the engine; return the variables that a trace leaves that has ended well."""
+        """Record the events of the engine; return the session variables that the trace leaves."""
         request, left = self.request, None
         shared: tuple[pb.Trace, int] | None = (
             None  # the trace of session variables, and how many entries the client's scope has

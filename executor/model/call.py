@@ -1,4 +1,4 @@
-"""A module that a block wants applied to its own values, as the block asks for it and the ranks compare it."""
+"""A module that a block wants applied to its own values."""
 
 from __future__ import annotations
 
