@@ -1,7 +1,7 @@
 """The block's side: what the code of a block can ask for while it runs.
 
-Every name that a block uses (`executor.block.envoy`) ends in a method here. One that asks for a location which the model has not
-come to parks the block; one that asks for something that cannot be given raises at the block's own line.
+Every name that a block uses (`executor.block.envoy`) ends in a method here. A method that asks for a location which the model has
+not come to parks the block. A method that asks for a value that cannot be given raises at the block's own line.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RunningBlock:
             kwargs[name] = value
 
     def skip(self, node: Node, value: Any) -> None:
-        """Have a module's output be `value`, whatever the module makes; resumes when the model is there."""
+        """Replace a module's output by `value`; return when the model is there."""
         progress = self._state.progress
         self._check_prompt("module.skip(value) is a request's own")
         step = self.pointer + self._offsets.get(node.path, 0)
@@ -170,7 +170,7 @@ class RunningBlock:
     def parameter(self, node: Node, name: str) -> Any:
         """Return a weight of a module: a tensor, or what gives its rows."""
 
-        def read(wanted: Wanted) -> torch.Tensor:
+        def read(wanted: Wanted) -> torch.Tensor:  # [...], the parameter or the wanted rows of it
             value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
             if self._state.fakes is not None:
                 return self._state.fakes.like(value)

@@ -1,4 +1,4 @@
-"""Barriers as the code of blocks sees them: invokes of a trace wait for each other in the middle of a step.
+"""Barriers as the code of blocks sees them: invokes wait for each other in a step.
 
 A block that comes to a barrier parks. The interleaver says when blocks go on from there, and when no block passes the barrier
 any more (`executor.interleave.machine.barriers`).

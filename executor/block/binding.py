@@ -1,4 +1,4 @@
-"""A trace's functions, classes and objects come to life in a worker, under the bounds that its blocks run under.
+"""Makes a trace's functions, classes and objects in a worker, within its blocks' bounds.
 
 A class statement runs the user's code: decorators, metaclasses, `__init_subclass__`. It runs where the trace is bound,
 outside of any block, so time, memory, torch's modes and the random generators are watched and put back here as around a
@@ -43,7 +43,10 @@ class BindingFailed(Refusal):
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Make tensors as a block makes them: not the inference tensors of the engine's step, and without gradients."""
+    """Make tensors as a block makes them.
+
+    They are not inference tensors, unlike those of the engine's step, and have no gradients.
+    """
     with torch.inference_mode(False), torch.no_grad():
         yield
 

@@ -36,7 +36,7 @@ _PAGE = resource.getpagesize()
 
 
 def _memory_pages() -> tuple[int, int]:
-    """Return this process's virtual size and its own resident size, without what it shares, in pages."""
+    """Return this process's virtual size and its resident size without shared memory, in pages."""
     with open("/proc/self/statm", "rb") as statm:
         virtual, resident, shared = statm.read().split()[:3]
     return int(virtual), int(resident) - int(shared)
@@ -123,7 +123,9 @@ class Budget:
         return elapsed
 
     def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:
-        """Call code of the engine's that may run code of a block's objects: encode them, or let go of them.
+        """Call code of the engine that may run code of a block's objects.
+
+        Such code encodes the objects, or drops them.
 
         Args:
             do: what to call. It may be broken off anywhere.
@@ -190,6 +192,9 @@ _UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budge
 
 
 def unbroken(function: F) -> F:
-    """Mark a function that arms and disarms a budget: the timer raises in what it calls, not in itself."""
+    """Mark a function that arms and disarms a budget.
+
+    The timer raises in the functions that it calls, not in the function itself.
+    """
     _UNBROKEN.add(function.__code__)
     return function

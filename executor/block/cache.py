@@ -1,4 +1,4 @@
-"""`tracer.cache()`: records the values of many modules as the model goes on with them, after all blocks had their turns.
+"""The recorder of `tracer.cache()`: it takes values of many modules after all blocks' turns.
 
 A recorder takes the rows of its block, whole, at every location that it was asked for, from the place where its block
 declared it to the end of the generation; the block itself may have ended long before.

@@ -79,7 +79,9 @@ class Envoy(ModuleName):
         return (Envoy(self._tree, child) for name, child in self._node.children.items() if name.isdigit())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply the module to values of the block; returns what it returns, whole, as the block's own tensors.
+        """Apply the module to values of the block; return its result as the block's own tensors.
+
+        The result is whole over the ranks.
 
         A canonical module gives what its `output` is, also where the engine's returns something beside it.
         """
@@ -133,7 +135,9 @@ class Envoy(ModuleName):
         return view
 
     def skip(self, value: Any) -> None:
-        """Have the module's output be `value`, of the form that the module returns, as if it did not run.
+        """Replace the module's output by `value`, as if the module did not run.
+
+        `value` has the form of the module's own output.
 
         The block goes on at the module's output. A module that holds attention must be skipped in every later step too.
         """
@@ -146,7 +150,7 @@ class Envoy(ModuleName):
 
 
 class Iterations:
-    """Steps of the generation: `for step in tracer.iter[a:b]`, `tracer.iter[i]`, `tracer.iter[:]`.
+    """The steps of the generation: `tracer.iter[a:b]`, `tracer.iter[i]` or `tracer.iter[:]`.
 
     Each turn waits until its step begins, so an open end stops when the generation does, and the code after the loop runs.
     """
@@ -225,7 +229,7 @@ class Tracer:
         include_inputs: bool = False,
         non_blocking: bool = False,
     ) -> Cache:
-        """Record many modules from here on to the end of the generation, as the model goes on with their values.
+        """Record many modules from here to the end of the generation, after all blocks' turns.
 
         The cache is saved: after the block `cache["model.layers.2"].output`, or `cache.model.layers[2].output`, is the value of
         this prompt's rows, as `.output` gives it, [tokens, …] in the first step and [1, …] in the later ones. With several steps
@@ -245,7 +249,10 @@ class Tracer:
 
     @property
     def result(self) -> Any:
-        """The finished output: .text, .token_ids, .finish_reason. Waits for the end of the generation."""
+        """The finished output: .text, .token_ids, .finish_reason.
+
+        Reading it waits for the end of the generation.
+        """
         return current().await_result()
 
     def __getattr__(self, name: str) -> NoReturn:

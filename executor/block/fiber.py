@@ -1,4 +1,4 @@
-"""A block's own strand of control: a greenlet on the thread that runs the forward, which takes strict turns with it.
+"""A block's fiber: a greenlet that takes strict turns with the forward, on the same thread.
 
 A switch costs a microsecond and nothing needs a lock. Torch keeps its modes by thread, so a strand carries its own: they
 are the block's while it runs and the engine's otherwise.
@@ -133,7 +133,7 @@ class Strand:
             self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def _placed(self) -> AbstractContextManager[object]:
-        """Have tensors that the block makes be where the model's values are, so that it runs on any device as it is."""
+        """Make the block's new tensors on the model's device, so that the block runs on any device."""
         return nullcontext() if self._on_cpu else self._device
 
     # From inside.

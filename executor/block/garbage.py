@@ -1,4 +1,6 @@
-"""Objects that blocks leave behind are collected at known places, on the thread that can be interrupted, within a budget.
+"""Collects the objects that blocks leave behind, at known times and within a budget.
+
+The collection runs on the thread that can be interrupted.
 
 A `__del__`, a weak reference's callback and the `finally` of a generator run whenever Python collects a cycle: in the middle of a
 forward pass, in the next tenant's block, on any thread. So Python collects nothing by itself while a worker has traced requests.

@@ -113,7 +113,10 @@ class GreenletRunner(Runner):
                 ending.ended, ending.failure = Ended.FAILED, self._block.describe(error)
 
     def _turn(self, turn: Callable[[Any], None], value: Any) -> None:
-        """Let the block run until it parks or ends, within its budget, with its own random generators and process state."""
+        """Let the block run until it parks or ends, within its budget.
+
+        It runs with its own random generators and its own process state.
+        """
         strand, progress = self._strand, self._state.progress
         self._own.enter()
         if self._random is not None:

@@ -1,4 +1,4 @@
-"""The forward's side of one block: tells the block's state where the model is, and the block's runner what to go on with.
+"""The forward's side of one block: it moves the block's state on, and drives its runner.
 
 A block waits at one location at a time. The interleaver resumes the block there with the served value, and the runner lets the
 block run until it asks for another location. The mediator and the runner share the block's state (`executor.block.state`). They
@@ -44,7 +44,10 @@ class Mediator:
 
     @property
     def lends_names(self) -> bool:
-        """Whether other blocks may call functions of the block's that use its names, after the block has ended."""
+        """Whether other blocks may call the block's functions after the block has ended.
+
+        These functions use the block's names.
+        """
         return self._runner.lends_names
 
     def bound(self, names: Iterable[str]) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class Mediator:
         self._runner.serve(served)
 
     def pass_barrier(self, position: int, barrier: Barrier) -> None:
-        """Resume a block that waits at a barrier, in a step of the model that has come to `position`."""
+        """Resume a block that waits at a barrier; the model is at `position` of a step."""
         progress = self.state.progress
         progress.position = max(progress.position, position - 1)
         if barrier.broken:

@@ -1,4 +1,4 @@
-"""The names that the code of every block finds: Python's own, and those that mean something else in a block."""
+"""The names that the code of every block finds: Python's own names, some with a new meaning."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """State of the process that a block may change and that is the block's only while it runs.
 
-A block runs in the worker's process, on the thread of the forward pass. What it changes there would reach the engine and the
+A block runs in the worker's process, on the thread of the forward pass. A change would reach the engine and the
 blocks of others: the default dtype, the precision of matrix products, modes of torch, signal handlers, the environment. The
 tables below say how each is read and put back. Changes in `TURN` are the block's own: they are put back after every turn, and
 made again when the block goes on. Changes in `END` are put back when the block has ended; reading these takes longer.
@@ -94,7 +94,7 @@ def _set_autocast(state: tuple[bool, bool]) -> None:
 
 
 def _precision() -> tuple[str, str, str, str]:
-    """What products of float32 are computed in; the first one changes with torch.set_float32_matmul_precision."""
+    """The precision of float32 products; torch.set_float32_matmul_precision changes the first."""
     of = _precision_of
     return of("cuda", "matmul"), of("mkldnn", "matmul"), of("cuda", "conv"), of("generic", "all")
 
@@ -210,7 +210,10 @@ os.umask(_UMASK)
 
 
 def _umask() -> int:
-    """Return the mask; reading is setting, and what it is set to meanwhile holds for other threads' files."""
+    """Return the mask of the permissions of new files.
+
+    Reading it sets it, and the mask in between holds for other threads' files.
+    """
     return os.umask(_UMASK)
 
 
@@ -297,7 +300,10 @@ def differing(entries: tuple[Entry, ...], one: State, other: State) -> list[int]
 
 
 def _unchanged(one: State, other: State) -> bool:
-    """Whether nothing of `TURN` differs, as `differing` says it; says so in less time, and says no of some that do not differ."""
+    """Whether nothing of `TURN` differs, faster than `differing` and on the safe side.
+
+    The answer may be no for states that do not differ.
+    """
     return (
         one[0] is other[0]
         and one[_VALUES] == other[_VALUES]
@@ -306,12 +312,18 @@ def _unchanged(one: State, other: State) -> bool:
 
 
 def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether two tuples hold the same objects; what a block has made is not asked what it is equal to."""
+    """Whether two tuples hold the same objects.
+
+    Objects of a block are compared by identity, so their code does not run.
+    """
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def complaint(left: list[str]) -> str:
-    """Return the message of a block that fails for what it left changed; `left` is as `OwnState.leave` returns it."""
+    """Return the message of a block that fails because it left state changed.
+
+    `left` is the result of `OwnState.leave`.
+    """
     return (
         f"the block left {' and '.join(left)} changed in the engine's process; everybody's blocks run there, so it was put back; "
         "open modes with a `with` statement that ends before the next location, and leave signals and timers alone"
@@ -319,7 +331,7 @@ def complaint(left: list[str]) -> str:
 
 
 class OwnState:
-    """What one block has changed in the process: the block's while it runs, and nobody's otherwise."""
+    """The process state that one block has changed, which holds only while the block runs."""
 
     def __init__(self) -> None:
         self._outside: State = ()
@@ -342,7 +354,7 @@ class OwnState:
             ended: whether it is over.
 
         Returns:
-            What it changed that fails it.
+            The names of changed state that fails the block.
         """
         now = tuple([read() for read in _read_turn])
         left: list[str] = []

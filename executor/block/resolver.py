@@ -1,4 +1,7 @@
-"""What a trace's messages name becomes an object of the worker: modules, the tracer, barriers, functions, library names."""
+"""Makes objects of the worker for the names in a trace's messages.
+
+These are modules, the tracer, barriers, functions and names of libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The abstract runner of a block: what the forward's side may ask of the code that runs, whatever runs it.
+"""The abstract runner of a block: what the forward's side may ask of the running code.
 
 A runner takes one turn at a time. In a turn the code runs until it waits or ends. Then the runner has written into the block's
 state what the block waits for (`BlockState.waits`), or how the block ended (`BlockState.ending`). A method returns when the turn
@@ -36,12 +36,18 @@ class Runner(ABC):
     @property
     @abstractmethod
     def names(self) -> MutableMapping[str, Any]:
-        """The block's names between its turns. To read or set a name may cost a message to another process."""
+        """The block's names between its turns.
+
+        To read or set a name may cost a message to another process.
+        """
 
     @property
     @abstractmethod
     def lends_names(self) -> bool:
-        """Whether other blocks may call functions of the block's that use its names, after the block has ended."""
+        """Whether other blocks may call the block's functions after the block has ended.
+
+        These functions use the block's names.
+        """
 
     @property
     @abstractmethod
@@ -54,7 +60,10 @@ class Runner(ABC):
 
     @abstractmethod
     def serve(self, served: Served) -> None:
-        """Go on with the value at the location that the block waits for; what the code changes is in `served` afterwards."""
+        """Go on with the value at the location that the block waits for.
+
+        The changes of the code are in `served` afterwards.
+        """
 
     @abstractmethod
     def resume(self, value: Any) -> None:
@@ -70,7 +79,10 @@ class Runner(ABC):
         """Raise `error` at the line where the code waits, or before its first line."""
 
     def finish(self) -> None:
-        """Let the code run to its end: the generation is over, and `BlockState.progress` has the result."""
+        """Let the code run to its end.
+
+        The generation is over, and `BlockState.progress` has the result.
+        """
         state = self._state
         waiting = state.waits.location
         if waiting is None:

@@ -1,4 +1,4 @@
-"""One trace inside a worker: its captured values exist once here, whichever of its invokes comes first.
+"""One trace inside a worker: its captured values exist once, for all its invokes.
 
 All invokes of a trace bind the same objects, and share names (`executor.block.shared_names`). When the last expected invoke has
 ended, the shared values and the captured containers that were changed are sent, and the scope goes.
@@ -122,7 +122,7 @@ class TraceScope:
         return self._binder.random_state()
 
     def leave(self, names: MutableMapping[str, Any], lends: bool) -> None:
-        """An invoke's block has ended: drop what its names are bound to; called within the block's budget.
+        """Drop the objects of an ended block's names; called within the block's budget.
 
         Args:
             names: the block's names.
@@ -136,7 +136,11 @@ class TraceScope:
             gc.collect()
 
     def let_go(self) -> BudgetExceeded | None:
-        """The trace has ended: drop every object of its blocks within their budget; return what ended it if that took longer."""
+        """Drop every object of the ended trace's blocks within their budget.
+
+        Returns:
+            The error that ended the drop if it took longer than the budget, else None.
+        """
         return self._binder.let_go(self._drop)
 
     def _drop(self) -> None:
@@ -147,7 +151,7 @@ class TraceScope:
             gc.collect()
 
     def captured(self) -> dict[int, int]:
-        """Return the indices in the trace's scope of its captured lists, dicts and sets, by their id.
+        """Return the scope's indices of captured lists, dicts and sets, by the id of the object.
 
         None of a trace that shares what its session keeps: its copy is replaced when the whole trace has ended well.
         """

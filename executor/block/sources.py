@@ -15,7 +15,10 @@ _USES_RANDOM = re.compile(
 
 
 class Sources:
-    """The user's source lines by file name and line number, and whether they draw random numbers, or run when objects go."""
+    """The user's source lines by file and line, and facts about them.
+
+    The facts: whether the code draws random numbers, and whether it runs when objects are dropped.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, dict[int, str]] = {}

@@ -1,4 +1,4 @@
-"""Writes that come too late: a value changed in place after the block had gone on from its location.
+"""Stale writes: a value is changed in place after the block has gone on from its location.
 
 The model has used the value by then, and the change would reach nothing. A block that means to work on its own copy says so
 with `.clone()`; without that, it fails, so that no edit is silently missing.
@@ -19,7 +19,7 @@ _ROOM = 256
 
 
 class Late:
-    """The values that a block was given at locations that it has left, as far as it still holds them."""
+    """The values of locations that a block has left, as far as the block still holds them."""
 
     def __init__(self) -> None:
         self._given: list[tuple[TensorWeakRef, int, str | Refusal]] = []
@@ -31,7 +31,7 @@ class Late:
         self._make_room()
 
     def watch(self, value: torch.Tensor, refusal: Refusal) -> None:
-        """Watch a value that may not be changed at all; `refusal` is raised if it is."""
+        """Watch a value of any shape that may not be changed; `refusal` is raised if it is."""
         self._given.append((TensorWeakRef(value), value._version, refusal))
         self._make_room()
 
@@ -41,7 +41,10 @@ class Late:
             self._room = max(_ROOM, 2 * len(self._given))
 
     def check_recent(self) -> None:
-        """Refuse a change to one of the latest, where the block next waits: close to the line that made it."""
+        """Refuse a change to one of the latest values, close to the line that made the change.
+
+        This is called where the block waits next.
+        """
         self._check(self._given[-_RECENT:])
 
     def check_all(self) -> None:

@@ -1,4 +1,4 @@
-"""What is known of one block, as data: where its request is, what it waits for, what it did, and how it ended.
+"""What is known of one block, as data: its progress, its ending, and a record of its run.
 
 Two sides hold the state, and take strict turns. The block's side (`executor.block.runner`) writes what the block waits for and
 how the block ended. The forward's side (`executor.block.mediator`) writes where the model is and what the block is served.
@@ -139,7 +139,10 @@ class BlockState:
 
     @property
     def changed(self) -> bool:
-        """Whether the block changed anything in the model's pass, so that computing the request anew would be wrong."""
+        """Whether the block changed anything in the model's pass.
+
+        Then computing the request anew would be wrong.
+        """
         return bool(self.record.tally.writes or self.record.skips.fingerprint())
 
     @property

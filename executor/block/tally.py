@@ -1,4 +1,4 @@
-"""What every invoke is told about its run: where its block was served, where it wrote, and in what precision that was."""
+"""The account of an invoke's run: where its block was served and wrote, in which dtypes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class Tally:
         self._written[location] = self._written.get(location, 0) + 1
 
     def may_write(self, location: str, differs: list[torch.Tensor]) -> None:
-        """Any of these tensors says that the block changed what is now in the model; they are on a device that still computes."""
+        """Note scalar booleans that say whether the block changed a value.
+
+        Their device may still compute them.
+        """
         self._possible.append((location, differs[0] if len(differs) == 1 else torch.stack(differs).any()))
 
     def _resolve(self) -> None:

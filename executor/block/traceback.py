@@ -87,7 +87,7 @@ def describe(error: BaseException, sources: Mapping[str, Mapping[int, str]], tra
 
 
 def _hint(error: BaseException, text: str) -> str:
-    """Say what helps with an error whose own words are Python's or torch's; "" if they say enough."""
+    """Return a hint for an error of Python or torch; "" if its own message says enough."""
     if type(error) is NameError and error.name:
         return (
             f". The block has the names that the notebook had when the trace was sent; what another trace's block assigned is "

@@ -1,4 +1,4 @@
-"""A small process beside each worker that ends the worker when a block holds it in code that nothing can interrupt.
+"""The watchdog: a process that ends its worker when a block holds it and cannot be ended.
 
 A block runs on the thread of the forward pass. The budget's timer (`executor.block.budget`) ends Python code; it cannot end one
 long call in C, and a block can switch the timer off. So a worker writes into memory that it shares with its watchdog until when

@@ -258,7 +258,7 @@ class Interleaver:
 
     # A location.
 
-    def _visit_requests(self, path: str, value: torch.Tensor) -> torch.Tensor:
+    def _visit_requests(self, path: str, value: torch.Tensor) -> torch.Tensor:  # [requests, ...]
         requests = self._batch.requests
         return self._visit(
             self._tree.pseudo[path],

@@ -50,7 +50,7 @@ class SentArray:
 
 
 class SentStacks:
-    """The sent stacks of tensors of the block's own, and how to tell that any of these tensors was changed since."""
+    """The sent stacks of a block's tensors, and whether any of these tensors was changed since."""
 
     def __init__(self) -> None:
         self._stacks: list[tuple[int, list[Any]]] = []  # each stack's index in the table, and its tensors

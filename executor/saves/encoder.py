@@ -228,7 +228,7 @@ class SaveEncoder:
         return self._encoder.objects
 
     def stack(self, values: Iterable[Any], follow: Callable[[StackOfOwn], object] | None = None) -> None:
-        """Put tensors in the containers among values into the table as stacks, before the values are encoded.
+        """Put the tensors of containers into the table as stacks, before the values are encoded.
 
         A tensor that cannot be in a stack is left to `encode`.
 
@@ -251,7 +251,10 @@ class SaveEncoder:
             follow(stack)
 
     def _pack(self, found: list[Any]) -> list[StackOfOwn]:
-        """Make stacks of tensors; tensors that would be blobs by themselves are in stacks of their own."""
+        """Make stacks of tensors.
+
+        Tensors that would be blobs by themselves are in stacks of their own.
+        """
         small: list[Any] = []
         large: list[Any] = []
         for leaf in found:
@@ -301,7 +304,10 @@ class SaveEncoder:
         return self._encoder.entries_from(first)
 
     def array(self, value: Any) -> Tensor:
-        """Return the present elements of a tensor or array, whatever the table has for it."""
+        """Return the present elements of a tensor or array of any shape.
+
+        The table's entry of the tensor, if it has any, is not looked at.
+        """
         self._count(value.nbytes)
         return self._encoder.array(value).tensor
 
@@ -358,7 +364,7 @@ class StackOfOwn:
 
 
 def _size(leaf: Any) -> int:
-    """Return the bytes of a tensor or array; those of a sparse tensor, which is in no stack, are 0."""
+    """Return the bytes of a tensor or array of any shape; 0 if it is sparse, and so in no stack."""
     return leaf.nbytes if not isinstance(leaf, torch.Tensor) or is_dense(leaf) else 0
 
 
@@ -367,6 +373,6 @@ def counts_changes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_inference()
 
 
-def _shape_of(tensor: torch.Tensor) -> Tensor:
+def _shape_of(tensor: torch.Tensor) -> Tensor:  # any shape
     dtype: Any = dtype_of(tensor.dtype)
     return Tensor(dtype=dtype, shape=tensor.shape, library=ARRAY_LIBRARY_TORCH, shape_only=True)

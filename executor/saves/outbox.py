@@ -145,6 +145,7 @@ class RayOutbox:
         self._actor(session).increment.remote(trace_id, data)
 
     def _send_blob(self, session: str, trace_id: str, blob_id: str, array: numpy.ndarray) -> None:
+        """Hand an array to the session's actor; array: uint8 [bytes]."""
         import ray
 
         for again in (True, False):

@@ -64,7 +64,7 @@ class Stayed:
         flat = np.ascontiguousarray(before).reshape(-1).view(np.uint8)
         return remote if np.array_equal(np.frombuffer(data, np.uint8), flat) else None
 
-    def _elements(self, remote: RemoteTensor) -> np.ndarray:
+    def _elements(self, remote: RemoteTensor) -> np.ndarray:  # [...], the shape of the view
         if remote.blob_id not in self._bytes:
             data = self._get_blob(Blob(id=remote.blob_id))
             raw = np.frombuffer(data, dtype=np.uint8)

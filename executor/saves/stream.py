@@ -170,7 +170,10 @@ class SaveStream:
             value.Clear()  # The entry has been sent; only its index is needed.
 
     def _rebound(self, increment: pb.Increment, namespace: Mapping[str, Any], search: Search | None) -> dict[str, Any]:
-        """Return the names that are now bound to another saved value; note the names that hold none any more."""
+        """Return the names that are bound to another saved value now.
+
+        Names that hold no saved value any more are noted.
+        """
         rebound: dict[str, Any] = {}
         for name in self._names:
             value = namespace.get(name, _UNBOUND)

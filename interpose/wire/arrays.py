@@ -174,7 +174,7 @@ def tensor_bytes(tensor: Any) -> memoryview:
 
 
 def ndarray_bytes(array: np.ndarray) -> memoryview:
-    """Return the elements of a numpy array as contiguous little-endian bytes.
+    """Return the elements of a numpy array of any shape as contiguous little-endian bytes.
 
     The bytes share the array's memory where no copy is needed.
     """
@@ -233,7 +233,9 @@ def overwrite(target: Any, source: Any) -> None:
 
 
 def from_bytes(dtype: int, shape: Sequence[int], data: Any, *, torch_wanted: bool) -> Any:
-    """Return the array of little-endian bytes: a torch tensor if wanted and installed, else numpy.
+    """Return the array that little-endian bytes hold.
+
+    It is a torch tensor if that is wanted and torch is installed, else a numpy array.
 
     A writable buffer is taken over, a read-only one is copied; either way the result can be written to.
     """

@@ -1,4 +1,4 @@
-"""Typed wire values become Python objects again; an entry of the table always gives the same object.
+"""Makes Python objects of typed wire values; a table's entry always gives the same object.
 
 What only the receiver can rebuild (modules of the served model, the tracer, functions) is asked of a `Resolver`. Anything
 malformed is a `WireError`, never a crash.
@@ -33,7 +33,9 @@ _MAX_SLICED = 20_000_000  # items that slices of stacks give; a slice may occur 
 
 
 class Decoder:
-    """Rebuilds objects from values and the table that they refer to; an index always gives the same object.
+    """Rebuilds objects from values and the table that the values refer to.
+
+    An index of the table always gives the same object.
 
     Args:
         objects: the table.
@@ -81,7 +83,10 @@ class Decoder:
     __call__ = decode
 
     def adopt(self, targets: Mapping[int, Any]) -> None:
-        """Make lists, dicts and sets that exist already the objects of entries of the table, with those contents."""
+        """Fill lists, dicts and sets that exist already with the contents of the table's entries.
+
+        They are the objects of these entries from then on.
+        """
         for index, target in targets.items():
             kind = self._values[index].WhichOneof("kind") if index < len(self._values) else None
             if not isinstance(target, _CONTAINERS.get(kind or "", ())) or index in self._made:
@@ -92,7 +97,7 @@ class Decoder:
             self._fill(target, self._values[index])
 
     def array(self, tensor: value_pb2.Tensor) -> Any:
-        """Return the array of a tensor message."""
+        """Return the array of a tensor message, with the message's shape [...] and dtype."""
         try:
             return self._tensor(tensor)
         except ArrayError as error:
@@ -143,12 +148,18 @@ class Decoder:
         return dict(self._made)
 
     def into(self, namespace: MutableMapping[str, Any], bindings: Iterable[value_pb2.Binding]) -> None:
-        """Bind names in a namespace; one whose function is still being made is bound when that is done."""
+        """Bind names in a namespace.
+
+        The name of a function that is still being made is bound when the function is complete.
+        """
         for binding in bindings:
             self._assign(binding.value, lambda obj, name=binding.name: namespace.__setitem__(name, obj))  # type: ignore[misc]
 
     def announce(self, obj: Any) -> None:
-        """Let what leads back to the function, class or object being made find it, though it is not complete yet."""
+        """Announce a function, class or object that is being made.
+
+        Values that lead back to it find it, although it is not complete yet.
+        """
         index = self._making[-1] if self._making else None
         if isinstance(obj, type):
             self._classes.append(obj)
@@ -259,7 +270,7 @@ class Decoder:
             raise WireError(f"a value of unknown kind {kind}")
         return make(self, value)
 
-    def _tensor(self, tensor: value_pb2.Tensor) -> Any:
+    def _tensor(self, tensor: value_pb2.Tensor) -> Any:  # [...], the shape of the message
         payload = tensor.WhichOneof("payload")
         if tensor.shape_only:
             wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
@@ -293,7 +304,10 @@ class Decoder:
         return self._slice(value.stacked)[0]
 
     def _inline_tensor(self, value: Value) -> Any:
-        """Return an array that is no entry of the table; numpy's scalars travel as such arrays of no dimensions."""
+        """Return an array that is no entry of the table.
+
+        numpy's scalars travel as such arrays, with no dimensions.
+        """
         array = self._tensor(value.tensor)
         tensor = value.tensor
         scalar = tensor.library == value_pb2.ARRAY_LIBRARY_NUMPY and not tensor.shape and not tensor.shape_only

@@ -116,7 +116,7 @@ class Encoder:
         return dict(self._entries.values())
 
     def entries_from(self, first: int) -> list[tuple[int, object]]:
-        """Return the objects whose entries in the table were added at index `first` or later, in their order."""
+        """Return the objects of the table's entries from index `first` on, in order."""
         added = itertools.takewhile(lambda entry: entry[0] >= first, reversed(self._entries.values()))
         return list(added)[::-1]
 
@@ -142,7 +142,9 @@ class Encoder:
         return index
 
     def items(self, items: Iterable[object]) -> list[Value]:
-        """Return the values of the items of a list or tuple; arrays that follow each other in a stack are one value.
+        """Return the values of the items of a list or tuple.
+
+        Arrays that follow each other in a stack are one value.
 
         Raises:
             WireError: an item cannot travel.
@@ -162,7 +164,9 @@ class Encoder:
         return values
 
     def refer(self, obj: object, build: Callable[[], Value]) -> Value:
-        """Give obj an entry in the table, then fill it with `build()`, which may reach obj again; return the ref.
+        """Give an object an entry in the table and fill it with `build()`; return the reference.
+
+        `build()` may reach the object again.
 
         An object that has an entry keeps it.
         """
@@ -223,7 +227,10 @@ class Encoder:
         return self._torch_constant(obj)
 
     def _contents_of(self, obj: Any) -> Callable[[], Value] | None:
-        """Return what encodes the contents of an object that has an entry in the table; None for one of another kind."""
+        """Return the function that encodes an object's contents.
+
+        It is None for an object that has no entry in the table.
+        """
         kind = type(obj)
         if kind is list:
             return lambda: Value(list=value_pb2.Items(items=self.items(obj)))
@@ -276,7 +283,9 @@ class Encoder:
         return value_pb2.Mapping(keys=keys, values=values)
 
     def _frozen(self, obj: object, value: Value, parts: Iterable[object]) -> Value:
-        """Return an immutable container: in place if it holds scalars only, else by its entry in the table.
+        """Return the value of an immutable container.
+
+        The value is the container itself if it holds scalars only, else a reference to its entry in the table.
 
         Its parts are encoded before it has an entry, because a receiver makes it after them.
         """

@@ -11,7 +11,7 @@ _KINDS = {field.number: str(field.name) for field in pb.Event.DESCRIPTOR.fields}
 
 
 def kind_of(data: bytes) -> str:
-    """Return the kind of a serialized event, as `Event.WhichOneof("kind")` does; "" if it has none."""
+    """Return the kind of a serialized event as `WhichOneof("kind")` does, "" if it has none."""
     tag = 0
     for index, byte in enumerate(data[:5]):
         tag |= (byte & 0x7F) << 7 * index

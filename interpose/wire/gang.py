@@ -18,7 +18,7 @@ def gang_of(trace: Trace) -> list[int]:
 
 
 def joint_invokes(trace: Trace) -> list[int]:
-    """Return the joint invokes: they have no prompt, and their blocks see the rows of all prompts."""
+    """Return the joint invokes: they have no prompt, and see the rows of all prompts."""
     return [index for index, invoke in enumerate(trace.invokes) if invoke.joint]
 
 

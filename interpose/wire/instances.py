@@ -1,4 +1,6 @@
-"""Objects of classes taken apart into what they hold, and put together again, without calling their class or pickling.
+"""Takes objects of classes apart into their contents, and rebuilds them.
+
+Neither their class is called nor pickle used.
 
 An object is its attributes (those in its dict and in its slots) and, where its class extends a built-in type, what it
 holds as one of those. Nothing of the class's own runs on either side: no `__init__`, `__reduce__` or `__setstate__`.
@@ -23,11 +25,14 @@ _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__g
 
 
 class NotTaken(ValueError):
-    """An object that is more than its attributes, or attributes that cannot be given to an object."""
+    """An object has more than attributes, or its attributes cannot be set."""
 
 
 def contents_of(obj: Any) -> object:
-    """Return what an object holds as a list, dict, str …, as one of these; None if its class extends none of them."""
+    """Return the list, dict, str … that an object is, as a plain object of that type.
+
+    It is None if the object's class extends none of these types.
+    """
     base: Any
     for base in (*_IMMUTABLE, *_FILLED):
         if isinstance(obj, base):
@@ -58,7 +63,7 @@ def attributes_of(obj: Any) -> dict[str, object]:
 
 
 def is_made_with_contents(cls: object) -> bool:
-    """Whether objects of a class need their contents when they are made, because these can never change."""
+    """Whether objects of a class get their contents when they are made, and never after."""
     return isinstance(cls, type) and issubclass(cls, _IMMUTABLE)
 
 
@@ -137,7 +142,10 @@ def _check_plain(cls: type) -> None:
 
 
 def is_made_of_attributes(cls: type) -> bool:
-    """Whether nothing of a class says otherwise than that its objects are their attributes: it leaves pickling to Python."""
+    """Whether objects of a class are nothing but their attributes.
+
+    That holds if the class leaves pickling to Python.
+    """
     plain = (object, *_IMMUTABLE, *_FILLED)
     own = [base for base in cls.__mro__ if base not in plain]
     heap = all(base.__flags__ & _HEAP_TYPE for base in own)

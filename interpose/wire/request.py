@@ -1,4 +1,4 @@
-"""A trace on its way through the service: one `TraceRequest`, from the ingress to an engine's workers.
+"""The `TraceRequest` that carries a trace from the ingress to an engine's workers.
 
 The trace travels as the bytes that the client sent. A part of the service parses them only where it looks into the trace: the
 ingress to check it, a session to put its variables into it, the engine to make requests of it, a worker to run it.

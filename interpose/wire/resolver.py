@@ -1,4 +1,4 @@
-"""What only a receiver can rebuild, such as the modules of the served model, and how the decoder asks for it."""
+"""The interface through which the decoder asks a receiver to rebuild its own objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Resolver:
         raise WireError("barriers are not taken here")
 
     def function(self, function: value_pb2.Function, decode: Decode) -> object:
-        """Return the function; `decode(value)` gives one value, `decode.into(namespace, bindings)` binds its names.
+        """Return the function.
+
+        `decode(value)` gives one value, and `decode.into(namespace, bindings)` binds the function's names.
 
         `into` also serves functions that reach each other: a name whose function is still being rebuilt is bound in
         the namespace as soon as that is done. `announce(object)` says that it is there, before all of it is.
@@ -34,11 +36,17 @@ class Resolver:
         raise WireError("functions are not taken here")
 
     def class_source(self, source: value_pb2.Class, decode: Decode) -> type:
-        """Return the class that a source makes; `decode.announce` it before what leads back to it is decoded."""
+        """Return the class that a source makes.
+
+        The class is announced with `decode.announce` before values that lead back to it are decoded.
+        """
         raise WireError("classes are not taken here")
 
     def instance(self, instance: value_pb2.Instance, decode: Decode) -> object:
-        """Return an object of a class; `decode.announce` it before its attributes, which may lead back to it."""
+        """Return an object of a class.
+
+        The object is announced with `decode.announce` before its attributes are decoded, which may lead back to it.
+        """
         raise WireError("objects of classes are not taken here")
 
     def attribute(self, obj: object, name: str) -> object:
@@ -50,7 +58,10 @@ class Resolver:
         raise WireError("modules of the sender's own are not taken here")
 
     def run_own(self, do: Callable[[], Any]) -> None:
-        """Run what the sender decides the length of: hashing an object of a class that came from there, a call."""
+        """Run code whose duration the sender decides.
+
+        Such code hashes an object of a class that came with the message, or calls a function.
+        """
         do()
 
     def captured(self, index: int) -> object:
@@ -74,7 +85,10 @@ class Resolver:
         raise WireError("tensors of earlier traces are not taken here")
 
     def placed(self, tensor: Any) -> Any:
-        """Return a torch tensor where the receiver computes; on the CPU, where it was made, unless it says otherwise."""
+        """Return a torch tensor [...] on the device on which the receiver computes.
+
+        That is the CPU, where the tensor was made, unless a resolver says otherwise.
+        """
         return tensor
 
 

@@ -64,7 +64,7 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _key(array: Any, torch: Any) -> Hashable:
-    """Return what the arrays of a stack have in common, or None for an array that is in no stack."""
+    """Return the dtype and shape that a stack's arrays share, None for an array in no stack."""
     is_torch = torch is not None and type(array) is torch.Tensor
     if is_torch and (not arrays.is_dense(array) or array.is_meta or array.is_conj() or array.is_neg()):
         return None

@@ -135,7 +135,7 @@ def _size(view: TensorView) -> int:
     return size
 
 
-def _apply(array: np.ndarray, view: TensorView, *, count_only: bool) -> np.ndarray:
+def _apply(array: np.ndarray, view: TensorView, *, count_only: bool) -> np.ndarray:  # [...], any shape
     if len(view.indices) > MAX_CHAIN:
         raise IndexError(f"more than {MAX_CHAIN - 1} indices one after another; fetch() the value and index that")
     elements = array.size
@@ -145,7 +145,7 @@ def _apply(array: np.ndarray, view: TensorView, *, count_only: bool) -> np.ndarr
 
 
 def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -> np.ndarray:
-    """Apply one index: first all parts but the list of positions, then the list at its place."""
+    """Apply one index to an array of any shape: first basic parts, then a list of positions."""
     if len(index.items) > MAX_ITEMS:
         raise IndexError(f"an index of {len(index.items)} parts; at most {MAX_ITEMS} are taken")
     basic: list[Any] = []
@@ -176,7 +176,7 @@ def _indexed(array: np.ndarray, index: Index, elements: int, count_only: bool) -
 
 
 def _axis(array: np.ndarray, basic: list[Any], listed: int) -> int:
-    """Return the dimension of the result for the subscript at `listed`."""
+    """Return the dimension of the result for the subscript at `listed`; the array has any shape."""
     axis = sum(not isinstance(part, int) and part is not Ellipsis for part in basic[:listed])
     if Ellipsis in basic[:listed]:
         used = sum(part is not None and part is not Ellipsis for part in basic)
@@ -184,7 +184,9 @@ def _axis(array: np.ndarray, basic: list[Any], listed: int) -> int:
     return axis
 
 
-def _take(array: np.ndarray, taken: list[int], axis: int, elements: int, count_only: bool) -> np.ndarray:
+def _take(
+    array: np.ndarray, taken: list[int], axis: int, elements: int, count_only: bool
+) -> np.ndarray:  # [..., taken, ...]
     length = array.shape[axis]
     rest = array.size // length if length else 0
     if rest * len(taken) > elements:

@@ -1,1 +1,1 @@
-"""`make k8s-validate CRDS=DIR`: what is in k8s/ is what a cluster with KubeRay would take, and fits together."""
+"""Validates k8s/ for `make k8s-validate CRDS=DIR`: a cluster with KubeRay takes its objects."""

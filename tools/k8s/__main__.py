@@ -14,7 +14,11 @@ from tools.k8s.validate import problems
 
 
 def main() -> int:
-    """Validate every folder in k8s/ that can be applied; returns 1 if something is wrong, 2 if it cannot be told."""
+    """Validate every folder in k8s/ that can be applied.
+
+    Returns:
+        0 if all is well, 1 if something is wrong, 2 if that cannot be told.
+    """
     parser = argparse.ArgumentParser(prog="make k8s-validate CRDS=DIR", description="Validate the manifests in k8s/.")
     parser.add_argument("--crds", required=True, metavar="DIR", help="a folder with KubeRay's CRD files")
     arguments = parser.parse_args()

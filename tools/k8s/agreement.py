@@ -1,4 +1,4 @@
-"""What no schema says: the parts of a RayService, and the objects around it, agree with each other and with KubeRay.
+"""Checks beyond schemas: a RayService, the objects around it and KubeRay agree.
 
 KubeRay labels every worker pod for the Serve service, whether or not it has a Serve proxy, and Serve starts a proxy where a
 replica is. So each pod has an ingress replica, and is ready when that answers through the pod's own gRPC proxy.

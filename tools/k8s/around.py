@@ -1,4 +1,4 @@
-"""The objects around a RayService, against its pods: what selects pods selects these, all of them, and counts them rightly."""
+"""Checks the objects around a RayService against its pods: selectors and counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class _Pods:
 
 
 def problems(documents: Sequence[Document]) -> list[Problem]:
-    """Return where the objects of one folder do not agree on its pods. Their schemas are satisfied."""
+    """Return where the objects of one folder do not agree on its pods.
+
+    Their schemas are satisfied.
+    """
     pods = list(_pods(documents))
     return [
         *(problem for document in documents for problem in _selectors(document, pods)),
@@ -82,7 +85,7 @@ def _labels(template: Document) -> dict[str, str]:
 
 
 def _selectors(document: Document, pods: Sequence[_Pods]) -> Iterator[Problem]:
-    """Whatever an object selects of its own namespace is there."""
+    """Yield the selectors of objects that select no pod of their namespace."""
     for path, selector in _given(document):
         if not any(selects(selector, one.labels) for one in pods):
             yield at(document, path, "selects no pod of those here")

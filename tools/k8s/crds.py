@@ -1,4 +1,4 @@
-"""Custom resources against the schemas of their CRD files, with what an API server does before and after it validates."""
+"""Validates custom resources against the schemas of their CRDs, as an API server does."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class CustomResources:
 
 
 def _strict(node: Any) -> Any:
-    """The schema with unknown fields refused, which the API server prunes, and its own extensions in JSON Schema's words."""
+    """Return the schema in JSON Schema's own words, with unknown fields refused.
+
+    An API server prunes unknown fields.
+    """
     if isinstance(node, list):
         return [_strict(one) for one in node]
     if not isinstance(node, dict):

@@ -47,7 +47,7 @@ def models_of(application: Document) -> tuple[ModelSettings, ...]:
 
 
 def problems(service: Document) -> list[Problem]:
-    """Return what Serve or the application would refuse of a RayService's `serveConfigV2`, or ignore without a word."""
+    """Return what Serve or the application refuses of a `serveConfigV2`, or ignores silently."""
     path = ["spec", "serveConfigV2"]
     try:
         config = config_of(service)

@@ -13,7 +13,10 @@ SERVICE = ("ray.io/v1", "RayService")
 
 
 def problems(documents: Sequence[Document], custom: CustomResources, builtin: BuiltinKinds) -> list[Problem]:
-    """Return what is wrong with the objects of one folder; what builds on a schema is only checked when it is satisfied."""
+    """Return what is wrong with the objects of one folder.
+
+    Checks that build on a schema run only if the schema is satisfied.
+    """
     found: list[Problem] = []
     contradictions: list[Problem] = []
     for document in documents:
