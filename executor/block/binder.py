@@ -97,7 +97,11 @@ class Binder:
         self._spaces.append(names)
 
     def let_go(self, drop: Callable[[], object]) -> BudgetExceeded | None:
-        """Call what drops objects of the trace's blocks, within their budget; return what ended it if that took longer."""
+        """Call a function that drops objects of the trace's blocks, within their budget.
+
+        Returns:
+            The error that ended the call if it took longer than the budget, else None.
+        """
         try:
             self._budget.run(drop, 0.0, self._blame)
         except BudgetExceeded as error:
