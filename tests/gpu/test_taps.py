@@ -90,7 +90,8 @@ def test_one_graph_serves_any_mixture_of_requests() -> None:
             mine = [random_tap(rng, tables.widths, torch.bfloat16, 1, form=True) for _ in range(5)]
             tables.join(slot, "a", mine, 1)
         batch = [(slot, 1) for slot in slots]
-        given.copy_(torch.randn_like(x))
+        x = torch.randn_like(x)
+        given.copy_(x)
         steps = dict.fromkeys(slots, 0)
         tables.output.zero_()
         tables.begin_step(batch, steps, 6)
@@ -98,10 +99,10 @@ def test_one_graph_serves_any_mixture_of_requests() -> None:
         got, read = made.clone(), tables.output.clone()
         tables.output.zero_()
         with taps.hooked(tables.sites):
-            expected = toy(given.clone())
+            expected = toy(x.clone())
         assert same(got.cpu(), expected.cpu())
         assert same(read.cpu(), tables.output.cpu())
-        plain = toy(given.clone())
+        plain = toy(x.clone())
         untouched = [i for i, slot in enumerate(slots) if slot not in joined] + list(range(len(slots), 6))
         assert torch.equal(got[untouched], plain[untouched])
         for slot in joined:
