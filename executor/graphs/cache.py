@@ -1,0 +1,118 @@
+"""The captured graphs that are kept: the last that were used, within a number and measured bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor.graphs.buffers import Done, Ticket
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a graph is captured for.
+
+    Attributes:
+        descriptor: the sizes of the batch, as the engine describes them.
+        sites: the sites whose taps it runs.
+        plans: the programs that it has between its modules, by their keys.
+    """
+
+    descriptor: Hashable
+    sites: frozenset[int] = frozenset()
+    plans: frozenset[str] = frozenset()
+
+
+@dataclass(eq=False)
+class Entry:
+    """A captured graph.
+
+    Attributes:
+        key: what it is for.
+        graph: the device's graph.
+        size: its measured bytes.
+        checked: whether a step of it was compared with hooks.
+        last: its last replay.
+    """
+
+    key: Key
+    graph: Any
+    size: int
+    checked: bool = False
+    last: Ticket = field(default_factory=Done)
+
+
+class GraphCache:
+    """The graphs of one worker, least recently used first.
+
+    A graph that is dropped is kept until its last replay is over, because the device may still run it.
+
+    Args:
+        most: the most graphs.
+        most_bytes: their most bytes.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._leaving: list[Entry] = []
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all graphs, those that are about to be freed included."""
+        return sum(entry.size for entry in (*self._entries.values(), *self._leaving))
+
+    def find(self, key: Key) -> Entry | None:
+        """Return the graph with the fewest sites that serves a step; it counts as used.
+
+        A graph serves a step if it is for the same batch and plans, and runs the taps of all of the step's sites.
+        """
+        found = self._entries.get(key)
+        if found is None:
+            serving = (
+                entry
+                for other, entry in self._entries.items()
+                if (other.descriptor, other.plans) == (key.descriptor, key.plans) and other.sites >= key.sites
+            )
+            found = min(serving, key=lambda entry: len(entry.key.sites), default=None)
+        if found is not None:
+            self._entries.move_to_end(found.key)
+        return found
+
+    def add(self, key: Key, graph: Any, size: int) -> Entry | None:
+        """Keep a graph, and drop the graphs that were used longest ago until the bounds hold.
+
+        Returns:
+            The entry; None if the graph is larger than all graphs together may be. It is not kept then.
+        """
+        if size > self._most_bytes or self._most < 1:
+            return None
+        if key in self._entries:
+            self.drop(self._entries[key])
+        entry = self._entries[key] = Entry(key, graph, size)
+        while len(self._entries) > self._most or sum(one.size for one in self._entries.values()) > self._most_bytes:
+            self.drop(next(iter(self._entries.values())))
+            self.evicted += 1
+        self.reap()
+        return entry
+
+    def drop(self, entry: Entry) -> None:
+        """Take a graph out; it is freed by `reap` when its last replay is over."""
+        del self._entries[entry.key]
+        self._leaving.append(entry)
+
+    def clear(self) -> None:
+        """Take all graphs out, because their memory is another's now: weights or adapters were loaded anew."""
+        for entry in list(self._entries.values()):
+            self.drop(entry)
+
+    def reap(self) -> None:
+        """Free the dropped graphs whose last replay is over."""
+        self._leaving = [entry for entry in self._leaving if not entry.last.done()]

@@ -1,0 +1,218 @@
+"""Decides for each step which graph it replays, if any, and captures graphs when steps need them.
+
+A step without taps and plans is the engine's own. A step that cannot be in a graph runs eager. Every decision depends on the
+scheduler's output and on the blocks alone, so all ranks decide alike; whether a capture or a comparison succeeded, they agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from executor.graphs.buffers import Ticket
+from executor.graphs.cache import Entry, GraphCache, Key
+from executor.graphs.capture import Captured, CaptureFailed
+
+# A set of plans is captured when it has been the same for so many steps.
+STABLE = 4
+# A capture that failed is tried again after so many steps, and not after so many failures.
+AGAIN, MOST_FAILURES = 256, 3
+
+
+class Device(Protocol):
+    """What an engine's worker does with graphs; `executor.plugin` has it for vLLM's manager of graphs."""
+
+    def capture(self, key: Key) -> Captured:
+        """Capture a graph of the uncompiled model with its taps and plans, between two steps.
+
+        Raises:
+            CaptureFailed: nothing of the graph stays.
+        """
+
+    def replay(self, graph: Any) -> Ticket:
+        """Replay a graph on the inputs of the step."""
+
+    def agrees(self, graph: Any, key: Key) -> bool:
+        """Replay a graph, run the step eager with hooks after it, and return whether all values are the same.
+
+        The values of the eager run stay in the outputs, so that the step's results are right in any case.
+        """
+
+
+class Kind(Enum):
+    """How a step runs."""
+
+    STOCK = "as the engine's own"
+    GRAPH = "in a captured graph"
+    EAGER = "eager"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step needs.
+
+    Attributes:
+        descriptor: the sizes of the graph that fits the batch; None if no size fits.
+        prompt: whether a request has several rows.
+        sites: the sites with open taps.
+        plans: the programs of its blocks.
+        general: why a block of the step runs in no graph; "" if every block does.
+    """
+
+    descriptor: Hashable | None
+    prompt: bool = False
+    sites: frozenset[int] = frozenset()
+    plans: frozenset[str] = frozenset()
+    general: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a step runs.
+
+    Attributes:
+        kind: how.
+        entry: the graph.
+        why: the reason why it runs eager.
+    """
+
+    kind: Kind
+    entry: Entry | None = None
+    why: str = ""
+
+
+@dataclass
+class Counts:
+    """What happened so far.
+
+    Attributes:
+        captured, failed, mismatched: captures that succeeded and failed, and graphs whose values were not those of hooks.
+        steps: the steps by how they ran; eager steps by the reason.
+    """
+
+    captured: int = 0
+    failed: int = 0
+    mismatched: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
+
+
+def alone(success: bool) -> bool:
+    """Return what the ranks agree on where there is one."""
+    return success
+
+
+class Dispatcher:
+    """Decides for one worker.
+
+    Args:
+        device: captures and replays.
+        cache: the graphs.
+        usual: the sites that every graph has, so that few steps need another graph.
+        on: whether steps with blocks run in graphs at all.
+        prompts: whether a graph can hold prompts: every attention group of the model supports graphs always, and no layer is
+            recurrent.
+        agree: returns whether a success is one on all ranks.
+
+    Attributes:
+        counts: what happened so far.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        cache: GraphCache,
+        usual: frozenset[int] = frozenset(),
+        *,
+        on: bool = True,
+        prompts: bool = False,
+        agree: Callable[[bool], bool] = alone,
+    ) -> None:
+        self._device = device
+        self._cache = cache
+        self._usual = usual
+        self._on = on
+        self._prompts = prompts
+        self._agree = agree
+        self._now = 0
+        self._plans: frozenset[str] = frozenset()
+        self._since = 0
+        self._failures: dict[Key, tuple[int, int]] = {}  # how many, and the step of the last
+        self._wrong: set[Key] = set()
+        self.counts = Counts()
+
+    def decide(self, step: Step) -> Decision:
+        """Return how a step runs; at most one graph is captured. Called once a step."""
+        self._now += 1
+        self._cache.reap()
+        if step.plans != self._plans:
+            self._plans, self._since = step.plans, self._now
+        decision = self._decide(step)
+        self.counts.steps[decision.why or decision.kind.value] += 1
+        return decision
+
+    def _decide(self, step: Step) -> Decision:
+        if step.general:
+            return Decision(Kind.EAGER, why=step.general)
+        if not step.sites and not step.plans:
+            return Decision(Kind.STOCK)
+        if not self._on:
+            return Decision(Kind.EAGER, why="graphs with blocks are off")
+        if step.descriptor is None:
+            return Decision(Kind.EAGER, why="no graph is large enough for the batch")
+        if step.prompt and not self._prompts:
+            return Decision(Kind.EAGER, why="the model's attention allows no prompts in graphs")
+        entry = self._cache.find(Key(step.descriptor, step.sites, step.plans))
+        if entry is None:
+            entry, why = self._capture(Key(step.descriptor, step.sites | self._usual, step.plans))
+            if entry is None:
+                return Decision(Kind.EAGER, why=why)
+        return Decision(Kind.GRAPH, entry)
+
+    def _capture(self, key: Key) -> tuple[Entry | None, str]:
+        if key in self._wrong:
+            return None, "a graph of this step had other values than hooks"
+        if key.plans and self._now - self._since < STABLE:
+            return None, "the plans of the batch have just changed"
+        failures, last = self._failures.get(key, (0, 0))
+        if failures >= MOST_FAILURES or (failures and self._now - last < AGAIN):
+            return None, "no graph of this step could be captured"
+        try:
+            captured: Captured | None = self._device.capture(key)
+        except CaptureFailed:
+            captured = None
+        if not self._agree(captured is not None) or captured is None:
+            return None, self._failed(key, failures)
+        entry = self._cache.add(key, captured.graph, captured.size)
+        if not self._agree(entry is not None) or entry is None:
+            if entry is not None:
+                self._cache.drop(entry)
+            return None, self._failed(key, failures)
+        self._failures.pop(key, None)
+        self.counts.captured += 1
+        return entry, ""
+
+    def _failed(self, key: Key, failures: int) -> str:
+        self._failures[key] = (failures + 1, self._now)
+        self.counts.failed += 1
+        return "the capture of a graph failed"
+
+    def run(self, entry: Entry) -> None:
+        """Run the step in a graph. The first step of a graph is compared with hooks; a graph with other values is dropped."""
+        if entry.checked:
+            entry.last = self._device.replay(entry.graph)
+            return
+        if self._agree(self._device.agrees(entry.graph, entry.key)):
+            entry.checked = True
+            return
+        self.counts.mismatched += 1
+        self._wrong.add(entry.key)
+        self._cache.drop(entry)
+
+    def clear(self) -> None:
+        """Drop all graphs, because memory that they use was allocated anew."""
+        self._cache.clear()
+        self._failures.clear()
+        self._wrong.clear()
