@@ -114,15 +114,21 @@ def _no_collection() -> Iterator[None]:
 class CudaRecorder:
     """A worker's capture stream, and the pool of its graphs.
 
+    Torch takes no graph into a pool again whose last graph is gone. So a pool of the recorder's own begins with a small graph
+    that stays. A capture that CUDA breaks off leaves its pool unusable; later graphs go to a new pool.
+
     Args:
         device: of CUDA.
-        pool: where graphs have their memory: the engine's own pool of graphs.
+        pool: where graphs have their memory: the engine's own pool of graphs. None: a pool of the recorder's own.
     """
 
-    def __init__(self, device: torch.device, pool: Any) -> None:
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
         self._device = device
-        self._pool = pool
+        self._index = torch.cuda.current_device() if device.index is None else device.index
         self._stream = torch.cuda.Stream(device)
+        self._random = torch.cuda.default_generators[self._index]
+        self._pool = pool
+        self._stays: list[torch.cuda.CUDAGraph] = []
 
     def free(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])
@@ -142,9 +148,32 @@ class CudaRecorder:
         self._stream.synchronize()
 
     def begin(self) -> torch.cuda.CUDAGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            small = self._begun()
+            torch.zeros(1, device=self._device)
+            self.end(small)
+            self._stays.append(small)
+        return self._begun()
+
+    def _begun(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._random = torch.cuda.default_generators[self._index].clone_state()
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except RuntimeError:
+            self._broken()
+            raise
         return graph
 
     def end(self, graph: torch.cuda.CUDAGraph) -> None:
-        graph.capture_end()
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._broken()
+            raise
+
+    def _broken(self) -> None:
+        """Leave the pool, and take the device's random numbers back from a graph that will not be."""
+        self._pool = None
+        torch.cuda.default_generators[self._index].graphsafe_set_state(self._random)
