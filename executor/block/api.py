@@ -6,6 +6,8 @@ not come to parks the block. A method that asks for a value that cannot be given
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NoReturn
@@ -15,6 +17,7 @@ import torch
 from executor.block.barrier import Barrier
 from executor.block.cache import Recorder, wish
 from executor.block.fiber import Strand
+from executor.block.interface import LOOP_OVER
 from executor.block.state import BlockState
 from executor.block.traceback import describe, frames_here
 from executor.core.ended import Ended
@@ -50,6 +53,32 @@ class Program:
     streamed: bool = False
 
 
+@dataclass
+class Loop:
+    """A loop over steps that waits for a step.
+
+    Attributes:
+        coming: gives the steps after the awaited step. A plan that runs steps takes them from there.
+        asked: the awaited step.
+        line: the notebook's line, 0 where the loop is in a function.
+    """
+
+    coming: Iterator[int]
+    asked: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a block that waits for a step is resumed with when a plan has run that step, and others after it.
+
+    Attributes:
+        step: the step that has begun now, in which the block itself goes on; None: the plan has run the loop's last step.
+    """
+
+    step: int | None
+
+
 class RunningBlock:
     """The code of one block, and what it asks for.
 
@@ -61,12 +90,15 @@ class RunningBlock:
 
     Attributes:
         strand: runs the code.
-        pointer: the step that locations are asked for in.
+        pointer, missed: as of `executor.block.interface.Block`.
+        loop: the loop over steps that waits for a step, or waited last.
     """
 
     def __init__(self, state: BlockState, program: Program, tree: ModuleTree, applier: Applier) -> None:
         self.strand = Strand(self._main, self, tree.device)
         self.pointer = 0
+        self.missed = 0
+        self.loop: Loop | None = None
         self._offsets: dict[str, int] = {}
         self._state = state
         self._program = program
@@ -272,8 +304,8 @@ class RunningBlock:
         """Move on to a module's next step."""
         self._offsets[node.path] = self._offsets.get(node.path, 0) + 1
 
-    def await_step(self, step: int) -> bool:
-        """Wait until `step` begins; return False if the generation ends before."""
+    def await_step(self, step: int, coming: Iterator[int]) -> int | None:
+        """Wait until a step begins, or until a plan has run it; as of `executor.block.interface.Block`."""
         waits, progress = self._state.waits, self._state.progress
         if step < progress.step:
             raise Refusal(
@@ -286,11 +318,23 @@ class RunningBlock:
                 ),
                 location=f"tracer.iter[{step}]",
             )
-        if step > progress.step and (progress.finished or not self._park(Location("", Kind.STEP, step))):
-            return False
+        if step > progress.step:
+            self.missed = step
+            if progress.finished:
+                return None
+            looping = sys._getframe(2)  # below the loop's iterator
+            self.loop = Loop(coming, step, looping.f_lineno if looping.f_code is self._program.code else 0)
+            answer = self._park(Location("", Kind.STEP, step))
+            if isinstance(answer, Passed):
+                if answer.step is None:
+                    return LOOP_OVER
+                step = answer.step
+            elif not answer:
+                self.missed = self.loop.asked
+                return None
         self.pointer = step
         self._offsets.clear()
-        return True
+        return step
 
     def await_result(self) -> Any:
         """Wait for the end of the generation and return its result."""

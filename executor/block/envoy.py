@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.block.fiber import current
+from executor.block.interface import LOOP_OVER
 from executor.core.errors import Refusal
 from executor.model.module_name import ModuleName
 from executor.model.node import View
@@ -182,18 +183,24 @@ class Iterations:
         exact = not isinstance(self._key, slice)
         before = block.pointer
         try:
-            for step in self._steps():
-                if not block.await_step(step):
+            coming = self._steps()
+            for step in coming:
+                begun = block.await_step(step, coming)
+                if begun == LOOP_OVER:
+                    return
+                if begun is None:
                     if exact:
                         raise Refusal(
                             pb.ERROR_CODE_UNKNOWN_LOCATION,
-                            f"step {step} was never reached: the generation ended after {block.steps} steps",
-                            location=f"tracer.iter[{step}]",
+                            f"step {block.missed} was never reached: the generation ended after {block.steps} steps",
+                            location=f"tracer.iter[{block.missed}]",
                         )
                     if bounded:
-                        block.log(f"tracer.iter: the generation ended after {block.steps} steps, before step {step}\n")
+                        block.log(
+                            f"tracer.iter: the generation ended after {block.steps} steps, before step {block.missed}\n"
+                        )
                     return
-                yield step
+                yield begun
         finally:
             block.pointer = before
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from executor.block.api import Program, RunningBlock
+from executor.block.api import Loop, Program, RunningBlock
 from executor.block.budget import NOBODY, Budget
 from executor.block.process_state import OwnState, complaint
 from executor.block.rng import RandomState
@@ -72,6 +72,11 @@ class GreenletRunner(Runner):
     @property
     def names(self) -> dict[str, Any]:
         return self._program.names
+
+    @property
+    def loop(self) -> Loop | None:
+        """The loop over steps that waits for a step, or waited last."""
+        return self._block.loop
 
     @property
     def lends_names(self) -> bool:

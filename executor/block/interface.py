@@ -6,11 +6,14 @@ for something that cannot be given raises a `Refusal` at the block's own line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
 from executor.block.barrier import Barrier
 from executor.model.node import Node, View
 from interpose.contract.cache import Cache
+
+LOOP_OVER = -1
 
 
 class Block(Protocol):
@@ -18,10 +21,12 @@ class Block(Protocol):
 
     Attributes:
         pointer: the step that locations are asked for in.
+        missed: the step that a loop asked for when the generation ended.
         steps: how many steps have begun.
     """
 
     pointer: int
+    missed: int
 
     @property
     def steps(self) -> int: ...
@@ -56,8 +61,17 @@ class Block(Protocol):
     def await_barrier(self, barrier: Barrier) -> None:
         """Wait until as many invokes have come to a barrier as it counts."""
 
-    def await_step(self, step: int) -> bool:
-        """Wait until `step` begins; return False if the generation ends before."""
+    def await_step(self, step: int, coming: Iterator[int]) -> int | None:
+        """Wait until a step begins.
+
+        Args:
+            step: the step.
+            coming: gives the steps of the loop after it.
+
+        Returns:
+            The step that has begun: `step`, or a later step when a plan has run the steps before it; None if the generation ended
+            before; `LOOP_OVER` when a plan has run the last step of the loop.
+        """
 
     def await_result(self) -> Any:
         """Wait for the end of the generation and return its result."""

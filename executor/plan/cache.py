@@ -61,8 +61,9 @@ class PlanCache:
                 )
             made = make()
         except Refused as refused:
-            self._refused[key] = refused
-            self._drop(self._refused)
+            if not refused.later:
+                self._refused[key] = refused
+                self._drop(self._refused)
             raise
         self.made += 1
         self._plans.setdefault(key, []).append(made)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from executor.model.tree import ModuleTree
 from executor.plan.containers import Written
@@ -18,6 +17,7 @@ from executor.plan.functional import first_unstable, functional
 from executor.plan.ir import Carried, Constant, Plan
 from executor.plan.record import CARRIED, CONSTANT, Recorder, storage_of
 from executor.plan.refuse import Refused
+from executor.plan.segments import parts_of
 from executor.plan.step import Guard, Step
 from executor.plan.trace import FormOf, Results, Tracing, explained
 from interpose.contract.saving import saving_with
@@ -156,6 +156,7 @@ class _Compilation:
                     line,
                     f"{name} has shape {list(old.shape)} in one step and {list(new.shape)} in the next",
                     "keep its shape, or append to a list and torch.cat it after the loop",
+                    later=True,  # a prompt's step may have left more rows
                 )
             in_place = storage_of(old) in self._recorder.changed
             real = self._walk.environment.carried[name]
@@ -183,6 +184,7 @@ class _Compilation:
         if len(rows) != 1:
             raise Refused(region.line, "locations with several numbers of rows", "")
         pure = functional(graph)
+        reads = [read.inputs for read in results.reads]
         constants = tuple(Constant(name, tuple(tensor.shape), tensor.dtype) for name, tensor in environment.constants)
         shared = frozenset(node.name for node in holders if node.name.startswith(("const_", "literal_")))
         text = repr((environment.fingerprint, results.reads, self._guards, graph))
@@ -191,8 +193,8 @@ class _Compilation:
             environment=environment.fingerprint,
             rows=rows.pop(),
             inputs=tuple(node.name for node in holders),
-            program=graph,
-            functional=pure,
+            program=parts_of(graph, reads, recorded=True),
+            functional=parts_of(pure, reads, recorded=False),
             outputs=len(results.outputs),
             reads=tuple(results.reads),
             writes=tuple(results.writes),
@@ -205,8 +207,3 @@ class _Compilation:
             dropped=tuple(results.dropped),
             unstable=first_unstable(pure, shared, [node.name for node in holders]),
         )
-
-
-def operations(graph: fx.Graph) -> list[str]:
-    """Return the names of a program's operations, in order."""
-    return [str(node.target) for node in graph.nodes if node.op == "call_function"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
 from executor.plan.forms import Form
+from executor.plan.segments import Parts
 from executor.plan.step import Expression, Guard
 
 
@@ -119,12 +119,14 @@ class Append:
         key: the key in a dict; None for a list, whose end gets the item.
         item: the value.
         line: the notebook's line.
+        read: the index of the location where the block is then; -1 before the first.
     """
 
     container: int
     key: Item | None
     item: Item
     line: int
+    read: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Plan:
         environment: the fingerprint of the environments that it is for.
         rows: the rows of a request that it is for; 1 in a step of the generation after the first.
         inputs: the names of the program's inputs, in order.
-        program: the operations; the values of `outputs` are its results.
+        program: the operations.
         functional: the same without in-place operations.
         outputs: the number of results.
         reads, writes: the locations, in the order of the model, and what it changes there.
@@ -154,8 +156,8 @@ class Plan:
     environment: str
     rows: int
     inputs: tuple[str, ...]
-    program: fx.Graph = field(compare=False)
-    functional: fx.Graph = field(compare=False)
+    program: Parts = field(compare=False)
+    functional: Parts = field(compare=False)
     outputs: int
     reads: tuple[Read, ...]
     writes: tuple[Write, ...]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx import Node
 
-from executor.plan.ir import Plan
+from executor.plan.segments import Parts
+
+_CLONE = torch.ops.aten.clone.default
 
 
 class ProgramRun:
     """The program of a plan on its way through a step.
 
     Args:
-        graph: the program.
-        plan: the plan.
+        parts: the program.
         inputs: the tensors that do not come from locations, by the index of the program's input.
         shared: of a program for many requests, the inputs that have no dimension of requests; None: for one request.
         requests: how many requests it is for.
@@ -26,14 +26,13 @@ class ProgramRun:
 
     def __init__(
         self,
-        graph: fx.Graph,
-        plan: Plan,
+        parts: Parts,
         inputs: dict[int, torch.Tensor],
         shared: frozenset[int] | None = None,
         requests: int = 1,
     ) -> None:
         self._requests = requests
-        self._parts = parts_of(graph, plan)
+        self._parts = parts
         self._shared = shared
         self._env: dict[Node, Any] = {}
         self._batched: set[Node] = set()
@@ -46,13 +45,23 @@ class ProgramRun:
             if self._shared is not None and index not in self._shared:
                 self._batched.add(node)
 
-    def serve(self, number: int, inputs: dict[int, torch.Tensor]) -> None:
-        """Run the part of the program that follows a location."""
+    def serve(self, number: int, inputs: dict[int, torch.Tensor], own: bool = False) -> None:
+        """Run the part of the program that follows a location.
+
+        Args:
+            number: the location's number.
+            inputs: the tensors there, by the index of the program's input.
+            own: whether the tensors are the block's own already, so that the program makes no copies of them.
+        """
         self._place(inputs)
         nodes = self._parts.segments[number]
         if self._shared is None:
+            copied = {self._parts.inputs[index] for index in inputs} if own else ()
             for node in nodes:
-                self._env[node] = _called(node, self._env)
+                if node.target is _CLONE and node.args[0] in copied:
+                    self._env[node] = self._env[node.args[0]]
+                else:
+                    self._env[node] = _called(node, self._env)
         elif nodes:
             self._map(nodes)
 
@@ -90,42 +99,3 @@ def _called(node: Node, env: dict[Node, Any]) -> Any:
     args = fx.node.map_arg(node.args, env.__getitem__)
     kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
     return node.target(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A program cut at the locations.
-
-    Attributes:
-        inputs: its inputs, in order.
-        segments: for each location, the operations that need it and no later one; the first also has what needs none.
-        results: the nodes that give the outputs.
-    """
-
-    inputs: list[Node]
-    segments: list[list[Node]]
-    results: list[Node]
-
-
-def parts_of(graph: fx.Graph, plan: Plan) -> Parts:
-    """Cut a program at the locations of its plan.
-
-    Operations keep their order. An operation in place comes with those before it, so the recorded program is cut at the first
-    operation that needs a location.
-    """
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    at = {inputs[index]: number for number, read in enumerate(plan.reads) for index in read.inputs}
-    ordered = graph is plan.program
-    segments: list[list[Node]] = [[] for _ in plan.reads or (None,)]
-    place: dict[Node, int] = dict.fromkeys(inputs, 0) | at
-    now = 0
-    results: list[Node] = []
-    for node in graph.nodes:
-        if node.op == "call_function":
-            needs = max((place[one] for one in node.all_input_nodes), default=0)
-            now = max(now, needs)
-            place[node] = now if ordered else needs
-            segments[place[node]].append(node)
-        elif node.op == "output":
-            results = list(node.args[0])
-    return Parts(inputs, segments, results)

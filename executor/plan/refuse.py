@@ -10,10 +10,12 @@ class Refused(Exception):
         line: the line of the notebook, 0 if no line is known.
         what: what stands there, and why a plan cannot have it.
         instead: what to write instead, "" if nothing helps.
+        later: whether a later step may be a plan.
     """
 
-    def __init__(self, line: int, what: str, instead: str = "") -> None:
+    def __init__(self, line: int, what: str, instead: str = "", later: bool = False) -> None:
         super().__init__(line, what, instead)
+        self.later = later
         self.line = line
         self.what = what
         self.instead = instead

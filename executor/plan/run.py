@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from executor.model.items import kind_of, made_of
+from executor.plan.deliver import Delivery, Mark
 from executor.plan.environment import Environment
-from executor.plan.ir import Item, Plan
-from executor.plan.program import ProgramRun, parts_of
+from executor.plan.ir import Plan, Read
+from executor.plan.program import ProgramRun
 from executor.views.view import tensor_at
-
-# Called with a value that the block saved, and with what it is sent as.
-Mark = Callable[[Any, Any], None]
 
 
 @dataclass
@@ -75,11 +73,9 @@ class PlannedStep:
         self._stacked = several and not plan.unstable and _shareable(plan, members)
         self._runs: list[ProgramRun]
         if self._stacked:
-            self._runs = [
-                ProgramRun(plan.functional, plan, _stacked(plan, members), _shared(plan, members), len(members))
-            ]
+            self._runs = [ProgramRun(plan.functional, _stacked(plan, members), _shared(plan, members), len(members))]
         else:
-            self._runs = [ProgramRun(plan.program, plan, _inputs(plan, member)) for member in members]
+            self._runs = [ProgramRun(plan.program, _inputs(plan, member)) for member in members]
 
         if not plan.reads:  # a step in which the block asks for no location
             with torch.inference_mode(False), torch.no_grad():
@@ -144,32 +140,16 @@ class PlannedStep:
     def finish(self) -> None:
         """The step is over: give each request what its block adds to lists, carries on and leaves."""
         for i, (member, step) in enumerate(zip(self._members, self._steps, strict=True)):
-            give = _Delivery(self._result_of(i), step, member.mark)
-            environment = member.environment
+            give = Delivery(self._result_of(i), step, member.mark)
             for append in self.plan.appends:
-                container, made = environment.written[append.container], give.value(append.item)
-                if append.key is None:
-                    container.append(made)
-                else:
-                    container[give.value(append.key)] = made
-            for carried in self.plan.carried:
-                now = give.tensor(carried.output)
-                if not carried.in_place:
-                    environment.carried[carried.name] = now
-                elif now is not environment.carried[carried.name]:
-                    with torch.inference_mode(False), torch.no_grad():
-                        environment.carried[carried.name].copy_(now)
-            member.left.update((name, give.value(item)) for name, item in self.plan.results)
-            for name in self.plan.dropped:
-                member.left.pop(name, None)
-            left = {name for name, _ in self.plan.results}
-            member.dropped = tuple(dict.fromkeys((*(n for n in member.dropped if n not in left), *self.plan.dropped)))
+                give.add(append, member.environment)
+            _leave(self.plan, member, give)
 
     def _result_of(self, i: int) -> Callable[[int], torch.Tensor]:
         if not self._stacked:
             return self._runs[i].result
 
-        forms = [node.meta["val"] for node in parts_of(self.plan.program, self.plan).results]
+        forms = [node.meta["val"] for node in self.plan.program.results]
 
         def result(output: int) -> torch.Tensor:
             # A copy, so that a tensor of one request does not keep those of all, laid out as the block's own would be.
@@ -182,41 +162,75 @@ class PlannedStep:
         return result
 
 
-class _Delivery:
-    """Makes the values that one request gets of a step."""
+class OwnStep:
+    """One step of one request, on copies of its rows that are the block's own already.
 
-    def __init__(self, result: Callable[[int], torch.Tensor], step: int, mark: Mark) -> None:
-        self._result = result
-        self._step = step
-        self._mark = mark
-        self._tensors: dict[int, torch.Tensor] = {}
+    Args:
+        plan: the plan; its guards hold in the step.
+        member: the request.
+        step: the step.
+    """
 
-    def tensor(self, output: int) -> torch.Tensor:
-        """Return an output, the same object each time."""
-        if output not in self._tensors:
-            self._tensors[output] = self._result(output)
-        return self._tensors[output]
+    def __init__(self, plan: Plan, member: Member, step: int) -> None:
+        self.plan = plan
+        self._member = member
+        self._run = ProgramRun(plan.program, _inputs(plan, member))
+        self._give = Delivery(self._run.result, step, member.mark)
+        self._next = 0
+        if not plan.reads:  # a step in which the block asks for no location
+            with torch.inference_mode(False), torch.no_grad():
+                self._run.serve(0, {})
+            self._add(0)
 
-    def value(self, item: Item) -> Any:
-        """Return the value of an item."""
-        made: Any
-        if item.kind == "tensor":
-            made = self.tensor(item.output)
-            if item.saved:
-                self._mark(made, self.tensor(item.snapshot) if item.snapshot >= 0 else made)
-            return made
-        if item.kind == "number":
-            assert item.number is not None
-            made = item.number.of(self._step)
-        elif item.kind == "value":
-            made = item.value
-        elif item.kind == "dict":
-            made = {self.value(key): self.value(one) for key, one in zip(item.keys, item.items, strict=True)}
-        else:
-            made = (list if item.kind == "list" else tuple)(map(self.value, item.items))
-        if item.saved:
-            self._mark(made, made)
-        return made
+    @property
+    def wanted(self) -> Read | None:
+        """The location that the step needs next, None if it needs no more."""
+        return None if self._next == len(self.plan.reads) else self.plan.reads[self._next]
+
+    def serve(self, value: Any) -> Any:
+        """Run on from a location; return the value as the block leaves it.
+
+        Args:
+            value: the block's copies of the value there, of the form that the plan was made for. The plan changes them in place.
+        """
+        number = self._next
+        read = self.plan.reads[number]
+        self._next += 1
+        mine = {place: tensor_at(value, path) for (_, path), place in zip(read.form.leaves(), read.inputs, strict=True)}
+        with torch.inference_mode(False), torch.no_grad():
+            self._run.serve(number, mine, own=True)
+        self._add(number)
+        for write in self.plan.writes:
+            if write.read == number and not write.in_place:
+                value = _replaced(value, write.at, self._run.result(write.output))
+        return value
+
+    def _add(self, read: int) -> None:
+        """Give lists and dicts what the block adds where it is now, and before the first location."""
+        for append in self.plan.appends:
+            if max(append.read, 0) == read:
+                self._give.add(append, self._member.environment)
+
+    def finish(self) -> None:
+        """The step is over: leave what the block carries on and leaves."""
+        _leave(self.plan, self._member, self._give)
+
+
+def _leave(plan: Plan, member: Member, give: Delivery) -> None:
+    """Leave a request what its block carries on from a step, and the names that the step leaves."""
+    environment = member.environment
+    for carried in plan.carried:
+        now = give.tensor(carried.output)
+        if not carried.in_place:
+            environment.carried[carried.name] = now
+        elif now is not environment.carried[carried.name]:
+            with torch.inference_mode(False), torch.no_grad():
+                environment.carried[carried.name].copy_(now)
+    member.left.update((name, give.value(item)) for name, item in plan.results)
+    for name in plan.dropped:
+        member.left.pop(name, None)
+    left = {name for name, _ in plan.results}
+    member.dropped = tuple(dict.fromkeys((*(name for name in member.dropped if name not in left), *plan.dropped)))
 
 
 def _inputs(plan: Plan, member: Member) -> dict[int, torch.Tensor]:

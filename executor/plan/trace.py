@@ -71,12 +71,13 @@ class Tracing:
         step: the step.
 
     Attributes:
-        pointer: the step that locations are asked for in.
+        pointer, missed: as of `executor.block.interface.Block`.
         results: what was found so far.
     """
 
     def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int) -> None:
         self.pointer = step
+        self.missed = 0
         self.results = Results()
         self._tree = tree
         self._recorder = recorder
@@ -85,7 +86,7 @@ class Tracing:
         self._served: Traced | None = None
         self._position = -1
         self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
-        self._added: list[tuple[int, Any, Any, int]] = []
+        self._added: list[tuple[int, Any, Any, int, int]] = []
 
     # Values of the model.
 
@@ -142,7 +143,7 @@ class Tracing:
         self.settle()
         form = self._form_of(*place)
         if form is None:
-            raise Refused(line, f"{name} has not been seen in a step of one row yet", "")
+            raise Refused(line, f"{name} has not been seen in a step of one row yet", "", later=True)
         number, first = len(self.results.reads), len(self._recorder.inputs)
         inputs = [
             self._recorder.input(f"at{number}_{leaf.index}", (form.rows, *leaf.shape), None, leaf.dtype)
@@ -196,7 +197,7 @@ class Tracing:
     def await_barrier(self, barrier: object) -> NoReturn:
         self._refuse("a barrier waits for other invokes", "meet before the loop")
 
-    def await_step(self, step: int) -> NoReturn:
+    def await_step(self, step: int, coming: object) -> NoReturn:
         self._refuse("a loop over steps inside the step", "write one loop over steps")
 
     def await_result(self) -> NoReturn:
@@ -247,7 +248,7 @@ class Tracing:
 
     def added(self, container: int, key: Any, value: Any, line: int) -> None:
         """Note that the block adds to a list or dict of its own."""
-        self._added.append((container, key, value, line))
+        self._added.append((container, key, value, line, len(self.results.reads) - 1))
 
     def close(self, names: Mapping[str, Any], used: Mapping[str, int], given: Mapping[str, int]) -> None:
         """The step is over: note what it added and left.
@@ -258,10 +259,12 @@ class Tracing:
             given: further names that the block may give back. A value that no plan can keep is then dropped.
         """
         self.settle()
-        for container, key, value, line in self._added:
+        for container, key, value, line, read in self._added:
             of_dict = key is not None
             item = self._item(value, line, 0)
-            self.results.appends.append(Append(container, self._item(key, line, 0) if of_dict else None, item, line))
+            self.results.appends.append(
+                Append(container, self._item(key, line, 0) if of_dict else None, item, line, read)
+            )
         for name, line in {**given, **used}.items():
             if name not in names or isinstance(names[name], Written):
                 continue

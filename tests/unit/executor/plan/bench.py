@@ -16,7 +16,7 @@ from executor.block.fiber import run_as
 from executor.block.greenlet_runner import Bounds, GreenletRunner
 from executor.block.identity import Identity
 from executor.block.mediator import Mediator
-from executor.block.scope import new_namespace
+from executor.block.namespace import new_namespace
 from executor.block.state import BlockState, Progress, Record
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit

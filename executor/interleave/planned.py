@@ -1,0 +1,295 @@
+"""Runs a block as a greenlet, and the steps of its loop as plans where they can be (`executor.plan`).
+
+To the forward's side a planned step looks like any other. The block waits for the location that the plan needs next. There it is
+served its own rows, and what it changed goes back by the same way (`executor.interleave.serving`). The greenlet stays parked in
+the loop while plans run steps. It goes on after the loop's last step, at the end of the generation, or in a step that no plan is
+for.
+
+Only a trace of a single invoke is planned: blocks that run together may change each other's names between their turns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any, TypeVar
+
+import torch
+
+from executor.block.api import Passed
+from executor.block.budget import Budget
+from executor.block.fiber import run_as
+from executor.block.greenlet_runner import Bounds, GreenletRunner
+from executor.block.runner import Runner
+from executor.block.state import BlockState
+from executor.core.errors import BudgetExceeded
+from executor.core.location import Kind, Location
+from executor.core.programs import Unit
+from executor.model.tree import ModuleTree
+from executor.model.values import Served
+from executor.plan.cache import PlanCache
+from executor.plan.compile import Context, compile_region, survey
+from executor.plan.eligible import Region, regions
+from executor.plan.forms import Form
+from executor.plan.refuse import Refused
+from executor.plan.run import Member, OwnStep
+from interpose.v1 import trace_pb2 as pb
+
+T = TypeVar("T")
+_TRIES = 3  # steps in which a plan that may come later is tried
+
+
+class Plans:
+    """The plans of one worker, and what they are made for.
+
+    Args:
+        tree: the model's modules.
+
+    Attributes:
+        tree: as given.
+        cache: the plans.
+        steps: how many steps of blocks ran as plans.
+    """
+
+    def __init__(self, tree: ModuleTree) -> None:
+        self.tree = tree
+        self.cache = PlanCache()
+        self.steps = 0
+        self._forms: dict[tuple[str, str], Form] = {}
+
+    def see(self, location: Location, served: Served) -> None:
+        """Note the form of a value that a block is served in a step of the generation after the first."""
+        place = (location.path, str(location.kind))
+        if place not in self._forms:
+            self._forms[place] = Form.of(served.value, _Own(), lambda tensor, _: tensor)
+
+    def form_of(self, path: str, kind: str) -> Form | None:
+        """Return the form of a location's value for a request of one row, None if no block has been there."""
+        form = self._forms.get((path, kind))
+        return form if form is not None and form.rows == 1 else None
+
+
+class _Own:
+    """The rows of a block's own copies: all of them."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:  # [rows, ...]
+        return True
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [rows, ...]
+        return tensor
+
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # [rows, ...]
+        tensor.copy_(mine)
+
+
+class PlannedRunner(Runner):
+    """Runs one block.
+
+    Args:
+        state: the block's state.
+        inner: runs the block as a greenlet.
+        unit: the block's text.
+        sources: the user's source lines by file name.
+        live: the names that the block gives back.
+        bounds: what each turn is bounded by.
+        plans: the worker's plans.
+
+    Attributes:
+        refused: why steps do not run as plans, None while they may.
+    """
+
+    def __init__(
+        self,
+        state: BlockState,
+        inner: GreenletRunner,
+        unit: Unit,
+        sources: Mapping[str, dict[int, str]],
+        live: frozenset[str],
+        bounds: Bounds,
+        plans: Plans,
+    ) -> None:
+        super().__init__(state)
+        self._inner = inner
+        self._unit = unit
+        self._live = live
+        self._budget: Budget = bounds.budget
+        self._blame = bounds.blame
+        self._plans = plans
+        self._context = Context(plans.tree, plans.form_of, run_as, lambda code: source_of(code, sources))
+        self._regions: list[Region] | None = None
+        self._tries = 0
+        self._region: Region | None = None  # the loop whose steps plans run now
+        self._member: Member | None = None
+        self._step: OwnStep | None = None  # the step that a plan runs now
+        self.refused: Refused | None = None
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return self._inner.names
+
+    @property
+    def lends_names(self) -> bool:
+        return self._inner.lends_names
+
+    @property
+    def alive(self) -> bool:
+        return self._inner.alive
+
+    def start(self) -> None:
+        self._inner.start()
+
+    def serve(self, served: Served) -> None:
+        step = self._step
+        if step is None:
+            location = self._state.waits.location
+            if location is not None and location.step > 0:
+                self._plans.see(location, served)
+            self._inner.serve(served)
+            return
+        try:
+            self._bounded(lambda: served.assign(step.serve(served.value)))
+        except (Exception, BudgetExceeded) as error:
+            self.throw(error)
+            return
+        self._go_on()
+
+    def resume(self, value: Any) -> None:
+        waiting = self._state.waits.location
+        if waiting is None or waiting.kind != Kind.STEP:
+            self._inner.resume(value)
+        elif value is not True:
+            self._hand_back()
+            self._inner.resume(value)
+        elif self._begin(waiting.step):
+            self._go_on()
+        else:
+            planned = self._region is not None
+            self._hand_back()
+            self._inner.resume(Passed(waiting.step) if planned else True)
+
+    def throw(self, error: BaseException) -> None:
+        self._hand_back()
+        self._inner.throw(error)
+
+    def cancel(self) -> None:
+        self._step = self._region = self._member = None
+        self._inner.cancel()
+
+    def let_go(self, do: Callable[[], object]) -> None:
+        self._inner.let_go(do)
+
+    def _begin(self, number: int) -> bool:
+        """Begin a step as a plan; return whether there is one."""
+        if self.refused is not None or self._state.record.skips.fingerprint():
+            return False
+        try:
+            self._step = self._bounded(lambda: self._planned(number))
+        except Refused as refused:
+            self._tries += 1
+            if not refused.later or self._tries >= _TRIES:
+                self.refused = refused
+        except BudgetExceeded:  # the block itself will take as long, and say so
+            self.refused = Refused(self._unit.first_line, "the step takes longer than a block may", "")
+        except Exception as error:  # of torch's, where it traces; the block runs as it is
+            self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
+        return self._step is not None
+
+    def _planned(self, number: int) -> OwnStep:
+        region, names = self._region or self._loop(), self._inner.names
+        member = self._member
+        if member is None:
+            environment = survey(region, names, self._context.source_of)
+            member = Member(environment, names, self._state.registry.mark)
+        plan = self._plans.cache.get(
+            (member.environment.fingerprint, self._live),
+            number,
+            lambda: compile_region(region, names, self._live, number, self._context),
+            region.line,
+        )
+        self._region, self._member = region, member
+        self._plans.steps += 1
+        return OwnStep(plan, member, number)
+
+    def _loop(self) -> Region:
+        """Return the region of the loop where the block waits.
+
+        Raises:
+            Refused: it is no plan.
+        """
+        if self._regions is None:
+            self._regions = regions(self._unit)
+        loop = self._inner.loop
+        found = [one for one in self._regions if one.kind == "loop" and loop is not None and one.line == loop.line]
+        if len(found) != 1:
+            raise Refused(self._unit.first_line, "the loop over steps is not at the top of the block", "")
+        return found[0]
+
+    def _go_on(self) -> None:
+        """Wait for what the planned step needs next, or for the next step."""
+        step, waits, progress = self._step, self._state.waits, self._state.progress
+        if step is None or self._member is None:
+            return
+        wanted = step.wanted
+        if wanted is not None:
+            waits.location = Location(wanted.path, wanted.kind, progress.step)
+            return
+        step.finish()
+        self._member.deliver()
+        self._step = None
+        loop = self._inner.loop
+        assert loop is not None
+        following = next(loop.coming, None)
+        if following is not None and following > progress.step:
+            loop.asked = following
+            waits.location = Location("", Kind.STEP, following)
+        else:
+            self._hand_back()
+            self._inner.resume(Passed(following))
+
+    def _hand_back(self) -> None:
+        """The block's own code goes on: its names are what the steps so far left."""
+        if self._member is not None:
+            self._member.deliver()
+        self._step = self._region = self._member = None
+
+    def _bounded(self, do: Callable[[], T]) -> T:
+        """Run code within what the block may still take in this step."""
+        progress = self._state.progress
+        made, seconds = self._budget.run(do, progress.used, self._blame)
+        progress.used += seconds
+        return made
+
+
+def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:
+    """Return the text of a function of the user's, from its first line on, or None.
+
+    Args:
+        code: the function's code.
+        sources: the user's source lines by file name.
+    """
+    known = sources.get(code.co_filename)
+    if known is None:
+        return None
+    lines, number = [], code.co_firstlineno
+    while number in known:
+        lines.append(known[number] + "\n")
+        number += 1
+    try:
+        return "".join(inspect.getblock(lines))
+    except (SyntaxError, IndentationError):
+        return "".join(lines)
+
+
+def why_not_planned(trace: pb.Trace, edit: str, outer: bool, gang: int) -> str:
+    """Return why no step of a block runs as a plan, "" if steps may.
+
+    Args:
+        trace: the block's trace.
+        edit, outer, gang: as of `executor.block.identity.Identity`.
+    """
+    if edit:
+        return "a standing edit runs as it is"
+    if outer or gang or len(trace.invokes) > 1:
+        return "blocks that run together may change each other's names between their turns"
+    return "a scan has no elements" if trace.scan else ""
