@@ -95,6 +95,9 @@ class ModelSettings(_Part):
         "PACK",
         description="where workers of a replica go: PACK on few nodes, SPREAD on many; STRICT_: on one node, or each on its own",
     )
+    plans: bool = Field(
+        False, description="whether the steps of a block's loop run as tensor programs where they can be such"
+    )
     drain_seconds: float = Field(
         300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"
     )

@@ -47,7 +47,7 @@ def engine_options(model: Any) -> dict[str, Any]:
     return {
         **options,
         **Adapters(model.lora_modules).options(options),
-        **trace_options(model.limits, placement=model.placement),
+        **trace_options(model.limits, placement=model.placement, plans=model.plans),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,
         "pipeline_parallel_size": model.pipeline_parallel_size,

@@ -25,12 +25,13 @@ from executor.block.state import BlockState, Progress, Record
 from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
-from executor.core.programs import Codes
+from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
 from executor.core.text import clip
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
 from executor.interleave.machine.events import Admitted, Event, Refused
+from executor.interleave.planned import PlannedRunner, PlannedText, Plans, why_not_planned
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.saves.stream import SaveStream
@@ -79,6 +80,7 @@ class Requests:
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._brought: set[str] = set()
         self._arrivals = 0
+        self._plans = Plans(host.tree) if host.plans else None
 
     def __len__(self) -> int:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
@@ -136,7 +138,7 @@ class Requests:
             return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
-        mediator = self._mediator(identity, scope, opened, bound)
+        mediator = self._mediator(identity, scope, opened, bound, invoke.program)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -185,7 +187,14 @@ class Requests:
             streamed=streamed,
         )
 
-    def _mediator(self, identity: Identity, scope: TraceScope, opened: Opened, bound: _Bound) -> Mediator:
+    def _mediator(
+        self, identity: Identity, scope: TraceScope, opened: Opened, bound: _Bound, source: pb.Program | None = None
+    ) -> Mediator:
+        """Make the mediator of a block.
+
+        Args:
+            source: the block's text, of a block whose steps may run as plans.
+        """
         trace = opened.trace
         state = BlockState(
             identity,
@@ -197,7 +206,14 @@ class Requests:
         )
         program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
         bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
-        return Mediator(state, GreenletRunner(state, program, self._host.tree, self._host.applier, bounds))
+        runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
+        if self._plans is None or source is None or why_not_planned(trace, identity):
+            return Mediator(state, runner)
+        live = frozenset(source.writes)
+        text = Unit.of_block(source)
+        return Mediator(
+            state, PlannedRunner(state, runner, PlannedText(text, scope.sources.lines, live), bounds, self._plans)
+        )
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)

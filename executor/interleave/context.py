@@ -33,6 +33,7 @@ class Host:
         precision: how the engine computes.
         vocabulary: how many tokens the model knows.
         cache: looks after what blocks leave in the engine's cache.
+        plans: whether steps of blocks run as plans where they can (`executor.plan`).
     """
 
     tree: ModuleTree
@@ -46,3 +47,4 @@ class Host:
     precision: Precision
     vocabulary: int
     cache: CacheGuard
+    plans: bool = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from executor.block.api import Passed
 from executor.block.budget import Budget
 from executor.block.fiber import run_as
 from executor.block.greenlet_runner import Bounds, GreenletRunner
+from executor.block.identity import Identity
 from executor.block.runner import Runner
 from executor.block.state import BlockState
 from executor.core.errors import BudgetExceeded
@@ -83,15 +85,28 @@ class _Own:
         tensor.copy_(mine)
 
 
+@dataclass(frozen=True)
+class PlannedText:
+    """What plans need to know of a block's text.
+
+    Attributes:
+        unit: the text.
+        sources: the user's source lines by file name.
+        live: the names that the block gives back.
+    """
+
+    unit: Unit
+    sources: Mapping[str, dict[int, str]]
+    live: frozenset[str]
+
+
 class PlannedRunner(Runner):
     """Runs one block.
 
     Args:
         state: the block's state.
         inner: runs the block as a greenlet.
-        unit: the block's text.
-        sources: the user's source lines by file name.
-        live: the names that the block gives back.
+        text: the block's text.
         bounds: what each turn is bounded by.
         plans: the worker's plans.
 
@@ -103,20 +118,18 @@ class PlannedRunner(Runner):
         self,
         state: BlockState,
         inner: GreenletRunner,
-        unit: Unit,
-        sources: Mapping[str, dict[int, str]],
-        live: frozenset[str],
+        text: PlannedText,
         bounds: Bounds,
         plans: Plans,
     ) -> None:
         super().__init__(state)
         self._inner = inner
-        self._unit = unit
-        self._live = live
+        self._unit = text.unit
+        self._live = text.live
         self._budget: Budget = bounds.budget
         self._blame = bounds.blame
         self._plans = plans
-        self._context = Context(plans.tree, plans.form_of, run_as, lambda code: source_of(code, sources))
+        self._context = Context(plans.tree, plans.form_of, run_as, lambda code: source_of(code, text.sources))
         self._regions: list[Region] | None = None
         self._tries = 0
         self._region: Region | None = None  # the loop whose steps plans run now
@@ -281,15 +294,15 @@ def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | No
         return "".join(lines)
 
 
-def why_not_planned(trace: pb.Trace, edit: str, outer: bool, gang: int) -> str:
+def why_not_planned(trace: pb.Trace, identity: Identity) -> str:
     """Return why no step of a block runs as a plan, "" if steps may.
 
     Args:
         trace: the block's trace.
-        edit, outer, gang: as of `executor.block.identity.Identity`.
+        identity: which block it is.
     """
-    if edit:
+    if identity.edit:
         return "a standing edit runs as it is"
-    if outer or gang or len(trace.invokes) > 1:
+    if identity.outer or identity.gang or len(trace.invokes) > 1:
         return "blocks that run together may change each other's names between their turns"
     return "a scan has no elements" if trace.scan else ""

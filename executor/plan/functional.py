@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 _OPEN_END = 1 << 62
@@ -46,6 +45,8 @@ def interpret(graph: fx.Graph, values: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def functional(program: fx.Graph) -> fx.Graph:
     """Return a program without in-place operations, tidied for vmap."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds, and most workers make no plan
+
     fakes = [node.meta["val"] for node in program.nodes if node.op == "placeholder"]
     mode = fakes[0].fake_mode if fakes else FakeTensorMode()
 

@@ -50,13 +50,14 @@ def prepare_environment(workers: int) -> None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, one)) for one in shares))
 
 
-def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
+def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False) -> dict[str, Any]:
     """Return what the executor and its workers read from `additional_config["interpose"]`.
 
     Args:
         limits: the model's limits.
         outbox: "ray", or "local" for an engine without Ray.
         placement: Ray's strategy for placing the workers; the placement group of a Serve replica overrides it.
+        plans: whether steps of blocks run as plans where they can (`executor.plan`).
     """
     return {
         "outbox": outbox,
@@ -65,16 +66,17 @@ def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK") -
         "block_memory_bytes": limits.block_memory_bytes,
         "inline_bytes": limits.inline_bytes,
         "max_saved_bytes": limits.max_saved_bytes,
+        "plans": plans,
     }
 
 
-def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK") -> dict[str, Any]:
-    """Return the engine options that traces need, whatever the model and the executor."""
+def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False) -> dict[str, Any]:
+    """Return the engine options that traces need, whatever the model and the executor; arguments as of `worker_settings`."""
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
-        "additional_config": {"interpose": worker_settings(limits, outbox, placement)},
+        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans)},
         **{name: value for name, (value, _) in FIXED.items()},
     }
 

@@ -119,6 +119,7 @@ class InterposeWorker(_Base):
             precision=Precision.of(self.vllm_config),
             vocabulary=self.model_config.get_vocab_size(),
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
+            plans=settings["plans"],
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).

@@ -132,7 +132,8 @@ class LocalEngine:
         if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
             options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
-        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local"), **options)
+        plans = os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
+        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local", plans=plans), **options)
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
         self.compile = compile_here

@@ -20,6 +20,7 @@ from executor.block.namespace import new_namespace
 from executor.block.state import BlockState, Progress, Record
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
+from executor.interleave.planned import PlannedRunner, PlannedText, Plans
 from executor.model.apply import Applier
 from executor.model.layouts import WHOLE
 from executor.model.rows import Rows
@@ -101,6 +102,7 @@ MODEL, TREE = _model()
 ENVOY: Any = Envoy(TREE, TREE.root)
 BUDGET = Budget(600.0, 1 << 40)
 SOURCES: dict[CodeType, str] = {}
+LINES: dict[str, dict[int, str]] = {}
 
 
 def unit(text: str) -> Unit:
@@ -114,6 +116,7 @@ def functions(text: str, names: dict[str, Any], filename: str = "<cell 0>") -> d
     space = {**new_namespace(), **names}
     exec(compile(tree, filename, "exec"), space)
     lines = textwrap.dedent(text).splitlines()
+    LINES[filename] = dict(enumerate(lines, 1))
     made = {name: value for name, value in space.items() if isinstance(value, FunctionType) and name not in names}
     made = {name: value for name, value in made.items() if value.__code__.co_filename == filename}
     for value in made.values():
@@ -167,7 +170,7 @@ def hooked(
 class Request:
     """One request with its block."""
 
-    def __init__(self, text: str, names: dict[str, Any], number: int) -> None:
+    def __init__(self, text: str, names: dict[str, Any], number: int, plans: Plans | None = None) -> None:
         self.unit = unit(text)
         code = self.unit.compile()
         self.names = {**new_namespace(), "model": ENVOY, "tracer": Tracer(), "torch": torch, **names}
@@ -182,9 +185,13 @@ class Request:
         )
         lines = {FILE: dict(enumerate(self.unit.source.splitlines(), 1))}
         runner = GreenletRunner(state, Program(code, self.names, lines), TREE, cast(Applier, None), Bounds(BUDGET))
-        self.mediator = Mediator(state, runner)
         body = parse_block(self.unit.source, FILE, 1, 0).body
         self.writes = block_reads_writes(body)[1]
+        self.planned: PlannedRunner | None = None
+        if plans is not None:
+            source = PlannedText(self.unit, lines | LINES, frozenset(self.writes))
+            self.planned = PlannedRunner(state, runner, source, Bounds(BUDGET), plans)
+        self.mediator = Mediator(state, self.planned or runner)
         self.region: Region | None = None
         self.member: Member | None = None
 
@@ -209,9 +216,10 @@ class Request:
         return made
 
     def finish(self) -> None:
-        self.mediator.finish("result")
+        if self.mediator.state.live:
+            self.mediator.finish("result")
         failure = self.mediator.state.ending.failure
-        assert failure is None, failure.message + failure.traceback
+        assert failure is None, str(failure)
 
     def saved(self) -> dict[str, Any]:
         """Return what the block gives back, by its names."""
@@ -246,8 +254,10 @@ class Run:
         batched: for each step of a plan, whether its operations ran once for all requests.
     """
 
-    def __init__(self, text: str, names: Sequence[dict[str, Any]], planned: bool) -> None:
-        self.requests = [Request(text, mine, i) for i, mine in enumerate(names)]
+    def __init__(
+        self, text: str, names: Sequence[dict[str, Any]], planned: bool = False, plans: Plans | None = None
+    ) -> None:
+        self.requests = [Request(text, mine, i, plans) for i, mine in enumerate(names)]
         self.outputs: list[torch.Tensor] = []
         self.plans: list[Plan] = []
         self.batched: list[bool] = []
@@ -356,13 +366,28 @@ def equal(one: Any, other: Any, where: str = "") -> None:
 def both(
     text: str, names: Callable[[int], dict[str, Any]] = lambda i: {}, requests: int = 3, steps: int = 6
 ) -> tuple[Run, Run]:
-    """Run a block in greenlets and as a plan; all that leaves it, and what the model computed, is the same."""
+    """Run a block in greenlets, as a batch of plans, and as a worker runs it; compare what comes of it.
+
+    Returns:
+        The run in greenlets, and the run as a batch of plans.
+    """
     inputs = steps_of(requests, steps)
-    plain = Run(text, [names(i) for i in range(requests)], planned=False).go(inputs)
+    plans = Plans(TREE)
+    plain = Run(text, [names(i) for i in range(requests)]).go(inputs)
     planned = Run(text, [names(i) for i in range(requests)], planned=True).go(inputs)
+    as_worker = Run(text, [names(i) for i in range(requests)], plans=plans).go(inputs)
+    for other in (planned, as_worker):
+        same(plain, other)
+    assert planned.plans
+    refused = [request.planned.refused for request in as_worker.requests if request.planned is not None]
+    assert plans.steps >= requests * (steps - FIRST - 1), refused
+    return plain, planned
+
+
+def same(plain: Run, planned: Run) -> None:
+    """Compare two runs of a block: what it saved, what it printed, and what the model computed."""
     for step, (one, other) in enumerate(zip(plain.outputs, planned.outputs, strict=True)):
         equal(one, other, f"logits of step {step}")
     for i, (one, other) in enumerate(zip(plain.requests, planned.requests, strict=True)):
         equal(one.saved(), other.saved(), f"request {i}")
-    assert planned.plans
-    return plain, planned
+        assert one.said == other.said
