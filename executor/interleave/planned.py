@@ -1,4 +1,4 @@
-"""Runs a block as a greenlet, and the steps of its loop as plans where they can be (`executor.plan`).
+"""Runs a block as a greenlet, and the steps of its loop as plans where they can be.
 
 To the forward's side a planned step looks like any other. The block waits for the location that the plan needs next. There it is
 served its own rows, and what it changed goes back by the same way (`executor.interleave.serving`). The greenlet stays parked in
@@ -61,13 +61,13 @@ class Plans:
         self._forms: dict[tuple[str, str], Form] = {}
 
     def see(self, location: Location, served: Served) -> None:
-        """Note the form of a value that a block is served in a step of the generation after the first."""
+        """Note the form of a value that a block is served after the first step."""
         place = (location.path, str(location.kind))
         if place not in self._forms:
             self._forms[place] = Form.of(served.value, _Own(), lambda tensor, _: tensor)
 
     def form_of(self, path: str, kind: str) -> Form | None:
-        """Return the form of a location's value for a request of one row, None if no block has been there."""
+        """Return the form of a location's value for one row, None if no block has been there."""
         form = self._forms.get((path, kind))
         return form if form is not None and form.rows == 1 else None
 
@@ -303,6 +303,6 @@ def why_not_planned(trace: pb.Trace, identity: Identity) -> str:
     """
     if identity.edit:
         return "a standing edit runs as it is"
-    if identity.outer or identity.gang or len(trace.invokes) > 1:
+    if identity.joint or identity.gang or len(trace.invokes) > 1:
         return "blocks that run together may change each other's names between their turns"
     return "a scan has no elements" if trace.scan else ""

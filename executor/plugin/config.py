@@ -71,7 +71,11 @@ def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK", p
 
 
 def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False) -> dict[str, Any]:
-    """Return the engine options that traces need, whatever the model and the executor; arguments as of `worker_settings`."""
+    """Return the engine options that traces need, whatever the model and the executor.
+
+    Args:
+        limits, outbox, placement, plans: as of `worker_settings`.
+    """
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.plugin.{worker}",
