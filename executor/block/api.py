@@ -70,7 +70,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a block that waits for a step is resumed with when a plan has run that step, and others after it.
+    """What a block is resumed with when a plan has run the step that it waits for, and others.
 
     Attributes:
         step: the step that has begun now, in which the block itself goes on; None: the plan has run the loop's last step.
