@@ -19,7 +19,7 @@ import torch
 from executor.saves.collect import Limits, collect
 from executor.saves.encoder import SaveRegistry
 from executor.saves.outbox import LocalOutbox
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
@@ -74,7 +74,7 @@ class _Trace:
     blame: bytes = b""
     saved_bytes: int = 0
     registry: SaveRegistry = field(default_factory=SaveRegistry)
-    stayed: Stayed = field(default_factory=lambda: Stayed(_nothing_held))
+    earlier: EarlierTensors = field(default_factory=lambda: EarlierTensors(_nothing_held))
     streamed: set[int] = field(default_factory=set)
 
     def captured(self) -> dict[int, int]:

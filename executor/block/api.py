@@ -16,7 +16,7 @@ import torch
 
 from executor.block.barrier import Barrier
 from executor.block.cache import Recorder, wish
-from executor.block.fiber import Strand
+from executor.block.fiber import Fiber
 from executor.block.interface import LOOP_OVER
 from executor.block.state import BlockState
 from executor.block.traceback import describe, frames_here
@@ -89,13 +89,13 @@ class RunningBlock:
         applier: applies modules to the block's values.
 
     Attributes:
-        strand: runs the code.
+        fiber: runs the code.
         pointer, missed: as of `executor.block.interface.Block`.
         loop: the loop over steps that waits for a step, or waited last.
     """
 
     def __init__(self, state: BlockState, program: Program, tree: ModuleTree, applier: Applier) -> None:
-        self.strand = Strand(self._main, self, tree.device)
+        self.fiber = Fiber(self._main, self, tree.device)
         self.pointer = 0
         self.missed = 0
         self.loop: Loop | None = None
@@ -117,7 +117,7 @@ class RunningBlock:
         try:
             with saving_with(self.save):
                 ended = self._run()
-            state.record.late.check_all()
+            state.record.stale_writes.check_all()
             state.ending.ended = ended
         except Cancel:
             state.ending.ended = Ended.CANCELLED
@@ -206,7 +206,7 @@ class RunningBlock:
             value: torch.Tensor = self._answered(Call(node, (), {}, single=False, wanted=wanted))
             if self._state.fakes is not None:
                 return self._state.fakes.like(value)
-            self._state.record.late.watch(value, refuse_write(node.path, name))
+            self._state.record.stale_writes.watch(value, refuse_write(node.path, name))
             return value
 
         return self._applier.parameters.open(node, name, read)
@@ -214,10 +214,10 @@ class RunningBlock:
     def _answered(self, call: Call) -> Any:
         """Park until the engine has answered a call."""
         state = self._state
-        self.strand.check_modes(f"{call} was asked for", call.node.path)
+        self.fiber.check_modes(f"{call} was asked for", call.node.path)
         state.waits.call = call
         try:
-            made = self.strand.park(call)
+            made = self.fiber.park(call)
         finally:
             state.waits.call = None
         return made if state.fakes is None else state.fakes.of(made)
@@ -233,7 +233,7 @@ class RunningBlock:
             )
         self._check_prompt("barrier() waits for the blocks of other prompts")
         if state.progress.finished:
-            raise barrier.too_late()
+            raise barrier.after_generation()
         if barrier.broken:
             raise barrier.refusal()
         if barrier.count == 1:
@@ -305,7 +305,10 @@ class RunningBlock:
         self._offsets[node.path] = self._offsets.get(node.path, 0) + 1
 
     def await_step(self, step: int, coming: Iterator[int]) -> int | None:
-        """Wait until a step begins, or until a plan has run it; as of `executor.block.interface.Block`."""
+        """Wait until a step begins, or until a plan has run it.
+
+        As of `executor.block.interface.Block`.
+        """
         waits, progress = self._state.waits, self._state.progress
         if step < progress.step:
             raise Refusal(
@@ -357,10 +360,10 @@ class RunningBlock:
         if progress.served is not None and progress.served_at == location:
             progress.served.put_back()
             return progress.served
-        place = self._tree.order_of(node.path, kind)
+        position = self._tree.order_of(node.path, kind)
         if progress.finished:
             raise state.never(location)
-        if location.step < progress.step or (location.step == progress.step and place <= progress.position):
+        if location.step < progress.step or (location.step == progress.step and position <= progress.position):
             skipped = state.record.skips.around(node.path, location.step)
             if skipped:
                 raise Refusal(
@@ -383,10 +386,10 @@ class RunningBlock:
 
     def _park(self, location: Location) -> Any:
         state = self._state
-        self.strand.check_modes(f"{location} was asked for", str(location))
-        state.record.late.check_recent()
+        self.fiber.check_modes(f"{location} was asked for", str(location))
+        state.record.stale_writes.check_recent()
         state.waits.location = location
         try:
-            return self.strand.park(location)
+            return self.fiber.park(location)
         finally:
             state.waits.location = None

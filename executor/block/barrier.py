@@ -45,7 +45,7 @@ class Barrier:
             f"the generation ended while the block waited at {self}: it counts {self.count} blocks, and they did not all come"
         )
 
-    def too_late(self) -> Refusal:
+    def after_generation(self) -> Refusal:
         """Return why a block cannot wait after its generation."""
         return _refuse(f"the generation had ended when the block came to {self}; call it before tracer.result")
 

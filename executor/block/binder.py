@@ -17,7 +17,7 @@ from executor.block.sources import Sources
 from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes, Unit
 from executor.model.tree import ModuleTree
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Blob
 from interpose.wire.decoder import Decoder
@@ -37,7 +37,7 @@ class Binder:
     Attributes:
         sources: the text of the trace's code.
         barriers: the trace's barriers, by number.
-        stayed: the tensors of earlier traces that the trace uses.
+        earlier: the tensors of earlier traces that the trace uses.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Binder:
     ) -> None:
         self.sources = Sources()
         self.barriers: dict[int, Barrier] = {}
-        self.stayed = Stayed(get_blob)
+        self.earlier = EarlierTensors(get_blob)
         self._id = trace.id
         self._budget = budget
         self._blame = blame
@@ -62,7 +62,7 @@ class Binder:
         ] = []  # the names of functions and classes, and of blocks that lend some
         watch = Watch(budget, self.sources.lines, self.random_state, blame)
         rebuild = Rebuilder(self._new_space, self.sources.add, watch, codes)
-        resolver = TraceResolver(tree, rebuild, watch, self.stayed, self.barriers, self.sources.name)
+        resolver = TraceResolver(tree, rebuild, watch, self.earlier, self.barriers, self.sources.name)
         self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
 
     def code(self, program: pb.Program) -> CodeType:

@@ -1,6 +1,6 @@
 """A block's fiber: a greenlet that takes strict turns with the forward, on the same thread.
 
-A switch costs a microsecond and nothing needs a lock. Torch keeps its modes by thread, so a strand carries its own: they
+A switch costs a microsecond and nothing needs a lock. Torch keeps its modes by thread, so a fiber carries its own: they
 are the block's while it runs and the engine's otherwise.
 """
 
@@ -65,7 +65,7 @@ def _above(main: Callable[..., None]) -> Callable[..., None]:
     return main
 
 
-class Strand:
+class Fiber:
     """Runs one block.
 
     Args:

@@ -30,7 +30,7 @@ _STRAYED = (
     "that is not its own); remove that, and use only greenlets that the block has made"
 )
 
-_unending: list[object] = []  # the strands of blocks that nothing ends
+_unending: list[object] = []  # the fibers of blocks that nothing ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class GreenletRunner(Runner):
         self._random = bounds.random_state
         self._own = OwnState()
         self._block = RunningBlock(state, program, tree, applier)
-        self._strand = self._block.strand
+        self._fiber = self._block.fiber
 
     @property
     def names(self) -> dict[str, Any]:
@@ -84,29 +84,29 @@ class GreenletRunner(Runner):
 
     @property
     def alive(self) -> bool:
-        return self._strand.alive
+        return self._fiber.alive
 
     def start(self) -> None:
-        self._turn(self._strand.switch, None)
+        self._turn(self._fiber.switch, None)
 
     def serve(self, served: Served) -> None:
-        self._turn(self._strand.switch, served)
+        self._turn(self._fiber.switch, served)
 
     def resume(self, value: Any) -> None:
-        self._turn(self._strand.switch, value)
+        self._turn(self._fiber.switch, value)
 
     def throw(self, error: BaseException) -> None:
-        self._turn(self._strand.throw, error)
+        self._turn(self._fiber.throw, error)
 
     def cancel(self) -> None:
-        self._strand.closing = True
+        self._fiber.closing = True
         for _ in range(_CLOSINGS):
-            if not self._strand.alive:
+            if not self._fiber.alive:
                 return
-            self._turn(self._strand.throw, Cancel())
-        if self._strand.alive:
-            # Python would end the strand when no object refers to it any more, outside of any budget.
-            _unending.append(self._strand)
+            self._turn(self._fiber.throw, Cancel())
+        if self._fiber.alive:
+            # Python would end the fiber when no object refers to it any more, outside of any budget.
+            _unending.append(self._fiber)
 
     def let_go(self, do: Callable[[], object]) -> None:
         progress, ending = self._state.progress, self._state.ending
@@ -122,11 +122,11 @@ class GreenletRunner(Runner):
 
         It runs with its own random generators and its own process state.
         """
-        strand, progress = self._strand, self._state.progress
+        fiber, progress = self._fiber, self._state.progress
         self._own.enter()
         if self._random is not None:
             self._random.enter()
-        self._budget.arm(strand.is_running, progress.used, self._blame)
+        self._budget.arm(fiber.is_running, progress.used, self._blame)
         stray: BaseException | None = None
         try:
             turn(value)
@@ -136,7 +136,7 @@ class GreenletRunner(Runner):
             progress.used += self._budget.disarm()
             if self._random is not None:
                 self._random.leave()
-            left = self._own.leave(strand.dead)
+            left = self._own.leave(fiber.dead)
         self._judge(stray, left)
 
     def _judge(self, stray: BaseException | None, left: list[str]) -> None:
@@ -146,13 +146,13 @@ class GreenletRunner(Runner):
             stray: what came out of the block.
             left: what the block changed in the process, of what it may not change.
         """
-        strand, ending = self._strand, self._state.ending
-        if strand.closing:
+        fiber, ending = self._fiber, self._state.ending
+        if fiber.closing:
             return
-        if stray is not None and strand.dead:
+        if stray is not None and fiber.dead:
             # The timer struck while the block was already ending; the block is over all the same.
             ending.ended, ending.failure = Ended.FAILED, self._block.describe(stray)
-        elif stray is not None or (strand.alive and not strand.parked):
+        elif stray is not None or (fiber.alive and not fiber.parked):
             self._break_off(_STRAYED)
         elif self._budget.struck and ending.ended is not Ended.FAILED:
             self._break_off(self._budget.exceeded().message, pb.ERROR_CODE_DEADLINE_EXCEEDED)

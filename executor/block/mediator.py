@@ -100,7 +100,7 @@ class Mediator:
         progress = self.state.progress
         served = progress.served
         if served is not None:
-            self.state.record.late.leave(served)
+            self.state.record.stale_writes.leave(served)
             served.leave()
             self.state.registry.release(served)
         progress.served = progress.served_at = None

@@ -14,7 +14,7 @@ from executor.block.binding import Rebuilder, Watch
 from executor.block.envoy import Envoy, Tracer
 from executor.block.namespace import wait
 from executor.model.tree import ModuleTree
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 from interpose.v1 import value_pb2
 from interpose.v1.value_pb2 import Class, Function, Instance, Namespace, RemoteTensor
 from interpose.wire.encoder import WireError
@@ -28,7 +28,7 @@ class TraceResolver(Resolver):
         tree: the model's modules.
         rebuild: makes functions, classes and objects.
         watch: runs what the user wrote.
-        stayed: the tensors of earlier traces that the trace uses.
+        earlier: the tensors of earlier traces that the trace uses.
         barriers: the trace's barriers, by number.
         named: is told each name of a library.
     """
@@ -38,7 +38,7 @@ class TraceResolver(Resolver):
         tree: ModuleTree,
         rebuild: Rebuilder,
         watch: Watch,
-        stayed: Stayed,
+        earlier: EarlierTensors,
         barriers: dict[int, Barrier],
         named: Callable[[str], None],
     ) -> None:
@@ -47,7 +47,7 @@ class TraceResolver(Resolver):
         self._tree = tree
         self._rebuild = rebuild
         self._watch = watch
-        self._stayed = stayed
+        self._earlier = earlier
 
     def module(self, path: str) -> object:
         node = self._tree.find(path)
@@ -103,7 +103,7 @@ class TraceResolver(Resolver):
             raise WireError(f"the server cannot import {name}: {reason}") from None
 
     def remote(self, tensor: RemoteTensor) -> Any:
-        return self._stayed.tensor(tensor, self.placed)
+        return self._earlier.tensor(tensor, self.placed)
 
     def placed(self, tensor: Any) -> Any:
         return tensor.to(self._tree.device)

@@ -50,7 +50,7 @@ class TraceScope:
         saved_bytes: the bytes encoded so far.
         recorded_bytes: the bytes in the caches of the trace's blocks.
         streamed: captured containers, by index, whose changes the increments of an invoke carry.
-        stayed: the tensors of earlier traces that the trace uses.
+        earlier: the tensors of earlier traces that the trace uses.
         shared: the names that pass between the blocks.
     """
 
@@ -78,7 +78,7 @@ class TraceScope:
         self.recorded_bytes = 0
         self.streamed: set[int] = set()
         self._binder = Binder(trace, tree, get_blob, budget, codes, self.blame)
-        self.stayed = self._binder.stayed
+        self.earlier = self._binder.earlier
         values = self._binder.values(trace.shared)
         for value in values.values():
             self.registry.mark(value, value)

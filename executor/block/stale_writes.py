@@ -18,7 +18,7 @@ _RECENT = 16
 _ROOM = 256
 
 
-class Late:
+class StaleWrites:
     """The values of locations that a block has left, as far as the block still holds them."""
 
     def __init__(self) -> None:

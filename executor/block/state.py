@@ -15,7 +15,7 @@ import torch
 from executor.block.barrier import Barrier
 from executor.block.cache import Recorder
 from executor.block.identity import Identity
-from executor.block.stale_writes import Late
+from executor.block.stale_writes import StaleWrites
 from executor.block.tally import Tally
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
@@ -88,7 +88,7 @@ class Record:
     Attributes:
         skips: the modules that the block skips.
         recorders: what the block has recorded from step to step.
-        late: the values that the block was served and may change no longer.
+        stale_writes: the values that the block was served and may change no longer.
         tally: where the block was served, and where it wrote.
         wrote: digests of the values that the block wrote in this step, where other ranks are to have written the same.
         logs: how often the block printed.
@@ -96,7 +96,7 @@ class Record:
 
     skips: Skips
     recorders: list[Recorder] = field(default_factory=list)
-    late: Late = field(default_factory=Late)
+    stale_writes: StaleWrites = field(default_factory=StaleWrites)
     tally: Tally = field(default_factory=Tally)
     wrote: list[torch.Tensor] = field(default_factory=list)
     logs: int = 0

@@ -62,9 +62,9 @@ class Plans:
 
     def see(self, location: Location, served: Served) -> None:
         """Note the form of a value that a block is served after the first step."""
-        place = (location.path, str(location.kind))
-        if place not in self._forms:
-            self._forms[place] = Form.of(served.value, _Own(), lambda tensor, _: tensor)
+        key = (location.path, str(location.kind))
+        if key not in self._forms:
+            self._forms[key] = Form.of(served.value, _Own(), lambda tensor, _: tensor)
 
     def form_of(self, path: str, kind: str) -> Form | None:
         """Return the form of a location's value for one row, None if no block has been there."""

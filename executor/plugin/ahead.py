@@ -29,7 +29,7 @@ def may_run_ahead(params: SamplingParams, invoke: InvokeRequest, vllm_config: Vl
     return (
         vllm_config.scheduler_config.async_scheduling
         and vllm_config.parallel_config.pipeline_parallel_size == 1
-        and invoke.together <= 1
+        and invoke.gang <= 1
         and not params.stop
         and params.repetition_detection is None
         and params.structured_outputs is None

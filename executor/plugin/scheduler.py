@@ -105,7 +105,7 @@ class InterposeScheduler(Scheduler):
             rows,
             prompt_blocks=self._blocks(rows),
             blocks=self._blocks(rows + request.max_tokens),
-            whole=rows <= self._limits.rows,
+            fits=rows <= self._limits.rows,
             ahead=may_run_ahead(params, invoke, self.vllm_config),
         )
         if params.stop:
@@ -169,7 +169,7 @@ class InterposeScheduler(Scheduler):
         start = self._next(in_flight)
         self._own_step = start.own
         sitting_out = list(self.running) if start.own else in_flight
-        places = self.max_num_active_reqs
+        seats = self.max_num_active_reqs
         if sitting_out:
             self.running = [] if start.own else [one for one in self.running if one not in in_flight]
             self.max_num_active_reqs -= len(sitting_out)
@@ -180,7 +180,7 @@ class InterposeScheduler(Scheduler):
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self.max_num_active_reqs = places
+            self.max_num_active_reqs = seats
             self.running = sitting_out + self.running
         self._take_back(start)
         for entry in start.passed:
@@ -199,8 +199,8 @@ class InterposeScheduler(Scheduler):
 
     def _next(self, in_flight: list[Request]) -> Start:
         """Return which requests start in the step."""
-        places = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
-        if not self._room.waiting or places <= 0 or self.pause_state != PauseState.UNPAUSED:
+        seats = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        if not self._room.waiting or seats <= 0 or self.pause_state != PauseState.UNPAUSED:
             return Start()
         evicted = [request for request in self.waiting if request.status == RequestStatus.PREEMPTED]
         queued = {request.request_id for request in self.waiting}.difference(one.request_id for one in evicted)
@@ -208,7 +208,7 @@ class InterposeScheduler(Scheduler):
         used = Used()
         for request in self.running:
             entry = self._traced.get(request.request_id)
-            used.places[self._flow_of(request).tenant] += 1
+            used.seats[self._flow_of(request).tenant] += 1
             if entry is not None:
                 used.blocks[entry.flow.tenant] += entry.blocks
         return self._room.next(
@@ -218,7 +218,7 @@ class InterposeScheduler(Scheduler):
             used,
             Left(
                 rows=self._limits.rows - sum(_rows_of(one) for one in self.running if one not in in_flight),
-                places=places,
+                seats=seats,
                 blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
                 may_own=not (self._own_step and self.running),
             ),
@@ -239,12 +239,12 @@ class InterposeScheduler(Scheduler):
 
         vLLM starts no request if it evicts a running request, and starts a request later if too many adapters run.
         """
-        late = [entry.request for entry in start.traced if entry.request.status == RequestStatus.WAITING]
-        if late:
-            self.waiting.remove_requests(late)
-            self.deferred_waiting.difference_update(late)
+        left = [entry.request for entry in start.traced if entry.request.status == RequestStatus.WAITING]
+        if left:
+            self.waiting.remove_requests(left)
+            self.deferred_waiting.difference_update(left)
         for entry in start.traced:
-            if entry.request not in late:
+            if entry.request not in left:
                 self._room.leave(entry)
 
     # The end of a step.

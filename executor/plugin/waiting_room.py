@@ -9,7 +9,7 @@ The room knows the limits of the engine, and is told what a step has left. It ca
 - A traced prompt has its rows in one step. A prompt that does not fit beside the running requests gets a step of its own, at
   most every second step, once it is next.
 - A traced request starts when the cache can hold all traced requests to their ends. Some smaller requests may start before a
-  large request; then all wait until the large request has started. The same holds for a tenant's share of places and cache.
+  large request; then all wait until the large request has started. The same holds for a tenant's share of seats and cache.
 - The requests of a gang start in one step, which is their own.
 """
 
@@ -52,7 +52,7 @@ class Traced:
         rows: the number of tokens of the prompt.
         prompt_blocks: the number of cache blocks that the prompt needs.
         blocks: the number of cache blocks that the request may come to hold.
-        whole: whether the prompt fits into a step. A longer prompt is cut, and fails in the worker with a reason.
+        fits: whether the prompt fits into a step. A longer prompt is cut, and fails in the worker with a reason.
         gang: the requests with which this request must start, until it has started.
         text: the generated text, if stop strings end the request.
         passed: how many requests have started while this request waited for the cache.
@@ -65,7 +65,7 @@ class Traced:
     rows: int
     prompt_blocks: int
     blocks: int
-    whole: bool
+    fits: bool
     ahead: bool = False
     text: IncrementalDetokenizer | None = None
     gang: Gang | None = field(default=None, init=False)
@@ -79,12 +79,12 @@ class Limits:
 
     Attributes:
         rows: of a step.
-        places: how many requests may run at a time.
+        seats: how many requests may run at a time.
         blocks: of the cache.
     """
 
     rows: int
-    places: int
+    seats: int
     blocks: int
 
 
@@ -94,13 +94,13 @@ class Left:
 
     Attributes:
         rows: beside the running requests.
-        places: beside the running requests.
+        seats: beside the running requests.
         blocks: the free blocks of the cache.
         may_own: whether the running requests may sit the step out.
     """
 
     rows: int
-    places: int
+    seats: int
     blocks: int
     may_own: bool
 
@@ -110,11 +110,11 @@ class Used:
     """What the running requests of each tenant use.
 
     Attributes:
-        places: how many requests run, plain requests included.
+        seats: how many requests run, plain requests included.
         blocks: the cache blocks that the traced requests may come to hold.
     """
 
-    places: Counter[str] = field(default_factory=Counter)
+    seats: Counter[str] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
 
 
@@ -208,7 +208,7 @@ class WaitingRoom:
         """
         choice = _Choice(self._limits, used, left)
         for request in (*evicted, *self._in_turn(came, running)):
-            if choice.places <= 0 or choice.start.closed:
+            if choice.seats <= 0 or choice.start.closed:
                 break
             entry = self.waiting.get(request.request_id)
             if entry is None:
@@ -253,7 +253,7 @@ class WaitingRoom:
         return (
             sum(one.rows for one in gang.members) <= self._limits.rows
             and sum(one.blocks for one in gang.members) <= self._limits.blocks
-            and len(gang.members) <= self._limits.places
+            and len(gang.members) <= self._limits.seats
         )
 
 
@@ -267,13 +267,13 @@ class _Choice:
 
     Attributes:
         start: the choice so far.
-        places: how many requests may still start.
+        seats: how many requests may still start.
         closed_traced: whether no further traced request may start.
     """
 
     def __init__(self, limits: Limits, used: Used, left: Left) -> None:
         self.start = Start()
-        self.places = left.places
+        self.seats = left.seats
         self.closed_traced = False
         self._limits = limits
         self._used = used
@@ -284,7 +284,7 @@ class _Choice:
     def take_plain(self, request: Request, flow: Flow) -> None:
         """Let a plain request start, whose prompt may be cut."""
         if self._cut(request):
-            self._used.places[flow.tenant] += 1
+            self._used.seats[flow.tenant] += 1
 
     def _cut(self, request: Request) -> bool:
         """Let a request start with as many rows as the step has left, and return whether it has any."""
@@ -292,7 +292,7 @@ class _Choice:
             self.start.closed = True
             return False
         self._rows -= min(self._rows, request.num_tokens - request.num_computed_tokens)
-        self.places -= 1
+        self.seats -= 1
         self.start.requests.append(request)
         return True
 
@@ -312,7 +312,7 @@ class _Choice:
             self.closed_traced = entry.passed >= MOST_PASSES
             self.start.passed.append(entry)
             return
-        if entry.whole and entry.rows > self._rows and not self._own([entry]):
+        if entry.fits and entry.rows > self._rows and not self._own([entry]):
             self.start.closed = True
             return
         if self._cut(entry.request):
@@ -324,7 +324,7 @@ class _Choice:
         If it does not, nothing starts: a request that passed the gang would take the room that it waits for.
         """
         members = gang.members
-        if not (len(members) <= self.places and self._reserve(members) and self._own(members)):
+        if not (len(members) <= self.seats and self._reserve(members) and self._own(members)):
             self.start.closed = True
             return False
         for entry in members:
@@ -334,7 +334,7 @@ class _Choice:
 
     def _add(self, entry: Traced) -> None:
         self.start.traced.append(entry)
-        self._used.places[entry.flow.tenant] += 1
+        self._used.seats[entry.flow.tenant] += 1
         self._used.blocks[entry.flow.tenant] += entry.blocks
 
     def _own(self, entries: Iterable[Traced]) -> bool:
@@ -361,7 +361,7 @@ class _Choice:
         share, tenant = entry.flow.share, entry.flow.tenant
         if share >= 1 or entry.released:
             return False
-        places, blocks = self._used.places[tenant], self._used.blocks[tenant]
-        return places > 0 and (
-            places >= share * self._limits.places or blocks + entry.blocks > share * self._limits.blocks
+        seats, blocks = self._used.seats[tenant], self._used.blocks[tenant]
+        return seats > 0 and (
+            seats >= share * self._limits.seats or blocks + entry.blocks > share * self._limits.blocks
         )

@@ -56,7 +56,7 @@ class SentStacks:
         self._stacks: list[tuple[int, list[Any]]] = []  # each stack's index in the table, and its tensors
         # Of all tensors together, in the order of the stacks:
         self._members: list[Any] = []
-        self._places: list[tuple[int, int]] = []
+        self._indices: list[tuple[int, int]] = []
         self._counters: list[int] = []
         self._layouts: list[tuple[Any, Any]] = []
         self._checksums: list[int] = []
@@ -66,7 +66,7 @@ class SentStacks:
         members = stack.members
         self._stacks.append((stack.index, members))
         self._members += members
-        self._places += [(stack.index, at) for at in range(len(members))]
+        self._indices += [(stack.index, at) for at in range(len(members))]
         self._counters += map(_counter, members)
         self._layouts += map(_layout, members)
         self._checksums += _summed(members, stack.data)
@@ -84,15 +84,15 @@ class SentStacks:
             before = self._checksums
         else:
             now, before = counters, self._counters
-        places = [place for place, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]]
+        changed = [number for number, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]]
         self._counters = counters
         patches = []
-        for place in places:
-            member = self._members[place]
+        for number in changed:
+            member = self._members[number]
             checksum = zlib.crc32(_bytes(member))
-            if checksum != self._checksums[place]:
-                self._checksums[place] = checksum
-                index, at = self._places[place]
+            if checksum != self._checksums[number]:
+                self._checksums[number] = checksum
+                index, at = self._indices[number]
                 patches.append(pb.Patch(index=index, at=at, tensor=encoder.array(member)))
         return patches
 

@@ -65,7 +65,7 @@ def collect(
     left = limits.max_saved_bytes - scope.saved_bytes
     # What a session keeps goes into later traces, where small tensors travel inside the message.
     kind = Stacks.NONE if not scope.stacks else Stacks.INLINE if invoke < 0 and scope.of_session else Stacks.ANY
-    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.stayed, kind)
+    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.earlier, kind)
     saves = pb.Saves(invoke=invoke)
     what = ""
     try:

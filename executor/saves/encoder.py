@@ -16,7 +16,7 @@ from executor.model.meta_tensors import is_fake
 from executor.model.module_name import ModuleName
 from executor.model.values import Served
 from executor.saves.leaves import leaves
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, Tensor, Value
 from interpose.wire import stacks as stacking
@@ -195,7 +195,7 @@ class SaveEncoder:
         inline_bytes: the size in bytes up to which a tensor travels inside the message.
         put_blob: takes the bytes of a larger tensor or stack, and whether nothing else uses these bytes; returns the blob id.
         limit: how many bytes the trace may still save.
-        stayed: the tensors on the server of which a value may be an unchanged copy.
+        earlier: the tensors on the server of which a value may be an unchanged copy.
         stacks: which stacks the receiver takes.
     """
 
@@ -205,14 +205,14 @@ class SaveEncoder:
         inline_bytes: int,
         put_blob: Callable[[memoryview, bool], str],
         limit: int,
-        stayed: Stayed | None = None,
+        earlier: EarlierTensors | None = None,
         stacks: Stacks = Stacks.NONE,
     ) -> None:
         self._registry = registry
         self._inline_bytes = inline_bytes
         self._put = put_blob
         self._limit = limit
-        self._stayed = stayed
+        self._earlier = earlier
         self._stacks = stacks
         self.bytes = 0
         self._encoder = Encoder(
@@ -241,8 +241,8 @@ class SaveEncoder:
             return
         knows, copied = self._encoder.knows, self._registry.copied
         new = [leaf for leaf in leaves(values, self._registry.snapshot) if not knows(leaf)]
-        if self._stayed is not None:
-            new = [leaf for leaf in new if not self._stayed.made(leaf)]
+        if self._earlier is not None:
+            new = [leaf for leaf in new if not self._earlier.made(leaf)]
         if follow is None:
             self._pack(new)
             return
@@ -328,7 +328,7 @@ class SaveEncoder:
             return self._encoder.encode(snapshot)
         if is_fake(value):
             return self._encoder.refer(value, lambda: Value(tensor=_shape_of(value)))
-        origin = self._stayed.origin(value) if self._stayed is not None else None
+        origin = self._earlier.origin(value) if self._earlier is not None else None
         if origin is not None:
             return self._encoder.refer(value, lambda: Value(remote=origin))
         if isinstance(value, torch.Tensor) and is_dense(value):  # a tensor that is not dense is refused

@@ -18,7 +18,7 @@ from interpose.wire import views as indexing
 from interpose.wire.encoder import WireError
 
 
-class Stayed:
+class EarlierTensors:
     """The tensors of one trace that stayed on the server.
 
     Args:

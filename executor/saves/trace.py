@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from executor.saves.encoder import SaveRegistry
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class SavingTrace(Protocol):
         of_session: whether the trace shares objects that its session keeps.
         blame: the id of the client's trace, as `Bounds.run` takes it.
         registry: the saved values.
-        stayed: the tensors of earlier traces that the trace uses.
+        earlier: the tensors of earlier traces that the trace uses.
         saved_bytes: the bytes encoded so far.
         streamed: captured containers, by index, whose changes the increments of an invoke carry.
     """
@@ -36,7 +36,7 @@ class SavingTrace(Protocol):
     of_session: bool
     blame: bytes
     registry: SaveRegistry
-    stayed: Stayed
+    earlier: EarlierTensors
     saved_bytes: int
     streamed: set[int]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from executor.block.fiber import Strand  # noqa: F401 - before transformers makes a model, see there
+from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from executor.plugin.config import check_config, prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.harness import Block, Limits, LocalEngine, Ran

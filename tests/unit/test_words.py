@@ -16,8 +16,8 @@ _SECTION = "## Words that are not used"
 
 # Folders whose names have been looked through. A folder is added here when its names pass.
 CLEAN = (
-    *("actors", "examples", "serve_app", "tools"),
-    *(f"executor/{name}" for name in "cluster core engine interleave model parallel views".split()),
+    *("actors", "benchmarks", "examples", "serve_app", "tools"),
+    *(f"executor/{name}" for name in "block cluster core engine interleave model parallel plugin saves views".split()),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
 )
 # The folders and names in which a word has its one meaning, as the glossary says.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor.block.fiber import Strand  # noqa: F401 - before transformers makes a model, see there
+from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from interpose.cli.demo_model import Shape, write_model
 from tests.engine.harness import Block, LocalEngine
 from tests.oracle import difference

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from executor.block.fiber import Strand  # noqa: F401 - before transformers makes a model, see there
+from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block
 from tests.engine.spread import SpreadEngine

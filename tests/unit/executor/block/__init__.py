@@ -1,1 +1,1 @@
-"""A block's names, its strand, and its watchdog."""
+"""A block's names, its fiber, and its watchdog."""

@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import ctypes
 import torch
-from executor.block.fiber import Strand
+from executor.block.fiber import Fiber
 
 GARBAGE = [ctypes.c_uint64(0x4141414141414141)] * 900
 
@@ -28,16 +28,16 @@ def over_garbage(do):
 
 
 def main(*_):
-    strand.park("a location")
+    fiber.park("a location")
     try:
         torch.ones(2).sum().backward()
     except RuntimeError as error:
         print(error)
 
 
-strand = Strand(main, None, torch.device("cpu"))
-strand.switch()
-over_garbage(strand.switch)
+fiber = Fiber(main, None, torch.device("cpu"))
+fiber.switch()
+over_garbage(fiber.switch)
 """
 
 

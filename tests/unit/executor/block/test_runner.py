@@ -201,7 +201,9 @@ def test_a_block_that_ends_before_its_request_ran() -> None:
 
 def test_the_result_and_a_step_that_does_not_come() -> None:
     came: list[Any] = []
-    mediator = greenlet_block("came.append(block().await_step(4, iter(())))\ncame.append(block().await_result())", came=came)
+    mediator = greenlet_block(
+        "came.append(block().await_step(4, iter(())))\ncame.append(block().await_result())", came=came
+    )
     mediator.start()
     assert mediator.state.waits.location == Location("", Kind.STEP, 4)
     mediator.finish("result")

@@ -11,7 +11,7 @@ import pytest
 from executor.core.fairness import NOBODY, Flow
 from executor.plugin.waiting_room import MOST_PASSES, Left, Limits, Start, Traced, Used, WaitingRoom
 
-LIMITS = Limits(rows=64, places=6, blocks=16)
+LIMITS = Limits(rows=64, seats=6, blocks=16)
 RED = Flow("red", "s")
 
 
@@ -48,11 +48,11 @@ class Room:
         self.came.append(Asked(name, rows))
         self.flows[name] = NOBODY
 
-    def next(self, rows: int = 64, places: int = 6, blocks: int = 16, may_own: bool = True, **used: int) -> Start:
+    def next(self, rows: int = 64, seats: int = 6, blocks: int = 16, may_own: bool = True, **used: int) -> Start:
         """Return what starts; `used` has the cache blocks that running requests of a tenant may come to hold."""
         return self.room.next(
             [], self.came, [], Used(Counter(dict.fromkeys(used, 1)), Counter(used)),
-            Left(rows, places, blocks, may_own),
+            Left(rows, seats, blocks, may_own),
         )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_plain_requests_take_turns_with_traced_requests(room: Room) -> None:
         room.plain(f"plain{number}", 4)
     for number in range(3):
         room.traced(f"traced{number}", 4)
-    assert names(room.next(places=4)) == ["plain0", "traced0", "plain1", "traced1"]
+    assert names(room.next(seats=4)) == ["plain0", "traced0", "plain1", "traced1"]
 
 
 def test_a_plain_prompt_takes_only_what_is_left_and_nothing_starts_behind_it(room: Room) -> None:
@@ -166,7 +166,7 @@ def test_a_gang_is_not_torn_apart_for_want_of_room(room: Room) -> None:
     for number in range(2):
         room.traced(f"gang/{number}", 20, blocks=8, gang=2)
     room.traced("one", 5)
-    for left in ({"places": 1}, {"blocks": 1}, {"green": 1}):
+    for left in ({"seats": 1}, {"blocks": 1}, {"green": 1}):
         start = room.next(**left)
         assert not names(start) and start.closed and room.room.gangs
     assert names(room.next()) == ["gang/0", "gang/1"]
@@ -197,5 +197,5 @@ def test_a_gang_does_not_wait_for_a_member_that_left(room: Room) -> None:
 
 def test_no_place_is_no_start(room: Room) -> None:
     room.traced("one", 5)
-    start = room.next(places=0)
+    start = room.next(seats=0)
     assert not names(start) and not start.closed

@@ -158,9 +158,9 @@ def test_a_tensor_of_an_earlier_trace_stays_where_it_is() -> None:
     whole = torch.arange(8.0).reshape(1, 8)
     trace = Trace(uploads={"kept": whole.numpy().tobytes()})
     remote = RemoteTensor(blob_id="kept", view=TensorView(dtype=DTYPE_FLOAT32, shape=[1, 8]))
-    stayed, changed = trace.stayed.tensor(remote), trace.stayed.tensor(remote)
+    earlier, changed = trace.earlier.tensor(remote), trace.earlier.tensor(remote)
     changed += 1
-    got = sent(trace, x=[*rows(2), stayed, changed])
+    got = sent(trace, x=[*rows(2), earlier, changed])
     assert sorted(kind for kind in got.kinds if kind) == ["list", "remote", "stack", "tensor"]
 
 

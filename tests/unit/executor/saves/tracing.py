@@ -11,7 +11,7 @@ import numpy as np
 from executor.saves.collect import Limits, collect
 from executor.saves.encoder import SaveRegistry
 from executor.saves.outbox import LocalOutbox
-from executor.saves.reuse import Stayed
+from executor.saves.reuse import EarlierTensors
 from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.v1 import trace_pb2 as pb
@@ -43,7 +43,7 @@ class Trace:
     uploads: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stayed = Stayed(lambda blob: self.uploads[blob.id])
+        self.earlier = EarlierTensors(lambda blob: self.uploads[blob.id])
 
     def captured(self) -> dict[int, int]:
         return {}

@@ -1,4 +1,4 @@
-"""What a block's strand needs of the process that it runs in."""
+"""What a block's fiber needs of the process that it runs in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with torch.device("meta"):
 
 
 def test_a_default_device_holds_for_every_function_where_transformers_has_made_a_model() -> None:
-    """Without a strand's own look before that, torch would take transformers' linspace for its own in such a process."""
+    """Without a fiber's own look before that, torch would take transformers' linspace for its own in such a process."""
 
     def device(whose: str) -> str:
         command = [sys.executable, "-c", _MADE_BY_TRANSFORMERS, whose]
