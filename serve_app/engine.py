@@ -113,7 +113,7 @@ class EngineDeployment:
         Raises:
             ServiceFailure: the trace as a whole cannot run.
         """
-        from executor.engine.engine import TraceFailed
+        from executor.engine.failures import TraceFailed
 
         yield self._replica.encode()
         try:

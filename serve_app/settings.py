@@ -10,204 +10,39 @@ from __future__ import annotations
 
 import difflib
 import hmac
-import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from executor.core import engine_names
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
+from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
+
+__all__ = [
+    "ANONYMOUS",
+    "PREFIX",
+    "GrpcSettings",
+    "HttpSettings",
+    "Limits",
+    "ModelSettings",
+    "SessionSettings",
+    "Settings",
+    "Tenant",
+    "model_settings_from",
+    "settings_from",
+]
 
 PREFIX = "INTERPOSE_"
 
 # Variables of the client library, which may run in the same environment as the server.
 _CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"})
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-# Engine arguments that the service sets itself.
-_OURS = frozenset(
-    {
-        *("model", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
-        *("worker_cls", "scheduler_cls", "additional_config"),
-    }
-)
-
-_MIB = 1 << 20
-_GIB = 1 << 30
-
-
-class _Part(BaseModel):
-    """A part of the settings, immutable once built.
-
-    Unknown keys are errors.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class Limits(_Part):
-    """Limits of one trace; the client learns them when it connects, and refuses early."""
-
-    max_message_bytes: int = Field(32 * _MIB, ge=64 * 1024, le=_GIB, description="bytes of one Submit message")
-    max_upload_bytes: int = Field(2 * _GIB, ge=0, description="bytes of one uploaded blob")
-    max_saved_bytes: int = Field(8 * _GIB, ge=0, description="bytes of all values that one trace saves")
-    max_invokes: int = Field(512, ge=1)
-    chunk_bytes: int = Field(_MIB, ge=4096, le=32 * _MIB, description="bytes of one message of Upload and Fetch")
-    inline_bytes: int = Field(16 * 1024, ge=0, description="larger tensors travel as blobs")
-    max_program_bytes: int = Field(
-        64 * 1024, ge=1024, description="bytes of the source of one block, function or class"
-    )
-    max_program_nodes: int = Field(
-        20_000, ge=100, description="nodes of the syntax tree of one block, function or class"
-    )
-    max_trace_program_bytes: int = Field(256 * 1024, ge=1024, description="bytes of all different sources of one trace")
-    step_seconds: float = Field(10.0, gt=0, description="wall time a block may take in one step")
-    block_memory_bytes: int = Field(4 * _GIB, ge=_MIB, description="memory that a block may allocate in one step")
-    pickled: bool = Field(False, description="whether values may be pickled; also needs a tenant of full trust")
-
-
-class ModelSettings(_Part):
-    """One served model: its weights, its number of workers, its engine arguments."""
-
-    name: str = Field("", description="the model's name for clients; by default the last part of `model`")
-    model: str = Field(min_length=1, description="a path or a Hugging Face id")
-    tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
-    pipeline_parallel_size: int = Field(1, ge=1, description="stages that share the layers")
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    engine: dict[str, Any] = Field(default_factory=dict, description="further arguments of the engine, by vLLM's names")
-    lora_modules: dict[str, str] = Field(
-        default_factory=dict, description="LoRA adapters: each one's folder by the name that requests use"
-    )
-    replicas: int = Field(1, ge=1, description="engines of this model, each with all its workers")
-    autoscaling_config: dict[str, Any] | None = Field(
-        None,
-        description="Ray Serve's settings, by Serve's names, in place of `replicas`; a trace is one ongoing request",
-    )
-    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
-        "PACK",
-        description="where workers of a replica go: PACK on few nodes, SPREAD on many; STRICT_: on one node, or each on its own",
-    )
-    plans: bool = Field(
-        False, description="whether the steps of a block's loop run as tensor programs where they can be such"
-    )
-    drain_seconds: float = Field(
-        300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"
-    )
-    max_running_traces: int = Field(256, ge=1, description="traces that run on one replica at a time")
-    max_waiting_traces: int = Field(1024, ge=1, description="traces of one tenant that wait on one replica")
-    limits: Limits = Limits()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and not values.get("name") and isinstance(values.get("model"), str):
-            return {**values, "name": values["model"].rstrip("/").rsplit("/", 1)[-1]}
-        return values
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"a model's name consists of letters, digits, '.', '_' and '-': {name!r} does not")
-        return name
-
-    @field_validator("lora_modules", mode="before")
-    @classmethod
-    def _as_vllm_writes_them(cls, modules: Any) -> Any:
-        """Accept an adapter as vLLM's options write it.
-
-        An adapter is `name=path` or `{"name": …, "path": …}`, also as JSON, alone or in a list.
-        """
-        if isinstance(modules, str) or (isinstance(modules, Mapping) and modules.keys() >= {"name", "path"}):
-            modules = [modules]
-        if not isinstance(modules, list | tuple):
-            return modules
-        found: dict[str, Any] = {}
-        for one in modules:
-            if isinstance(one, str) and one.lstrip().startswith("{"):
-                one = json.loads(one)
-            if isinstance(one, str):
-                name, equals, path = one.partition("=")
-                one = {"name": name, "path": path if equals else None}
-            if not isinstance(one, Mapping) or not (
-                isinstance(one.get("name"), str) and isinstance(one.get("path"), str)
-            ):
-                raise ValueError(f"an adapter is given as name=path, not {one!r}")
-            if one["name"] in found:
-                raise ValueError(f"two adapters with the name {one['name']!r}")
-            found[one["name"]] = one["path"]
-        return found
-
-    @field_validator("lora_modules")
-    @classmethod
-    def _plain_names(cls, modules: dict[str, str]) -> dict[str, str]:
-        for name in modules:
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"an adapter's name consists of letters, digits, '.', '_' and '-': {name!r} does not")
-        return modules
-
-    @field_validator("engine")
-    @classmethod
-    def _not_ours(cls, engine: dict[str, Any]) -> dict[str, Any]:
-        known = engine_names.arguments()
-        for name in engine:
-            if name in _OURS:
-                raise PydanticCustomError(
-                    "engine_argument", "{name} is set by the service itself: leave it out here", {"name": name}
-                )
-            if known and name not in known:
-                hint = engine_names.near(str(name), known)
-                raise PydanticCustomError(
-                    "engine_argument", "the engine has no such argument{hint}", {"name": name, "hint": hint}
-                )
-        if engine.get("speculative_config") is not None:
-            raise PydanticCustomError(
-                "engine_argument",
-                "speculative_config is not supported with traces: a step's rows would hold guessed tokens",
-                {"name": "speculative_config"},
-            )
-        return engine
-
-    @model_validator(mode="after")
-    def _one_count(self) -> ModelSettings:
-        if self.autoscaling_config is None:
-            return self
-        if "replicas" in self.model_fields_set:
-            raise ValueError("give either `replicas` or `autoscaling_config`")
-        return self
-
-    @property
-    def most_replicas(self) -> int:
-        """The largest number of replicas at a time."""
-        if self.autoscaling_config is None:
-            return self.replicas
-        return int(self.autoscaling_config.get("max_replicas", 1))
-
-    @property
-    def scales_to_zero(self) -> bool:
-        """Whether the model has no engine while nobody uses it."""
-        return self.autoscaling_config is not None and int(self.autoscaling_config.get("min_replicas", 1)) == 0
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers of one replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def deployment(self) -> str:
-        """Name of the Serve deployment that holds the engine."""
-        return f"engine-{self.name}"
-
-
-class SessionSettings(_Part):
+class SessionSettings(Part):
     """The number of sessions, how long they live, and what they keep."""
 
     warm: int = Field(2, ge=0, description="session actors, each a process, that are ready before the first session")
@@ -219,19 +54,19 @@ class SessionSettings(_Part):
         20.0, ge=0, description="how long opening a session waits for another session to give way before it is refused"
     )
     retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
-    stored_bytes: int = Field(16 * _GIB, ge=_MIB, description="uploads and results that one session keeps")
+    stored_bytes: int = Field(16 * GIB, ge=MIB, description="uploads and results that one session keeps")
     max_edits: int = Field(64, ge=0, description="standing edits that a tenant may have")
-    edit_bytes: int = Field(64 * _MIB, ge=0, description="bytes of all standing edits of a tenant together")
+    edit_bytes: int = Field(64 * MIB, ge=0, description="bytes of all standing edits of a tenant together")
 
 
-class GrpcSettings(_Part):
+class GrpcSettings(Part):
     """The address for clients. Serve's gRPC proxy speaks no TLS: terminate TLS at a gateway."""
 
     host: str = "127.0.0.1"
     port: int = Field(9000, ge=1, le=65535)
 
 
-class HttpSettings(_Part):
+class HttpSettings(Part):
     """Serve's HTTP proxy.
 
     It carries no traces, but Serve starts its gRPC proxy only together with it.
@@ -241,7 +76,7 @@ class HttpSettings(_Part):
     port: int = Field(0, ge=0, le=65535, description="0: any free port")
 
 
-class Tenant(_Part):
+class Tenant(Part):
     """A tenant: its name, its API keys, and how far its programs are trusted."""
 
     name: str = Field(min_length=1, max_length=100)

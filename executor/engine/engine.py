@@ -10,31 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from vllm import SamplingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from executor.cluster.start_failure import CannotStart, failure_of, noted
-from executor.cluster.verdicts import Verdicts
+from executor.cluster.start_failure import CannotStart, failure_of
 from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
-from executor.core.request import InvokeRequest, flow_of, shipped, step_tokens
-from executor.core.text import clip
-from executor.engine.compiler import Compiler
-from executor.engine.options import engine_options
+from executor.core.request import InvokeRequest, flow_of, shipped
+from executor.engine.failures import TraceFailed, check_room, check_scan, failed_event
 from executor.engine.outputs import output_event, result_of
 from executor.engine.requests import prompt_of, sampling_of
 from executor.engine.rpc import call_workers
-from executor.model.lora import Adapters
-from executor.plugin.config import check_config, prepare_environment
-from interpose.contract.errors import with_retry
+from executor.engine.startup import ModelSettings, Started, started
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -42,50 +35,23 @@ from interpose.wire.events import kind_of
 from interpose.wire.gang import gang_of, joint_invokes, start_after
 from interpose.wire.request import TraceRequest
 
-MOST_STEPS = 16  # of a scan
-
-
-class ModelSettings(Protocol):
-    """What the engine needs of a model's settings; `serve_app.settings.ModelSettings` has it."""
-
-    name: str
-    model: str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    placement: str
-    engine: dict[str, Any]
-    lora_modules: Mapping[str, str]
-    limits: Any
-
-
-class TraceFailed(Exception):
-    """A trace or one of its invokes failed; the exception carries the failure for the client."""
-
-    def __init__(self, failure: pb.Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
 
 class TraceEngine:
     """Runs traces on one vLLM engine. Make it with `start`.
+
+    Args:
+        ready: vLLM's engine, and what is known of its model.
 
     Attributes:
         llm: vLLM's engine.
     """
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        description: model_pb2.ModelDescription,
-        adapters: Adapters,
-        compiler: Compiler,
-        verdicts: Verdicts,
-    ) -> None:
-        self.llm = llm
-        self._compiler = compiler
-        self._verdicts = verdicts
-        self._adapters = adapters
-        self._description = description
+    def __init__(self, ready: Started) -> None:
+        self.llm = ready.llm
+        self._compiler = ready.compiler
+        self._verdicts = ready.verdicts
+        self._adapters = ready.adapters
+        self._description = ready.description
         self._running = 0
         self._waiting = 0
 
@@ -101,50 +67,9 @@ class TraceEngine:
             CannotStart: with the reason, and whether another try can succeed.
         """
         try:
-            return await cls._start(model, progress)
+            return cls(await started(model, progress))
         except Exception as error:
             raise CannotStart(failure_of(error)) from error
-
-    @classmethod
-    async def _start(cls, model: ModelSettings, progress: Callable[[str], None]) -> TraceEngine:
-        progress("configuring")
-        prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
-        config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
-        check_config(config)
-        progress("starting workers and loading the model")
-        verdicts = Verdicts()
-        # The constructor of AsyncLLM blocks until the workers are up, which takes minutes for a large model.
-        loop = asyncio.get_running_loop()
-        with noted():
-            llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
-        try:
-            return await cls._warm(model, llm, verdicts, progress)
-        except BaseException:
-            await loop.run_in_executor(None, llm.shutdown)
-            raise
-
-    @classmethod
-    async def _warm(
-        cls, model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progress: Callable[[str], None]
-    ) -> TraceEngine:
-        progress("reading the module tree")
-        described = await call_workers(llm, "interpose_describe")
-        description = model_pb2.ModelDescription.FromString(described[0])
-        description.name = model.name
-        adapters = Adapters(model.lora_modules)
-        description.adapters.extend(adapters.names)
-        progress("warming up")
-        for adapter in adapters.requests:
-            if not await llm.add_lora(adapter):
-                raise ValueError(
-                    f"the engine did not take the LoRA adapter {adapter.lora_name} from {adapter.lora_path}"
-                )
-        # An engine's first request takes seconds longer than the next. So the engine runs one before the first trace comes.
-        params = SamplingParams(max_tokens=2, ignore_eos=True)
-        async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
-            pass
-        progress("ready")
-        return cls(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts)
 
     def describe(self) -> model_pb2.ModelDescription:
         """Return the model's description."""
@@ -197,7 +122,7 @@ class TraceEngine:
         results: dict[int, Result] = {}
         failed: set[int] = set()
         gang = gang_of(trace)
-        self._check_room(trace, gang, prepared)
+        check_room(trace, gang, prepared, self.llm.vllm_config.scheduler_config)
         waits_for = start_after(trace)
         for index in joint:  # Its block gets nothing more once the other invokes have ended.
             waits_for[index] = set(prompted)
@@ -236,7 +161,9 @@ class TraceEngine:
                     self._running -= 1
             except VLLMValidationError as error:  # vLLM checks some parameters only when a request comes.
                 failed.add(index)
-                events.put_nowait(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).SerializeToString())
+                events.put_nowait(
+                    failed_event(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).SerializeToString()
+                )
             except (EngineDeadError, EngineGenerateError) as error:
                 failed.add(index)
                 events.put_nowait(self._stopped(trace, index, error).SerializeToString())
@@ -275,25 +202,13 @@ class TraceEngine:
         except EngineDeadError as error:
             raise TraceFailed(self._stopped(trace, -1, error).failed) from None
         if reasons:
-            raise TraceFailed(_failed(trace, -1, pb.ERROR_CODE_ENGINE, reasons[0]).failed)
+            raise TraceFailed(failed_event(trace, -1, pb.ERROR_CODE_ENGINE, reasons[0]).failed)
 
     async def _scan(self, request: TraceRequest, trace: pb.Trace) -> list[bytes]:
         """Run a trace's block on shapes, with no request and no generated token."""
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
-        if self._description.pipeline_parallel_size > 1:
-            message = (
-                "model.scan runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
-                "max_tokens=1) and read the shapes of its values"
-            )
-            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
-        if steps is None or steps > MOST_STEPS:
-            many = steps or "as many as there may be"
-            message = (
-                f"a scan goes through up to {MOST_STEPS} steps, not {many}; all steps after the first have the same shapes, so "
-                "max_tokens=2 shows them"
-            )
-            raise TraceFailed(_failed(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+        check_scan(trace, steps, self._description.pipeline_parallel_size)
         shipment = shipped(request, await self._compiled(trace))
         how = Ended.FAILED
         try:
@@ -369,8 +284,8 @@ class TraceEngine:
         """
         how, ended, logs = await self._finish(trace.id, index, results)
         if how is Ended.UNKNOWN:
-            failed = _failed(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")
-            ended = [failed.SerializeToString()]
+            refused = failed_event(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")
+            ended = [refused.SerializeToString()]
         finished = pb.Event(output=pb.Output(invoke=index, finished=True, finish_reason="stop", logs=logs))
         for event in (finished.SerializeToString(), *ended):
             events.put_nowait(event)
@@ -391,35 +306,18 @@ class TraceEngine:
             message = (
                 f"not run: it starts together with an invoke that reads what invoke {broken} assigns, which failed"
             )
-        events.put_nowait(_failed(trace, index, pb.ERROR_CODE_CANCELLED, message).SerializeToString())
-
-    def _check_room(self, trace: pb.Trace, gang: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]]) -> None:
-        """Refuse invokes that could never start in one step of the engine."""
-        if not gang:
-            return
-        scheduler = self.llm.vllm_config.scheduler_config
-        tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in gang)
-        for size, most, what, setting in (
-            (len(gang), scheduler.max_num_seqs, "requests", "max_num_seqs"),
-            (tokens, step_tokens(scheduler), "tokens of their prompts", "max_num_batched_tokens"),
-        ):
-            if size > most:
-                message = (
-                    f"the invokes that run together have {size} {what} together, and the engine runs up to {most} in "
-                    f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
-                )
-                raise TraceFailed(_failed(trace, gang[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+        events.put_nowait(failed_event(trace, index, pb.ERROR_CODE_CANCELLED, message).SerializeToString())
 
     def _stopped(self, trace: pb.Trace, index: int, error: Exception) -> pb.Event:
         """Return the failure of an invoke whose engine has ended, whether or not through its trace."""
         if not self._verdicts.guilty(trace.id):
-            return _failed(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)
+            return failed_event(trace, index, pb.ERROR_CODE_UNAVAILABLE, f"the engine stopped: {error}", 5.0)
         message = (
             "a block of this trace held a worker for longer than the time it may take in one step, in code that nothing can "
             "interrupt (one long call in C, or a timer that it switched off), so the worker was ended; make the call smaller, or "
             "do the work in the notebook after the trace"
         )
-        return _failed(trace, index, pb.ERROR_CODE_DEADLINE_EXCEEDED, message)
+        return failed_event(trace, index, pb.ERROR_CODE_DEADLINE_EXCEEDED, message)
 
     def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
@@ -429,7 +327,7 @@ class TraceEngine:
             self._adapters.request(invoke.lora or trace.lora)
             return prompt_of(invoke.prompt, self._description, tokenizer), sampling
         except (ValueError, TypeError, OverflowError) as error:
-            raise TraceFailed(_failed(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
+            raise TraceFailed(failed_event(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
 
 
 def _reported(replies: list[tuple[str, list[bytes], int]]) -> Ending:
@@ -439,8 +337,3 @@ def _reported(replies: list[tuple[str, list[bytes], int]]) -> Ending:
     """
     how, events, logs = max(replies, key=lambda reply: (len(reply[1]), reply[2]))
     return Ended(how), events, logs
-
-
-def _failed(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
-    failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
-    return pb.Event(failed=with_retry(failure))

@@ -23,6 +23,7 @@ from actors.session_host import SessionHost
 from executor.cluster.verdicts import Verdicts
 from executor.engine.compiler import Compiler
 from executor.engine.engine import TraceEngine
+from executor.engine.startup import Started
 from executor.model.lora import Adapters
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -291,7 +292,7 @@ class Way:
         patch.setenv("INTERPOSE_ENGINE_VERDICTS", "")  # is set by `Verdicts`, and goes with the patch
         self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
         self._verdicts = Verdicts()
-        self.engine = TraceEngine(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts)
+        self.engine = TraceEngine(Started(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts))
         self._replica = _Replica(self.engine)
         self._host = SessionHost("actor", LocalDirectory())
         handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))

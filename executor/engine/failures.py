@@ -1,0 +1,74 @@
+"""The failures of traces and invokes, and the checks that refuse a trace before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from executor.core.request import step_tokens
+from executor.core.text import clip
+from interpose.contract.errors import with_retry
+from interpose.v1 import trace_pb2 as pb
+
+MOST_STEPS = 16  # of a scan
+
+
+class TraceFailed(Exception):
+    """A trace or one of its invokes failed; the exception carries the failure for the client."""
+
+    def __init__(self, failure: pb.Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failed_event(trace: pb.Trace, index: int, code: int, message: str, retry_after: float = 0.0) -> pb.Event:
+    """Return the event of an invoke that failed; `index` is -1 for the whole trace."""
+    failure = pb.Failure(code=code, message=clip(message), trace_id=trace.id, invoke=index, retry_after=retry_after)  # type: ignore[arg-type]
+    return pb.Event(failed=with_retry(failure))
+
+
+def check_scan(trace: pb.Trace, steps: int | None, stages: int) -> None:
+    """Refuse a scan that this engine does not take.
+
+    Args:
+        steps: the scan's largest number of steps; None if it has none.
+        stages: pipeline stages of the model.
+    """
+    if stages > 1:
+        message = (
+            "model.scan runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
+            "max_tokens=1) and read the shapes of its values"
+        )
+        raise TraceFailed(failed_event(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+    if steps is None or steps > MOST_STEPS:
+        many = steps or "as many as there may be"
+        message = (
+            f"a scan goes through up to {MOST_STEPS} steps, not {many}; all steps after the first have the same shapes, so "
+            "max_tokens=2 shows them"
+        )
+        raise TraceFailed(failed_event(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+
+
+def check_room(
+    trace: pb.Trace, gang: list[int], requests: Mapping[int, tuple[Any, dict[str, Any]]], scheduler: Any
+) -> None:
+    """Refuse invokes that could never start in one step of the engine.
+
+    Args:
+        gang: indices of the invokes that start together.
+        requests: prompt and sampling parameters of each invoke.
+        scheduler: the engine's `SchedulerConfig`.
+    """
+    if not gang:
+        return
+    tokens = sum(len(requests[index][0]["prompt_token_ids"]) for index in gang)
+    for size, most, what, setting in (
+        (len(gang), scheduler.max_num_seqs, "requests", "max_num_seqs"),
+        (tokens, step_tokens(scheduler), "tokens of their prompts", "max_num_batched_tokens"),
+    ):
+        if size > most:
+            message = (
+                f"the invokes that run together have {size} {what} together, and the engine runs up to {most} in "
+                f"one step; trace fewer or shorter prompts together, or have {setting} raised where the model is served"
+            )
+            raise TraceFailed(failed_event(trace, gang[0], pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
