@@ -9,14 +9,10 @@ Size: a method for each message to the directory.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import dataclasses
 import logging
-import secrets
 import time
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,10 +20,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.archive import Archive, KeptTrace
+from actors.archive import KeptTrace
+from actors.background import Background
 from actors.edit_store import EditStore
 from actors.failures import FULL
-from actors.giving_way import chosen, reached, refusal, seconds_until
+from actors.leases import Leases
 from actors.placement import remote
 from actors.protocol import (
     Announced,
@@ -39,7 +36,6 @@ from actors.protocol import (
     StartFailed,
     Target,
     TenantUsage,
-    Terms,
 )
 from actors.replicas import ReplicaBoard
 from actors.saved import Saved
@@ -54,10 +50,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 5.0
-# Seconds between two looks whether a session gives way, while a client waits for a session.
-LOOK_SECONDS = 0.25
-
-T = TypeVar("T")
 
 
 class Directory:
@@ -70,19 +62,14 @@ class Directory:
     def __init__(self, sessions: Any, made_under: str = "") -> None:
         self._settings = sessions
         self._made_under = made_under
-        self._pool = SessionPool(sessions, self._spawn)
-        self._leases: dict[str, Lease] = {}
-        self._archive = Archive()
-        self._replacing: dict[str, asyncio.Task[Lease | None]] = {}
-        self._opening: Counter[str] = Counter()  # sessions that are being opened, by tenant
-        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a tenant's calls wait for a session
+        self._background = Background()
+        self._pool = SessionPool(sessions, self._background.spawn)
         self._board = ReplicaBoard()
+        self._leases = Leases(self._pool, self._background, self._board.left)
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
-        self._done: Counter[str] = Counter()
         self._begun = time.monotonic()
         self._heard = time.monotonic()
         self._sweeping = False
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def made_under(self) -> str:
         """The id of the Serve instance under which this directory was made (`serve_id`)."""
@@ -108,50 +95,20 @@ class Directory:
     # Sessions
 
     async def open(self, tenant: str, kept: bool = False) -> Lease:
-        """Open a session for a tenant; where there is no room, wait until another session gives way.
-
-        Args:
-            kept: whether the session's values stay until a client comes back for them.
-
-        Raises:
-            ServiceFailure: QUOTA_EXCEEDED, the tenant or the service has the largest number of sessions, and no session gave way.
-        """
-        session_id = secrets.token_hex(16)
-        await self._admit(tenant)
-        actor = await self._lend(tenant, session_id, lambda actor: actor.open.remote(session_id, kept, self._terms))
-        lease = self._leases[session_id] = Lease(session_id, tenant, actor)
-        self._archive.begin(session_id, kept)
-        return lease
+        """Open a session for a tenant (see `Leases.open`)."""
+        return await self._leases.open(tenant, kept)
 
     async def find(self, session_id: str, tenant: str) -> Lease | None:
-        """Return a tenant's lease by its session id.
-
-        None if there is no such lease, or it belongs to another tenant.
-        """
-        lease = self._leases.get(session_id)
-        return lease if lease is not None and lease.tenant == tenant else None
+        """Return a tenant's lease by its session id (see `Leases.find`)."""
+        return self._leases.find(session_id, tenant)
 
     async def close(self, session_id: str, tenant: str, keep_jobs: bool = False) -> bool:
-        """End a lease; return whether there was one.
+        """End a lease; return whether there was one (see `Leases.close`)."""
+        return await self._leases.close(session_id, tenant, keep_jobs)
 
-        Args:
-            keep_jobs: let the session's jobs run on, if it has any. The session ends when the values of its last job have gone.
-        """
-        lease = await self.find(session_id, tenant)
-        if lease is None:
-            return False
-        if keep_jobs:
-            try:
-                left = await lease.actor.leave_jobs.remote(session_id)
-            except ray.exceptions.ActorDiedError:
-                lease = await self.recover(session_id, tenant, lease.actor)
-                left = lease is not None and await lease.actor.leave_jobs.remote(session_id)
-            if left:
-                self._archive.leave(session_id)
-                return True
-        if (now := await self.find(session_id, tenant)) is not None:  # the lease may have been replaced in the meantime
-            await self._end(now)
-        return True
+    async def recover(self, session_id: str, tenant: str, dead: ActorHandle) -> Lease | None:
+        """Give a session whose actor is dead to another actor (see `Leases.recover`)."""
+        return await self._leases.recover(session_id, tenant, dead)
 
     # What outlives a session actor
 
@@ -180,27 +137,15 @@ class Directory:
 
     async def keep(self, session_id: str, trace: KeptTrace, variables: Mapping[str, Copy]) -> None:
         """Store a trace's outcome (see `Archive.keep`)."""
-        self._archive.keep(session_id, trace, variables)
+        self._leases.archive.keep(session_id, trace, variables)
 
     async def drop(self, session_id: str, key: str) -> None:
         """Drop a trace that its session has forgotten."""
-        self._archive.drop(session_id, key)
+        self._leases.archive.drop(session_id, key)
 
     async def drop_variables(self, session_id: str) -> None:
         """Drop the variables that a session has forgotten."""
-        self._archive.drop_variables(session_id)
-
-    async def recover(self, session_id: str, tenant: str, dead: ActorHandle) -> Lease | None:
-        """Give a session whose actor is dead to another actor; return the new lease.
-
-        The new actor gets all that the archive holds of the session. None if the lease has ended.
-        """
-        lease = await self.find(session_id, tenant)
-        if lease is None or lease.actor != dead:
-            return lease
-        if session_id not in self._replacing:
-            self._replacing[session_id] = self._spawn(self._replace(lease))
-        return await asyncio.shield(self._replacing[session_id])
+        self._leases.archive.drop_variables(session_id)
 
     # Engines
 
@@ -265,9 +210,9 @@ class Directory:
 
     async def status(self, targets: list[Target]) -> DirectoryStatus:
         """Return the state of these engines and all sessions, with fresh numbers from the sessions."""
-        stats = await self._stats()
-        tenants: dict[str, list[SessionStats]] = {name: [] for name in self._done}
-        for lease in self._leases.values():
+        stats = await self._leases.stats()
+        tenants: dict[str, list[SessionStats]] = {name: [] for name in self._leases.done}
+        for lease in self._leases.all:
             if lease.session_id in stats:
                 tenants.setdefault(lease.tenant, []).append(stats[lease.session_id])
         return DirectoryStatus(
@@ -277,7 +222,7 @@ class Directory:
                     name=name,
                     sessions=len(held),
                     traces_running=sum(one.traces_running for one in held),
-                    traces_done=self._done[name] + sum(one.traces_done for one in held),
+                    traces_done=self._leases.done[name] + sum(one.traces_done for one in held),
                     stored_bytes=sum(one.stored_bytes for one in held),
                 )
                 for name, held in sorted(tenants.items())
@@ -292,8 +237,8 @@ class Directory:
 
         Their clients are told that the session is gone, and engines stop working on its traces.
         """
-        for session_id in list(self._leases):
-            self._gone(session_id)
+        for lease in self._leases.all:
+            self._leases.gone(lease.session_id)
         self._pool.end()
 
     async def shutdown(self) -> None:
@@ -303,112 +248,12 @@ class Directory:
 
     # Internal
 
-    @property
-    def _terms(self) -> Terms:
-        settings = self._settings
-        return Terms(settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
-
     def _alive(self) -> None:
         """Note that a replica of this directory's service lives."""
         self._heard = time.monotonic()
         if not self._sweeping:
             self._sweeping = True
-            self._spawn(self._sweep())
-
-    async def _admit(self, tenant: str) -> None:
-        """Make room for one more session; an idle session may have to end for it.
-
-        Calls are served in the order in which they come.
-        """
-        patience = self._settings.wait_seconds
-        deadline = time.monotonic() + patience
-        async with self._queues[tenant]:
-            while (limit := reached(tenant, self._leases.values(), self._opening, self._settings)) is not None:
-                stats = await self._stats()
-                leases = [lease for lease in limit.leases if lease.session_id in self._leases]
-                if (lease := chosen(leases, stats)) is not None:
-                    await self._end(lease)
-                elif time.monotonic() >= deadline:
-                    wait = seconds_until(leases, stats)
-                    raise refusal(limit, patience, self._settings.retention_seconds, wait)
-                else:
-                    await asyncio.sleep(LOOK_SECONDS)
-
-    async def _lend(
-        self, tenant: str, session_id: str, prepare: Callable[[ActorHandle], Awaitable[None]]
-    ) -> ActorHandle:
-        """Return a live session actor that holds the session of a tenant."""
-        self._opening[tenant] += 1
-        try:
-            while True:
-                actor = await self._pool.take()
-                try:
-                    await prepare(actor)
-                except ray.exceptions.RayActorError:
-                    self._pool.lost(actor)
-                    continue
-                except BaseException:
-                    actor.close.remote(session_id)  # the actor may have opened the session or not
-                    self._pool.leave(actor)
-                    raise
-                return actor
-        finally:
-            self._opening[tenant] -= 1
-
-    async def _replace(self, lease: Lease) -> Lease | None:
-        """Give a lease whose actor is dead another actor; None if the lease has ended."""
-        session_id = lease.session_id
-        try:
-            if self._leases.get(session_id) is not lease:
-                return None
-            logger.warning("a session's actor is gone: another one takes over what it had finished")
-            self._pool.lost(lease.actor)  # the actor may still live, and a session must not exist twice
-            kept = self._archive.of(session_id)
-            actor = await self._lend(
-                lease.tenant, session_id, lambda actor: actor.restore.remote(session_id, kept, self._terms)
-            )
-            if self._leases.get(session_id) is not lease:
-                await self._return(session_id, actor)
-                return None
-            replaced = self._leases[session_id] = dataclasses.replace(lease, actor=actor)
-            return replaced
-        finally:
-            del self._replacing[session_id]
-
-    async def _return(self, session_id: str, actor: ActorHandle) -> SessionStats | None:
-        """Make an actor end a session; None if the actor is dead."""
-        try:
-            stats: SessionStats | None = await actor.close.remote(session_id)
-        except ray.exceptions.RayActorError:
-            return None
-        finally:
-            self._pool.leave(actor)
-        return stats
-
-    async def _end(self, lease: Lease) -> None:
-        if self._leases.get(lease.session_id) is not lease:
-            return  # the lease has ended or was replaced, and the session's actor may hold other leases
-        self._gone(lease.session_id)
-        stats = await self._return(lease.session_id, lease.actor)
-        if stats is not None:
-            self._done[lease.tenant] += stats.traces_done
-
-    def _gone(self, session_id: str) -> None:
-        """Drop all that was kept of a session whose lease has ended."""
-        self._leases.pop(session_id, None)
-        self._archive.end(session_id)
-        self._board.left(session_id)
-
-    async def _stats(self) -> dict[str, SessionStats]:
-        """Return what each session holds and does, by session id.
-
-        Sessions of dead actors are taken over by other actors.
-        """
-        stats = await self._pool.stats()
-        for lease in self._leases.values():
-            if not self._pool.has(lease.actor):
-                self._spawn(self.recover(lease.session_id, lease.tenant, lease.actor))
-        return stats
+            self._background.spawn(self._sweep())
 
     async def _sweep(self) -> None:
         while True:
@@ -420,14 +265,7 @@ class Directory:
                 await asyncio.to_thread(make_room)
             except (OSError, psutil.Error):
                 logger.warning("what failed writes left on the disk could not be removed", exc_info=True)
-            for session_id, stats in (await self._stats()).items():
+            for session_id, stats in (await self._leases.stats()).items():
                 lease = self._leases.get(session_id)
                 if lease is not None and stats.idle_seconds > self._settings.idle_seconds:
-                    await self._end(lease)
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        # A separate context: otherwise Ray cancels this call together with the client's call.
-        task = asyncio.create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+                    await self._leases.end(lease)

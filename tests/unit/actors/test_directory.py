@@ -133,7 +133,7 @@ async def test_the_sessions_of_an_actor_that_is_dead_go_on_in_others(actors: lis
     mine = [lease for lease in leases if lease.actor is dead]
     assert len(mine) == 3
     calls = [directory.recover(mine[0].session_id, "anonymous", dead) for _ in range(2)]
-    found = await asyncio.gather(*calls, directory._stats())
+    found = await asyncio.gather(*calls, directory._leases.stats())
     for _ in range(20):
         await asyncio.sleep(0)
     after = [await directory.find(lease.session_id, "anonymous") for lease in leases]
@@ -194,7 +194,7 @@ async def test_which_session_gives_way(
 
 
 async def test_opening_waits_for_a_session_that_gives_way(actors: list[Actor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.directory.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("actors.leases.LOOK_SECONDS", 0.001)
     directory = Directory(SessionSettings(max_per_tenant=1, wait_seconds=30))
     first = await directory.open("mine")
     opening = [asyncio.create_task(directory.open("mine")) for _ in range(2)]
@@ -239,10 +239,10 @@ async def test_a_lease_that_was_replaced_is_not_ended_in_place_of_the_new_one(
     directory: Directory, actors: list[Actor]
 ) -> None:
     old = await directory.open("mine")
-    new = directory._leases[old.session_id] = dataclasses.replace(old, actor=Actor())
-    await directory._end(old)
+    new = directory._leases._leases[old.session_id] = dataclasses.replace(old, actor=Actor())
+    await directory._leases.end(old)
     assert await directory.find(old.session_id, "mine") is new and not actors[0].closed
-    assert directory._archive.of(old.session_id)
+    assert directory._leases.archive.of(old.session_id)
 
 
 async def test_a_session_that_has_ended_gets_no_replica(directory: Directory, actors: list[Actor]) -> None:
