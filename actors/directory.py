@@ -2,8 +2,6 @@
 
 A cluster has one directory, found by its name. It lives as long as ingress or engine replicas report to it. After a minute
 without a report it ends the sessions and itself, so that a deleted application leaves nothing behind.
-
-Size: a method for each message to the directory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The sources, weakest first: the YAML file, the environment (`INTERPOSE_GRPC__PORT=9001`), the arguments of the caller (flags
 of the command line, arguments of the Serve application). An unknown key in any of them is an error.
-
-Size: all settings of a service, in one model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """An engine that runs traces: vLLM's AsyncLLM with interposing workers.
 
 Each invoke is one request.
-
-Size: the calls of an engine, and the way of one trace through it, which share its tables.
 """
 
 from __future__ import annotations

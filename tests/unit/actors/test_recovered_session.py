@@ -29,8 +29,8 @@ async def engine() -> Engine:
 
 async def recovered(session: Session) -> Session:
     """Return another actor that has taken over what one had said."""
-    other = await opened(session._engines, session._kept)
-    other._directory = session._directory
+    other = await opened(session._engines, session._store.kept)
+    other._directory = other._store._directory = session._directory
     await other.restore("s", session._directory.archive.of("s"), TERMS)
     return other
 
@@ -57,7 +57,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     await session.start("s", *submission())
     events = [data async for data in session.attach("s", "t", "f")]
     before = await session.job("s", "t")
-    [key] = session._by_key
+    [key] = session._store.by_key
     clock(100)
     other = await recovered(session)
     after = await other.job("s", "t")

@@ -275,7 +275,7 @@ async def test_room_is_made_of_what_nobody_comes_back_for(session: Session, engi
 async def test_traces_are_counted_however_little_they_keep(
     session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.session.MAX_TRACES", 2)
+    monkeypatch.setattr("actors.session_store.MAX_TRACES", 2)
     engine.gate.set()
     await kinds(session.run(*submission("old", job=False), "f"))
     for name in ("one", "two"):
@@ -299,7 +299,7 @@ async def test_a_job_that_there_is_no_room_to_keep_has_not_begun(session: Sessio
         await session.start("s", *submission())
     with pytest.raises(ServiceFailure, match="there is no trace t"):
         await session.job("s", "t")
-    assert not session._by_key
+    assert not session._store.by_key
     session._directory.keep = keep
     engine.gate.set()
     await session.start("s", *submission())
@@ -315,7 +315,7 @@ async def test_what_a_trace_ran_with_does_not_stay_with_it(session: Session, eng
     during = (await session.stats()).stored_bytes
     await ended(session)
     assert during > 1000 > (await session.stats()).stored_bytes
-    run = session._traces["t"]
+    run = session._store.traces["t"]
     [kept] = session._directory.archive.of("s").traces.values()
     assert run.request.edits == kept.request.edits == ()
     assert not run.remotes
@@ -323,7 +323,7 @@ async def test_what_a_trace_ran_with_does_not_stay_with_it(session: Session, eng
 
 async def test_a_value_that_comes_twice_counts_once(session: Session, engine: Engine) -> None:
     await session.start("s", *submission())
-    [key] = session._by_key
+    [key] = session._store.by_key
     before = (await session.stats()).stored_bytes
     for _ in range(2):
         await session.adopt(key, f"{key}/0/0", Saved("reference", 5000))
@@ -334,15 +334,15 @@ async def test_a_value_that_comes_late_from_an_invoke_that_failed_is_not_kept(se
     engine.gate.set()
     gate = session._directory.keep.gate
     await session.start("s", *submission())
-    [key] = session._by_key
+    [key] = session._store.by_key
     gate.clear()  # the trace is about to end
     await engine.begun.wait()
-    while not session._traces["t"]._settling:
+    while not session._store.traces["t"]._settling:
         await asyncio.sleep(0)
     await session.adopt(key, f"{key}/0/0", Saved("reference", 5000))
     gate.set()
     await ended(session)
-    assert not session._traces["t"].arrivals.blobs
+    assert not session._store.traces["t"].arrivals.blobs
 
 
 async def test_terms_are_those_of_the_lease(session: Session) -> None:
@@ -362,7 +362,7 @@ async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Ses
     assert await collected(), "nothing was ever in it"
     running = asyncio.create_task(kinds(session.run(*submission(job=False), "f")))
     await engine.begun.wait()
-    [key] = session._by_key
+    [key] = session._store.by_key
     engine.last = pb.Event(saves=pb.Saves(objects=Objects(values=[saved_value(f"{key}/0/0")])))
     await session.adopt(key, f"{key}/0/0", Saved("reference", 8))
     assert not await collected(), "it runs"
@@ -374,7 +374,7 @@ async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Ses
     await session.upload("s", "sha256:0", 8, 0, b"1234")
     assert await collected(), "what is uploaded is uploaded again"
     await session.start("s", *submission("job"))
-    await session._traces["job"].wait()
+    await session._store.traces["job"].wait()
     assert not await collected(), "nobody has read what came of the job"
 
 
@@ -385,7 +385,7 @@ async def test_a_trace_whose_client_has_gone_is_not_collected(session: Session, 
     with contextlib.suppress(asyncio.CancelledError):
         await following
     engine.gate.set()
-    await session._traces["t"].wait()
+    await session._store.traces["t"].wait()
     assert not (await session.stats()).collected, "its client may come back for it"
     await kinds(session.attach("s", "t", "f2", 2))
     assert (await session.stats()).collected

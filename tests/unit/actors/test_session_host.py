@@ -46,12 +46,12 @@ async def test_a_trace_is_known_in_its_own_session(host: SessionHost, engine: En
 async def test_what_workers_send_finds_the_session_of_its_trace(host: SessionHost, engine: Engine) -> None:
     for session_id in ("s", "other"):
         await host.ask(session_id, "start", *submission("t", session_id=session_id))
-    [key] = host._sessions["s"]._by_key
+    [key] = host._sessions["s"]._store.by_key
     await host.adopt(key, f"{key}/0/0", Saved("reference", 8))
     await host.log(key, 0, "printed")
     await host.increment(key, pb.Increment().SerializeToString())
-    assert host._sessions["s"]._traces["t"].arrivals.blobs
-    assert not host._sessions["other"]._traces["t"].arrivals.blobs
+    assert host._sessions["s"]._store.traces["t"].arrivals.blobs
+    assert not host._sessions["other"]._store.traces["t"].arrivals.blobs
     assert await host.ask("s", "blob_ref", f"{key}/0/0") == ["reference"]
     with pytest.raises(ServiceFailure, match="any more"):
         await host.ask("other", "blob_ref", f"{key}/0/0")
