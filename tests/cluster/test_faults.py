@@ -264,7 +264,7 @@ def save_much(client: interpose.Client) -> interpose.Job:
     try:
         tracer.job.wait(timeout=120)
     except InterposeError:
-        tracer.job.forget()  # or its session would keep the reason for whoever asks
+        tracer.job.forget()  # or its session would keep the reason for later calls
         raise
     assert much.sum() == size
     return tracer.job

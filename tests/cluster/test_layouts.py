@@ -54,7 +54,7 @@ def test_parts_whose_numbers_lie_close_together_are_not_taken_for_one_that_was_r
 
 @pytest.mark.parametrize("column", [0, -1])
 def test_what_lies_on_one_rank_and_torch_does_not_count_is_a_change_on_all(bench: Bench, column: int) -> None:
-    """Whoever took it for none would leave it in its part of the cache."""
+    """A reader that took it for none would leave it in its part of the cache."""
     source = f"model.model.layers[0].mlp.down_proj.input.data[:, {column}] = float('nan')"
     [spoilt] = bench.engine.run(Block(LONG, source, SAMPLING))
     check_failed(spoilt, pb.ERROR_CODE_INTERVENTION, "torch.nan_to_num", None)

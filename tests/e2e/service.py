@@ -69,7 +69,7 @@ class Joining:
         self._process.communicate()
 
     def read(self, seconds: float) -> str:
-        """What it prints to its end, which must be a good one."""
+        """Return the output up to the end of the process, which must end well."""
         output, errors = self._process.communicate(timeout=seconds)
         assert self._process.returncode == 0, output + errors
         return output
@@ -127,7 +127,7 @@ class RunningService:
 
     @property
     def output(self) -> str:
-        """What it printed."""
+        """The output of the process."""
         return self._output.read_text()
 
     def ended(self) -> bool:
@@ -255,7 +255,7 @@ def failure_of(error: grpc.RpcError) -> ServiceFailure:
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether nothing is left of a process but an entry for whoever adopted it, which is up to that one."""
+    """Whether nothing is left of a process but an entry for the process that adopted it, which has to remove the entry."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -33,7 +33,7 @@ def first_hidden(model: interpose.Model) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _next_trace_is_right(model: interpose.Model) -> Iterator[None]:
-    """Whatever a test does, the trace after it gives what the one before it gave."""
+    """After every test, a trace gives the same values as before the test."""
     before = first_hidden(model)
     yield
     assert torch.equal(first_hidden(model), before)

@@ -1,4 +1,4 @@
-"""Jobs go on without their client and wait for whoever comes with their id; values left on the server are used there."""
+"""Jobs go on without their client and wait for a client that comes with their id; values left on the server are used there."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_a_block_that_nothing_interrupts(service: RunningService, client: interp
 
 
 def test_the_directory_that_is_killed(service: RunningService, client: interpose.Client) -> None:
-    """What it knew is gone; new traces run."""
+    """Its knowledge is gone; new traces run."""
     [directory] = service.processes("ray::Directory")
     model = client.model("llama")
     with model.trace("one two three"):

@@ -306,7 +306,7 @@ def _port(told: Path, rank: int) -> str:
 
 
 def _wait(there: Callable[[], bool]) -> None:
-    while not there():  # whoever started the ranks ends them all when one fails
+    while not there():  # the process that started the ranks ends them all when a rank fails
         time.sleep(0.02)
 
 

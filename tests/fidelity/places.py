@@ -96,7 +96,7 @@ class Place:
         return not self.row.startswith("raw: ")
 
     def expected(self, truth: Truth, step: int) -> Any:
-        """What it must be, if it is given."""
+        """The value that it must be, if it is given."""
         assert self.truth is not None, f"{self.source} is given, and nothing says what it must be"
         return self.truth(truth, step)
 

@@ -72,7 +72,9 @@ def banned(text: str) -> list[str]:
     return [match.group(0).strip()[:60] for match in BANNED.finditer(text)]
 
 
-@pytest.mark.parametrize("path", files(".py"), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*files(".py"), *sorted((ROOT / "tests").rglob("*.py"))], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_subjects_of_docstrings_and_comments_are_nouns(path: Path) -> None:
     source = path.read_text()
     assert [found for text in (*docstrings(source), *comments(source)) for found in banned(text)] == []

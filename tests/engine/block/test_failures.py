@@ -163,7 +163,7 @@ def test_dropped_traces_leave_nothing(bench: Bench) -> None:
 
 
 def test_a_block_that_catches_a_missed_location_is_not_given_the_next_step(bench: Bench) -> None:
-    """What it asks for next in the step that is over has passed; the next step's value is not taken for it."""
+    """The location that it asks for next, in the step that is over, has passed; the next step's value is not taken for it."""
     tree = bench.engine.worker.interpose_tree
     tree._order["lm_head", "output"] = tree.order_of("logits", "output") - 1  # as if a forward had called it
     source = (

@@ -40,7 +40,7 @@ def state() -> tuple[process_state.State, process_state.State]:
 
 @pytest.fixture(autouse=True)
 def _process_as_before(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a block did, the process is as it was, and the next block runs."""
+    """After any block, the process is as it was, and the next block runs."""
     monkeypatch.setattr(
         sys, "unraisablehook", lambda raised: None
     )  # pytest's is Python, which the timer interrupts too

@@ -116,6 +116,6 @@ def test_a_process_that_has_lost_its_parent_is_ended_too() -> None:
     result = subprocess.run([sys.executable, "-c", _OWN], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     orphan, deadline = int(result.stdout), time.monotonic() + 10
-    while psutil.pid_exists(orphan):  # until whoever has it now takes leave of it
+    while psutil.pid_exists(orphan):  # until its new parent takes leave of it
         assert time.monotonic() < deadline
         time.sleep(0.1)

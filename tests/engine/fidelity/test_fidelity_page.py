@@ -175,7 +175,7 @@ def test_a_recorded_measurement_says_where_it_differs_from_the_page() -> None:
 
 
 def test_a_recorded_measurement_has_its_changes() -> None:
-    """Those that fail are named, unless none was measured, which the page says of such a run."""
+    """Locations that fail are named, unless none was measured, which the page says of such a run."""
     now = measured()["llama"]
     now["changed: embed.output"] = dict.fromkeys(PHASES, 5e-6)
     written = written_on(render(said({"llama": now}), "- everything"), 1)["llama"]

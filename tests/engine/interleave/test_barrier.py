@@ -263,7 +263,7 @@ def test_an_outer_value_and_an_earlier_invoke(bench: Bench) -> None:
 
 
 def test_a_barrier_without_companions_is_refused(bench: Bench) -> None:
-    """Whatever a client sends: a block waits only for those that the engine starts with it."""
+    """A block waits only for blocks that the engine starts with it, whatever a client sends."""
     held = {"barrier": Value(barrier=Barrier(number=0, count=2))}
     [one] = bench.engine.run(Block(CLEAN, "barrier()", captured=held, gang=1))
     assert one.failure is not None and "0 more could come" in one.failure.message

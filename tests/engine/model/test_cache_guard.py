@@ -39,7 +39,7 @@ def heads(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def halves() -> torch.Tensor:
-    """One that has the keys of all blocks before the values: [2, blocks, tokens, heads, width]."""
+    """A cache that has the keys of all blocks before the values: [2, blocks, tokens, heads, width]."""
     return torch.ones(2, 4, SLOTS, 2, 4)
 
 
@@ -118,7 +118,7 @@ def test_numbers_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["fp8_ds_mla", "fp8", "auto", None])
 def test_packed_keys_are_not_taken_for_numbers(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
-    """Whatever they are called: the layer's own width says that there is more than the numbers."""
+    """The layer's own width says, under any name, that there is more than the numbers."""
     bench = Bench(monkeypatch, packed())
     bench.layer.kv_cache_dtype = kind
     if kind is None:

@@ -62,7 +62,7 @@ def oracle(ahead: tuple[LocalEngine, Oracle]) -> Oracle:
 
 
 class Steps:
-    """Who was in each step that ran, and which of them were scheduled before their step before had ended."""
+    """The requests of each step that ran, and which of them were scheduled before their step before had ended."""
 
     def __init__(self, engine: LocalEngine, patch: pytest.MonkeyPatch) -> None:
         self.ran: list[set[str]] = []
@@ -205,7 +205,7 @@ def test_an_edited_token_is_what_the_model_goes_on_with(engine: LocalEngine, ora
 
 
 def test_an_edit_beside_others_and_penalties(engine: LocalEngine, oracle: Oracle) -> None:
-    """Penalties look at tokens that are still on their way for those who are a step ahead."""
+    """Penalties look at tokens that are still on their way for requests that are a step ahead."""
     sampling = {"max_tokens": 6, "ignore_eos": True}
     edit = "for s in tracer.iter[:]:\n    model.model.layers[1].mlp.output[:] = 0"
     penalized = {**sampling, "repetition_penalty": 1.7, "presence_penalty": 0.5}

@@ -119,7 +119,7 @@ async def test_a_session_that_cannot_be_opened_is_opened_in_another_actor(actors
 
 
 async def test_the_sessions_of_an_actor_that_is_dead_go_on_in_others(actors: list[Actor]) -> None:
-    """Whoever finds out, and however many do: each session goes on once, under its id."""
+    """However many callers find out, each session goes on once, under its id."""
     import ray
 
     directory = Directory(SessionSettings(warm=2))
@@ -180,7 +180,7 @@ async def test_sessions_that_are_being_opened_count(monkeypatch: pytest.MonkeyPa
 async def test_which_session_gives_way(
     directory: Directory, actors: list[Actor], idle: float, collected: bool, gives_way: bool
 ) -> None:
-    """One that only waits; one with something to fetch when it was left alone for long; never one that does something."""
+    """A session that only waits gives way, also with values to fetch after long; a busy session never."""
     waiting, busy = [await directory.open("mine") for _ in range(2)]
     actors[0].says(waiting.session_id, idle, collected)
     if gives_way:

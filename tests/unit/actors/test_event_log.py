@@ -1,4 +1,4 @@
-"""Event logs: whoever follows, whenever, gets every event once and in order."""
+"""Each reader of an event log gets every event once and in order, whenever it begins."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_the_sessions_of_a_replica_that_is_gone_go_on_with_another(clock: Clock,
 
 
 def test_a_session_that_another_replica_has_taken_belongs_to_that_one(clock: Clock) -> None:
-    """One that is being removed reports to its end, but Serve sends it nothing any more."""
+    """A replica that is being removed reports to its end, but Serve sends it nothing any more."""
     board = ReplicaBoard()
     board.report(report("a"))
     board.place("s", X)

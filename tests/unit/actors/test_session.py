@@ -189,7 +189,7 @@ async def test_a_job_that_is_cancelled(session: Session, engine: Engine) -> None
 
 
 async def test_a_trace_that_is_cancelled_before_it_has_begun_to_run(session: Session, engine: Engine) -> None:
-    """As when both calls come in one turn of the session's loop: whoever follows it must not wait for ever."""
+    """As when both calls come in one turn of the session's loop: a reader that follows it must not wait for ever."""
     await submitted(session)
     assert await session.cancel("s", "t") and engine.runs == 0
     assert (await session.job("s", "t")).state == service_pb2.JOB_STATE_CANCELLED

@@ -202,7 +202,7 @@ def test_any_bytes_are_a_message_or_a_refusal(data: bytes) -> None:
     with pytest.raises(ServiceFailure) as caught:
         request = admission.parse(service_pb2.SubmitRequest, data, 100)
         assert len(data) <= 100
-        # Whatever message it happens to be, it has no invoke with a prompt.
+        # The bytes may be any message, but it has no invoke with a prompt.
         admission.check_trace(request.trace, MODEL, ANONYMOUS, DESCRIPTION)
     assert caught.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
 

@@ -1,4 +1,4 @@
-"""What a session gets to know of a trace, and what whoever attaches to it will read first."""
+"""What a session gets to know of a trace, and what a client that attaches to it will read first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The idle connections between an engine and its workers: whoever is left learns that the other side is gone. And an engine's
-process goes with the one that started it."""
+"""The idle connections between an engine and its workers: each side learns that the other side is gone.
+
+An engine's process ends with the process that started it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_workers_go_with_their_engine(engine: Lifeline, workers: list[subprocess
 
 
 def test_a_worker_that_is_missing(engine: Lifeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has not the token, or says to be a rank that is not there, is no worker."""
+    """A process without the token, or with a rank that is not there, is no worker."""
     monkeypatch.setattr(lifeline, "_CONNECT_SECONDS", 1.0)
     right = engine.ticket.token
     for said in (right + bytes(4), right + (7).to_bytes(4, "big"), bytes(32) + (1).to_bytes(4, "big"), b""):

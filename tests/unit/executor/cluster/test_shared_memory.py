@@ -1,4 +1,4 @@
-"""Files in shared memory outlive whoever made them; those of killed processes are removed, and no others."""
+"""Files in shared memory outlive their processes; files of killed processes are removed, and no others."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class EngineDead(Exception):
 
 
 class Engine:
-    """One that answers after some looks at its health, or dies then."""
+    """An engine that answers after some looks at its health, or dies then."""
 
     def __init__(self, looks: int, dies: bool) -> None:
         self._left = looks

@@ -87,7 +87,7 @@ class Names(dict):
 @given(st.integers(0, 2**32))
 @example(7138)  # a class in a class, which does not see the names of the outer one
 def test_sound(seed: int) -> None:
-    """Whatever a program looks up before binding it is among its reads, and whatever it binds among its writes."""
+    """Names that a program looks up before it binds them are reads; names that it binds are writes."""
     text = random_program(random.Random(seed))
     note(text)
     reads, writes = block_reads_writes(ast.parse(text).body)
