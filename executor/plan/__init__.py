@@ -10,8 +10,8 @@ copies, as a greenlet is, so that agreement, write-back and accounting are the s
 
 - `PlannedStep` in a worker: the interleaver would group the requests that wait for one plan at one location, gather their rows
   once through `Layouts`, and give `Serving` the written rows for its digests, its tally and the cache guard.
-- Graphs: `Plan.functional` is what a captured graph holds. Its inputs from locations are the rows `[1, ...]` of one request, under
-  `torch.func.vmap`. A matrix product in a batch is not the greenlet's to the last bit, so a graph says how far it is off.
+- Graphs: `Plan.functional` is what a captured graph holds. Its inputs from locations are the rows `[1, ...]` of one request,
+  under `torch.func.vmap`. A matrix product in a batch is not the greenlet's to the last bit, so a graph says how far it is off.
 - Blocks of the prompt's step (`Region.kind` "prompt") have plans and are tested, and no worker runs them.
 - Traces of several invokes, standing edits, and modules that a block applies stay with the greenlet.
 - `model.explain(block)`: `explain.explain_region` has the answer; no call of the service asks for it.
