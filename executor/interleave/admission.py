@@ -61,7 +61,6 @@ class Requests:
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
         streams: sends what streamed traces save, by request id, where this rank reports.
-        after_step: to be called when a step is over; collects what blocks left behind.
     """
 
     def __init__(self, host: Host) -> None:
@@ -73,7 +72,6 @@ class Requests:
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
         self._garbage = Garbage(host.budget)
-        self.after_step = self._garbage.look
         self._edits = Edits(host.tree, host.budget)
         self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
         self._writes: dict[str, list[str]] = {}
@@ -243,6 +241,10 @@ class Requests:
     def knows(self, key: str) -> bool:
         """Return whether a request or a joint block is here, bound or not."""
         return key in self.mediators or key in self._stillborn
+
+    def after_step(self) -> None:
+        """A step is over: collect what blocks left behind."""
+        self._garbage.look()
 
     def take_brought(self) -> list[str]:
         """Return the keys of the joint blocks that came with new requests, bound or not."""
