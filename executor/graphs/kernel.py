@@ -27,7 +27,7 @@ _FORM = tl.constexpr(int(Code.FORM))
 _RECORD = tl.constexpr(RECORD)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _tap_rows(  # type: ignore[no-untyped-def]
     first_ptr,
     second_ptr,

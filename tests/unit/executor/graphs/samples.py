@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from executor.graphs.limits import GraphLimits
 from executor.graphs.operations import ALL, Code, Tap
-from executor.graphs.tables import Tables
+from executor.graphs.tables import Outgoing, Tables
 
 CPU = torch.device("cpu")
 LIMITS = GraphLimits(
@@ -51,7 +52,7 @@ def random_tap(rng: random.Random, widths: tuple[int, ...], dtype: torch.dtype, 
     opened = rng.randrange(3)
     steps = (opened, rng.randint(opened + 1, 5)) if rng.random() < 0.4 else (0, ALL)
     code = Code.FORM if form and rng.random() < 0.5 else rng.choice(EXACT)
-    tap = {"site": site, "code": code, "columns": columns, "rows": span, "steps": steps}
+    tap: dict[str, Any] = {"site": site, "code": code, "columns": columns, "rows": span, "steps": steps}
     if code is Code.CLAMP:
         low, high = sorted((rng.uniform(-2, 2), rng.uniform(-2, 2)))
         return Tap(**tap, low=low, high=high)
@@ -89,7 +90,7 @@ class Sample:
     batch: list[tuple[int, int]]
     steps: dict[int, int]
     padded: int
-    outgoing: tuple[object, object]
+    outgoing: tuple[Outgoing, Outgoing]
 
 
 def sample(seed: int, dtype: torch.dtype, device: torch.device = CPU, form: bool = False) -> Sample:

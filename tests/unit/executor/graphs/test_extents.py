@@ -72,6 +72,13 @@ def test_vectors_are_rounded_to_the_dtype_of_the_bank() -> None:
     assert torch.equal(bank.values[start : start + 2], values.bfloat16())
 
 
+def test_a_vector_of_one_number_repeated_is_held_as_its_numbers() -> None:
+    bank = make_bank()
+    for one in (torch.tensor(2.0).expand(1), torch.tensor(2.0).expand(3)):
+        start = bank.add("a", one)
+        assert torch.equal(bank.values[start : start + len(one)], one.bfloat16())
+
+
 def test_a_tenant_has_its_share_and_no_more() -> None:
     bank = make_bank()
     bank.add("a", torch.arange(8.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -92,7 +94,12 @@ def test_a_step_that_changes_no_tap_uploads_no_record(monkeypatch: pytest.Monkey
     tables.join(0, "a", [Tap(0, Code.ADD, WHOLE, number=1.0, steps=(0, 3))], 1)
     copied: list[tuple[int, ...]] = []
     plain = Tables._copy
-    monkeypatch.setattr(Tables, "_copy", staticmethod(lambda to, of: (copied.append(tuple(to.shape)), plain(to, of))))
+
+    def noted(target: torch.Tensor, values: npt.NDArray[np.int32]) -> None:
+        copied.append(tuple(target.shape))
+        plain(target, values)
+
+    monkeypatch.setattr(Tables, "_copy", staticmethod(noted))
     for step in range(5):
         tables.begin_step([(0, 1)], {0: step}, 1)
     record = (tables.length,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,11 +13,12 @@ from executor.graphs.taps import Site, Taps
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 from tests.unit.executor.graphs.toy import HIDDEN, LAYERS, make_toy
 
+Change = Callable[[torch.Tensor], torch.Tensor]
 WHOLE = (0, HIDDEN)
 K = (HIDDEN, 2 * HIDDEN)
 
 
-def written_out(toy: torch.nn.Module, x: torch.Tensor, changes: dict[str, object]) -> dict[str, torch.Tensor]:
+def written_out(toy: torch.nn.Module, x: torch.Tensor, changes: dict[str, Change]) -> dict[str, torch.Tensor]:
     """Run the model without hooks; return its values at each place. `changes` are functions, by place."""
     found = {}
 
