@@ -106,7 +106,7 @@ class _Walk:
         if not any(isinstance(self.values[one], _Cells | _Changed | _Half) for one in node.all_input_nodes):
             named = {key: fx.node.map_arg(one, self.values.__getitem__) for key, one in node.kwargs.items()}
             with torch.inference_mode(False), torch.no_grad():
-                return node.target(*fx.node.map_arg(node.args, self.values.__getitem__), **named)  # type: ignore[operator]
+                return node.target(*fx.node.map_arg(node.args, self.values.__getitem__), **named)
         name = str(node.target)
         rest = {key for key in node.kwargs if key != "memory_format"}
         made = self._pair(node.target, args)

@@ -47,7 +47,7 @@ def plan_of(block: Block, dtype: torch.dtype = torch.bfloat16, rows: int = 1, **
 
     def run(hidden: torch.Tensor, residual: torch.Tensor, proj: torch.Tensor, *given: torch.Tensor) -> list[Any]:
         mine = [one.clone() for one in (hidden, residual, proj)]
-        kept = block(*mine, given)
+        kept = block(mine[0], mine[1], mine[2], given)
         return [*mine, *kept]
 
     like = [torch.zeros(rows, W, dtype=dtype) for _ in range(3)]
