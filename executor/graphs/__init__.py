@@ -1,4 +1,6 @@
-"""Captured graphs of the uncompiled model with blocks in them: universal taps by tables, the graphs' cache, and the decision.
+"""Captured graphs of the uncompiled model with blocks in them.
+
+Taps are universal and read tables; a cache keeps the graphs, and each step decides for a graph.
 
 A tap is a read or a change of a request's rows at a site. A site is a tensor of a raw location, or a residual pair. The taps of
 all requests lie in tables on the device (`tables`), and one kernel per site does what the tables say (`kernel` on CUDA,

@@ -1,4 +1,6 @@
-"""What taps read, on its way to the host: one copy for all requests in each step, one gather for each request at its end.
+"""The values that taps read, on their way to the host.
+
+There is one copy for all requests in each step, and one gather for each request at its end.
 
 After a step's replay the used part of the output is copied to page-locked memory of the host, on a stream of its own. The copies
 of consecutive steps that have the same shares lie one after the other in a run, [steps, elements], so that nothing is sorted in a
@@ -187,7 +189,7 @@ class Delivery:
         run.ticket = self._copier.copy(run.lines[run.count], self._source[: outgoing.top])
         run.count += 1
 
-    def _take(self) -> torch.Tensor:
+    def _take(self) -> torch.Tensor:  # [elements]
         if not self._free and self._left:
             self._left -= 1
             return self._host(self._block)
@@ -201,7 +203,7 @@ class Delivery:
         return self._free.pop()
 
     def collect(self, key: str) -> list[Piece]:
-        """Wait for the copies of a request; return its pieces, which are its own, and forget the request."""
+        """Wait for the copies of a request, forget it, and return its own pieces."""
         pieces = self._moved.pop(key, [])
         for run in [one for one in self._runs if key in one.shares]:
             run.ticket.wait()
@@ -247,7 +249,9 @@ class Collected:
         return [one for values in self._values(tap) for one in values.unbind(0)]
 
     def stacked(self, tap: int, most: int | None = None) -> torch.Tensor | None:
-        """Return what a tap read as one tensor, [steps, rows, columns]; None if the steps have several shapes, or none.
+        """Return the values of a tap as one tensor, [steps, rows, columns].
+
+        It is None if the steps have several shapes, or if there is no step.
 
         Args:
             most: the steps to return; the engine runs a step more than a result has tokens.
@@ -281,7 +285,7 @@ class Outputs:
         areas = output[: tables.split], output[tables.split :]
         pinned = output.device.type == "cuda"
 
-        def host(elements: int) -> torch.Tensor:
+        def host(elements: int) -> torch.Tensor:  # [elements]
             return torch.empty(elements, dtype=output.dtype, pin_memory=pinned)
 
         half = host_bytes // output.itemsize // 2
@@ -294,7 +298,10 @@ class Outputs:
         self._copier.before()
 
     def after(self, outgoing: tuple[Outgoing, Outgoing], keys: Mapping[int, str]) -> None:
-        """Call when a step was given to the device; the arguments are of `Delivery.after`, for both areas."""
+        """Note that a step was given to the device.
+
+        The arguments are those of `Delivery.after`, for both areas.
+        """
         for delivery, one in zip(self._areas, outgoing, strict=True):
             delivery.after(one, keys)
 

@@ -1,4 +1,4 @@
-"""The captured graphs that are kept: the last that were used, within a number and measured bytes."""
+"""The captured graphs that are kept: the last used, within a number and measured bytes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class GraphCache:
         self._leaving.append(entry)
 
     def clear(self) -> None:
-        """Take all graphs out, because their memory is another's now: weights or adapters were loaded anew."""
+        """Take all graphs out, because weights or adapters were loaded anew into their memory."""
         for entry in list(self._entries.values()):
             self.drop(entry)
 

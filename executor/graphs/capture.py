@@ -48,7 +48,10 @@ class Recorder(Protocol):
         """Return the device's free bytes."""
 
     def on_stream(self) -> Any:
-        """Return a context in which work goes to the capture stream, ordered after and before the steps' work."""
+        """Return a context in which work goes to the capture stream.
+
+        The work is ordered after the work of steps before, and before that of steps after.
+        """
 
     def wait(self) -> None:
         """Wait for the capture stream."""

@@ -1,4 +1,4 @@
-"""Decides for each step which graph it replays, if any, and captures graphs when steps need them.
+"""Decides for each step which graph it replays, and captures graphs that steps need.
 
 A step without taps and plans is the engine's own. A step that cannot be in a graph runs eager. Every decision depends on the
 scheduler's output and on the blocks alone, so all ranks decide alike; whether a capture or a comparison succeeded, they agree.
@@ -23,7 +23,7 @@ AGAIN, MOST_FAILURES = 256, 3
 
 
 class Device(Protocol):
-    """What an engine's worker does with graphs; `executor.plugin` has it for vLLM's manager of graphs."""
+    """The graphs of an engine's worker; `executor.plugin` calls it in vLLM's manager of graphs."""
 
     def capture(self, key: Key) -> Captured:
         """Capture a graph of the uncompiled model with its taps and plans, between two steps.
@@ -36,7 +36,7 @@ class Device(Protocol):
         """Replay a graph on the inputs of the step."""
 
     def agrees(self, graph: Any, key: Key) -> bool:
-        """Replay a graph, run the step eager with hooks after it, and return whether all values are the same.
+        """Replay a graph, run the step eager with hooks, and return whether all values are equal.
 
         The values of the eager run stay in the outputs, so that the step's results are right in any case.
         """
@@ -200,7 +200,10 @@ class Dispatcher:
         return "the capture of a graph failed"
 
     def run(self, entry: Entry) -> None:
-        """Run the step in a graph. The first step of a graph is compared with hooks; a graph with other values is dropped."""
+        """Run the step in a graph.
+
+        The first step of a graph is compared with hooks; a graph with other values is dropped.
+        """
         if entry.checked:
             entry.last = self._device.replay(entry.graph)
             return

@@ -1,4 +1,4 @@
-"""The taps of a site in one Triton kernel: a program for each row, which reads the tables and does what they say.
+"""The taps of a site in one Triton kernel: one program for each row reads the tables.
 
 A row without an open tap costs four loads. The kernel is compiled for each dtype, width and kind of site by `compile_all`, at
 start: a first compilation takes half a second, which no step may wait for. Imported where there is a CUDA device.
@@ -120,7 +120,9 @@ def _tap_rows(  # type: ignore[no-untyped-def]
 
 
 def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tensor | None = None) -> None:
-    """Launch the taps of a site on the rows of a step, as `executor.graphs.reference.run_taps`; it can be captured.
+    """Launch the taps of a site on the rows of a step; the launch can be captured.
+
+    The result is that of `executor.graphs.reference.run_taps`.
 
     Args:
         first, second: [rows, columns] on the device of the tables, each row in one piece.
@@ -152,7 +154,10 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
 
 
 def compile_all(tables: Tables, pairs: frozenset[int]) -> None:
-    """Compile the kernel for every site, on rows of padding; `pairs` are the sites of residual pairs."""
+    """Compile the kernel for every site, on rows of padding.
+
+    `pairs` are the sites of residual pairs.
+    """
     device, dtype = tables.output.device, tables.output.dtype
     for site, width in enumerate(tables.widths):
         values = torch.zeros(1, width, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""How much of the device and of the host the tables, the outputs and the captured graphs may take."""
+"""The memory that tables, outputs and captured graphs may take, on the device and the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The taps of a site on the CPU: what the kernel does, from the same tables, row by row in torch."""
+"""The taps of a site on the CPU, row by row in torch, from the tables of the kernel."""
 
 from __future__ import annotations
 

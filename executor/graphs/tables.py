@@ -1,4 +1,4 @@
-"""Which request has which taps in a step, and where its rows are: what the kernel reads on the device.
+"""The tables that the kernel reads on the device: the taps and the rows of each request.
 
 Two tensors, allocated once, whose addresses every captured graph holds:
 
@@ -268,7 +268,7 @@ class Tables:
         return self._outgoing[LATER], self._outgoing[PROMPT]
 
     def _write(self, slot: int, joined: _Joined, step: int, count: int) -> None:
-        """Write the record of a request for a step, and for those after it until a window opens or closes."""
+        """Write a request's record from a step on, until a window opens or closes."""
         if count > max(joined.rows, 1):
             raise Refused(f"{count} rows of a request whose prompt had {joined.rows}")
         area = LATER if count == 1 else PROMPT
@@ -314,7 +314,10 @@ class Tables:
         self._epochs[slot] = self._writes
 
     def _number(self, tap: Tap) -> float:
-        """Return the number of a tap as torch has it on the device: the CPU rounds a number before it adds it."""
+        """Return the number of a tap as torch has it on the device.
+
+        The CPU rounds a number before it adds it.
+        """
         if tap.code is Code.ADD and self.output.device.type == "cpu":
             return torch.tensor(tap.number, dtype=self.output.dtype).item()
         return tap.number
@@ -346,7 +349,7 @@ class Tables:
         self._copy(self.rows[:padded], table)
 
     @staticmethod
-    def _copy(target: torch.Tensor, values: npt.NDArray[np.int32]) -> None:
+    def _copy(target: torch.Tensor, values: npt.NDArray[np.int32]) -> None:  # int32, the same shape
         """Copy numbers to the device without a wait.
 
         Page-locked memory of torch's allocator is not given to another copy before this copy is over.

@@ -1,4 +1,4 @@
-"""Makes the plan of a region for one step: the region's code runs once on tensors without elements."""
+"""Makes the plan of a region for one step: its code runs once on tensors without elements."""
 
 from __future__ import annotations
 

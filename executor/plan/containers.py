@@ -1,4 +1,4 @@
-"""Lists and dicts that a block adds to, while the block is traced: what is added is noted, not done."""
+"""Lists and dicts of a block that is traced: additions are noted, and not made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from executor.plan.refuse import Refused
 class Written:
     """A list or dict to which the traced code adds.
 
-    What it holds differs from step to step, so the traced code may not look. It is no list or dict, so that code which needs a
+    The contents differ from step to step, so the traced code may not look. It is no list or dict, so that code which needs a
     real one fails.
 
     Args:

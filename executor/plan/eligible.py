@@ -1,4 +1,4 @@
-"""The part of a block that can be a plan: found in the syntax tree, and refused there for what no plan has.
+"""Finds the part of a block that can be a plan, in the syntax tree, and refuses the rest.
 
 Two parts can be plans: the body of a loop over the tracer's steps that stands at the top of the block, and a whole block without
 such a loop, up to where it asks for `tracer.result`.

@@ -1,4 +1,6 @@
-"""What a block has from before the loop, and what of it a plan reads: tensors, names of modules, numbers, lists, functions.
+"""The values that a block has from before the loop, and that a plan reads.
+
+These are tensors, names of modules, numbers, lists and functions.
 
 Two requests whose environments have one fingerprint run one plan: the plan's constants are the tensors in the order in which
 the walk meets them. Anything that could change itself, or give another value in another step, is refused.

@@ -1,4 +1,4 @@
-"""The form of a location's value: its tuples and lists, with a shape and a dtype in the place of each tensor.
+"""The form of a location's value: its tuples and lists, and each tensor's shape and dtype.
 
 A plan is traced on the forms of the locations that it reads. The first turns of a block show them.
 """

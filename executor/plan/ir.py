@@ -1,4 +1,4 @@
-"""A plan: a block's step as data that can be checked, compared and run without the block's Python.
+"""A plan: a block's step as data, which is checked, compared and run without Python code.
 
 The program is a graph of torch's aten operations. Its inputs are, in this order, the tensors of the locations that it reads,
 the carried tensors, the constants and the literals. It lists its operations in the order of the block, with the block's own

@@ -1,4 +1,4 @@
-"""What a plan's code may use of libraries: torch's functions on tensors, and arithmetic on numbers."""
+"""The functions that a plan's code may use: torch's on tensors, and arithmetic on numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program cut at the locations that it reads, and run part by part: for one request, or for many at once."""
+"""A program cut at the locations that it reads, run in parts for one request or for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what a block computes in one step as a graph of torch's operations, on tensors without elements.
+"""Records one step of a block as a graph of torch's operations, on tensors without elements.
 
 Every operation that the block runs passes through here below torch's own composition, so the graph has exactly the kernels
 that the block would run, in its order, in place where the block is. An operation whose result depends on elements, on
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         return made
 
     def own(self, tensor: torch.Tensor, kind: str, number: int = 0) -> None:
-        """Note of what a tensor's memory is part: a constant, a carried tensor, or a location by its number."""
+        """Note the owner of a tensor's memory: a constant, a carried tensor, or a location's number."""
         self._owners[storage_of(tensor)] = (kind, number)
 
     def owner(self, tensor: torch.Tensor) -> tuple[str, int]:
@@ -281,7 +281,7 @@ _AS_TEXT = ("makes text of a tensor", "save the tensor itself")
 
 
 class _Watch(TorchFunctionMode):
-    """Refuses uses of tensors that torch answers without an operation, such as their text and their memory."""
+    """Refuses uses of tensors that need no operation of torch, such as their text and memory."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Why a block stays no plan: the notebook's line, what stands there, and what to write instead."""
+"""The reason why a block is no plan: the notebook's line, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a plan's step for a batch of requests at the hooks of the model, with no greenlet in it.
+"""Runs a plan's step for a batch of requests at the model's hooks, without a greenlet.
 
 At each location the rows of all requests are gathered once, and written back once. In between, a plan whose operations stand
 batching runs once for all requests (`torch.func.vmap` of the functional program). Any other plan runs the recorded operations
@@ -234,7 +234,7 @@ def _leave(plan: Plan, member: Member, give: Delivery) -> None:
 
 
 def _inputs(plan: Plan, member: Member) -> dict[int, torch.Tensor]:
-    """Return a request's tensors that do not come from locations, by the index of the program's input."""
+    """Return a request's tensors that no location gives, by the index of the program's input."""
     environment = member.environment
     found = {carried.input: environment.carried[carried.name] for carried in plan.carried}
     for index, name in enumerate(plan.inputs):
@@ -247,7 +247,7 @@ def _inputs(plan: Plan, member: Member) -> dict[int, torch.Tensor]:
 
 
 def _shared(plan: Plan, members: Sequence[Member]) -> frozenset[int]:
-    """Return the inputs that are the same for all requests: literals, and constants with the same elements."""
+    """Return the inputs that all requests share: literals, and constants with equal elements."""
     found = set()
     for index, name in enumerate(plan.inputs):
         kind, _, number = name.partition("_")
@@ -269,7 +269,10 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _shareable(plan: Plan, members: Sequence[Member]) -> bool:
-    """Whether constants let the requests run together: a number of each request's own is rounded otherwise in a batch."""
+    """Whether constants let the requests run in one batch.
+
+    A number of each request's own is rounded otherwise in a batch.
+    """
     shared = _shared(plan, members)
     return all(
         index in shared or members[0].environment.constants[int(name.partition("_")[2])][1].dim()
@@ -279,7 +282,7 @@ def _shareable(plan: Plan, members: Sequence[Member]) -> bool:
 
 
 def _stacked(plan: Plan, members: Sequence[Member]) -> dict[int, torch.Tensor]:
-    """Return the inputs of many requests: [requests, ...] each, but for those that all have in common."""
+    """Return the inputs of many requests, [requests, ...] each, but for shared inputs."""
     shared = _shared(plan, members)
     each = [_inputs(plan, member) for member in members]
     return {

@@ -1,4 +1,4 @@
-"""What traced code gets at a location: tensors without elements, and what it changed there when it goes on."""
+"""The value that traced code gets at a location: tensors without elements, and its changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One step of a block on tensors without elements: what it reads, changes, adds and leaves.
 
-`Tracing` answers what the names in a block ask for (`executor.block.interface.Block`), without waiting for any model. What it
-cannot answer, it refuses with what to write instead.
+`Tracing` answers what the names in a block ask for (`executor.block.interface.Block`), without waiting for any model. A name
+that it cannot answer is refused, with what to write instead.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Tracing:
     def stop(self) -> NoReturn:
         self._refuse("tracer.stop() ends the request from inside", "bound the loop: tracer.iter[a:b]")
 
-    # What it keeps.
+    # The values that the block keeps.
 
     def save(self, value: Any) -> Any:
         """Note a saved value; return what the block goes on with, as `SaveRegistry.save` does."""
