@@ -1,4 +1,4 @@
-"""Blocks as tensor programs: eligibility, tracing, guards on the step, and runs without a greenlet per step.
+"""Blocks as tensor programs: eligibility, tracing, guards on the step, and runs of steps.
 
 The way of a loop: `eligible` finds it in the block's text and refuses what no plan has. `environment` walks over what the loop
 reads from before, and gives it a fingerprint. `compile` runs the loop's body once on tensors without elements (`trace`, `record`)

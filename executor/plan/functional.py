@@ -1,4 +1,4 @@
-"""A program without in-place operations, in the form that `torch.func.vmap` takes, and which operations stand batching.
+"""Makes programs without in-place operations for `torch.func.vmap`; lists stable operations.
 
 A row's result must not depend, to the last bit, on how many rows an operation is given. Operations that only move elements, or
 whose result for each element IEEE 754 fixes, keep that (`STABLE`). Other operations may not. On CPUs a product of one float32 row
@@ -99,7 +99,9 @@ def _alike(one: fx.Node, other: fx.Node) -> bool:
 
 
 def first_unstable(graph: fx.Graph, shared: frozenset[str], inputs: Sequence[str]) -> str:
-    """Return the first operation whose last bits may depend on the number of rows; "" if there is none.
+    """Return the first operation whose last bits may depend on the number of rows.
+
+    It is "" if there is none.
 
     Args:
         shared: the inputs that all rows have in common.

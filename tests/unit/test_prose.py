@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 CLEAN = (
     *("serve_app", "actors", "benchmarks", "examples", "tools", "docs", "README.md", "CONTRIBUTING.md"),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
-    *(f"executor/{name}" for name in "block cluster core engine interleave model parallel plugin saves views".split()),
+    *(
+        f"executor/{name}"
+        for name in "block cluster core engine graphs interleave model parallel plan plugin saves views".split()
+    ),
     *("interpose/__init__.py", "executor/__init__.py"),
 )
 # Longest first line of a docstring, without quotes.

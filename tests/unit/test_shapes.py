@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 # Folders whose functions all say shapes. A folder is added here when its functions do.
 CLEAN = (
     *("actors", "examples", "serve_app"),
-    *(f"executor/{name}" for name in "block cluster core engine interleave model parallel plugin saves views".split()),
+    *(
+        f"executor/{name}"
+        for name in "block cluster core engine graphs interleave model parallel plugin saves views".split()
+    ),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
 )
 _TENSOR = re.compile(r"\b(?:torch\.Tensor|Tensor|np\.ndarray|ndarray)\b")
