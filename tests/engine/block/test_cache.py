@@ -141,7 +141,7 @@ def test_a_type_that_values_cannot_become(bench: Bench) -> None:
 def test_more_than_a_trace_may_save(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails while it runs, at the line that asked for it, and the prompt beside it does not notice."""
     model = notebook(bench.engine)
-    monkeypatch.setattr(bench.engine.interleaver._recordings, "_limit", 20_000)
+    monkeypatch.setattr(bench.engine.interleaver._recorders, "_limit", 20_000)
     with pytest.raises(interpose.QuotaExceeded, match=r"tracer\.cache\(\) holds more") as caught:
         with model.trace(temperature=0.0) as tracer:
             with tracer.invoke(ONE * 4):
