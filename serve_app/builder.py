@@ -15,7 +15,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from serve_app.engine import EngineDeployment
-from serve_app.ingress import IngressDeployment
+from serve_app.ingress.deployment import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
 
 APP = "interpose"
@@ -68,7 +68,7 @@ def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -
         placement_group_bundles=[worker_bundle(model)] * model.world_size,
         placement_group_strategy=model.placement,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-        # The replica itself decides which traces run, and how many traces of a tenant wait (`serve_app.seats`).
+        # The replica itself decides which traces run, and how many traces of a tenant wait (`serve_app.tenants.seats`).
         max_ongoing_requests=model.max_running_traces + WAITING_TENANTS * model.max_waiting_traces,
         max_queued_requests=model.max_waiting_traces,
         # Three failures in a row replace a replica.

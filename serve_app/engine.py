@@ -22,10 +22,10 @@ from executor.core.request import flow_of
 from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
 from interpose.wire.request import TraceRequest
-from serve_app.listening import replica_on_this_machine
-from serve_app.seats import Seats
+from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
+from serve_app.tenants.seats import Seats
 from serve_app.tokenizer import chunks, tokenizer_files
 
 logger = logging.getLogger(__name__)

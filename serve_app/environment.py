@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 
-from serve_app.keys import HASHES_VARIABLE, hashed
 from serve_app.settings import Settings
+from serve_app.tenants.keys import HASHES_VARIABLE, hashed
 
 # Set for Serve's proxies, where `serve_app.proxy` runs.
 HOST_VARIABLE = "INTERPOSE_GRPC__HOST"

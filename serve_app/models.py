@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from actors.failures import unavailable
 from actors.protocol import Announced, ModelState, Target
+from interpose.contract.errors import ServiceFailure
 from interpose.v1 import model_pb2
 from serve_app.settings import ModelSettings
 
@@ -38,6 +40,21 @@ class ServedModel:
         An idle model has no replica.
         """
         return "IDLE" if known.state == "UNHEALTHY" and self.settings.scales_to_zero else known.state
+
+    def check_running(self, known: ModelState) -> None:
+        """Refuse a call if the model's engine does not run; an idle model is woken.
+
+        Raises:
+            ServiceFailure: UNAVAILABLE.
+        """
+        name, state = self.settings.name, self.state(known)
+        if state == "IDLE":
+            self.wake()
+            raise ServiceFailure(
+                unavailable(f"nobody has used {name} for a while, so that it has no engine: one starts now")
+            )
+        if state != "RUNNING":
+            raise ServiceFailure(unavailable(f"the engine of {name} is {state.lower()}"))
 
     def wake(self) -> None:
         """Make Serve start an engine of an idle model, by a call that waits for the engine."""

@@ -13,10 +13,10 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from interpose.v1 import service_pb2_grpc
-from serve_app import listening
 from serve_app.environment import HOST_VARIABLE
-from serve_app.gate import Gate
-from serve_app.keys import HASHES_VARIABLE, KnownKeys
+from serve_app.ingress import listening
+from serve_app.ingress.gate import Gate
+from serve_app.tenants.keys import HASHES_VARIABLE, KnownKeys
 
 FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_health"]
 

@@ -17,7 +17,7 @@ from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL
 from interpose.v1 import service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from serve_app.ingress import MAX_WATCHERS
+from serve_app.ingress.health import MAX_WATCHERS
 from tests.e2e.service import RunningService, failure_of, wait_for
 
 SAVE = "hidden = model.model.layers[0].output[0].save()\n"

@@ -59,7 +59,7 @@ def test_the_ingress_does_without_what_older_health_packages_lack() -> None:
 from grpc_health.v1 import health_pb2
 if hasattr(health_pb2, "HealthListRequest"):
     del health_pb2.HealthListRequest, health_pb2.HealthListResponse
-from serve_app.ingress import IngressDeployment
+from serve_app.ingress.deployment import IngressDeployment
 assert not hasattr(IngressDeployment, "List") and hasattr(IngressDeployment, "Check")
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

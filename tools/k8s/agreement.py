@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from serve_app.ingress import PROXY
+from serve_app.ingress.health import PROXY
 from tools.k8s import serve_config
 from tools.k8s.problems import Document, Problem, at
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import pickle
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +28,12 @@ from executor.model.lora import Adapters
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app.engine import EngineDeployment
-from serve_app.ingress import IngressDeployment
+from serve_app.ingress.deployment import IngressDeployment
+from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModels
-from serve_app.seats import Seats
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import settings_from
+from serve_app.tenants.seats import Seats
 from tests.engine.harness import LocalEngine, watch
 from tests.unit.actors.local_directory import LocalDirectory
 
@@ -248,12 +249,15 @@ class _Ingress(IngressDeployment):
         self.max_message_bytes = settings.models[0].limits.max_message_bytes
         self._models = ServedModels("app", settings.models, {settings.models[0].name: None})  # type: ignore[dict-item]
         self._models[settings.models[0].name].description = description
-        self._leases = OrderedDict(s=Lease("s", "anonymous", actor))
 
         async def place(session_id: str, target: Target) -> tuple[str, ModelState]:
             return "r", ModelState("RUNNING", 1, 0, 0)
 
-        self._directory = SimpleNamespace(place=SimpleNamespace(remote=place))
+        async def find(session_id: str, tenant: str) -> Lease:
+            return Lease(session_id, tenant, actor)
+
+        directory: Any = SimpleNamespace(place=SimpleNamespace(remote=place), find=SimpleNamespace(remote=find))
+        self._sessions = SessionCalls(directory)
 
 
 class _Actor:

@@ -8,8 +8,8 @@ from actors.edit_store import EditStore
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob, RemoteTensor, Tensor, Value
-from serve_app import admission
 from serve_app.settings import ANONYMOUS, ModelSettings
+from serve_app.tenants import admission
 
 
 def edit(name: str, size: int = 10) -> pb.Edit:

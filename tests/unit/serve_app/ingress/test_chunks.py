@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from interpose.contract.errors import ServiceFailure
-from serve_app.chunks import chunks
+from serve_app.ingress.chunks import chunks
 
 WHOLE = np.arange(7 * 5 * 11, dtype="u4").reshape(7, 5, 11)
 

@@ -11,8 +11,8 @@ from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL
 from interpose.v1 import model_pb2, service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from serve_app import admission
 from serve_app.settings import ANONYMOUS, Limits, ModelSettings, Tenant, settings_from
+from serve_app.tenants import admission
 
 MODEL = ModelSettings(model="tiny", limits=Limits(max_invokes=3, max_program_bytes=1024))
 DESCRIPTION = model_pb2.ModelDescription(

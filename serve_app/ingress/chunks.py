@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from serve_app.admission import refuse
+from serve_app.tenants.admission import refuse
 
 
 def chunks(value: np.ndarray, offset: int, length: int, step: int, at_most: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -16,10 +16,10 @@ from ray.serve.grpc_util import RayServegRPCContext
 from actors.failures import describe
 from interpose.contract.errors import FAILURE_METADATA, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
-from serve_app.admission import parse
-from serve_app.keys import KEYLESS_BYTES, key_of, why_refused
+from serve_app.ingress.statuses import STATUS_OF
 from serve_app.settings import ANONYMOUS, Settings, Tenant
-from serve_app.statuses import STATUS_OF
+from serve_app.tenants.admission import parse
+from serve_app.tenants.keys import KEYLESS_BYTES, key_of, why_refused
 
 # Trailing metadata beyond 8 KiB may be dropped on the way. Bytes in metadata grow by a third.
 _MAX_FAILURE_BYTES = 4096

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
-from serve_app.admission import Remotes
 from serve_app.models import ServedModel
 from serve_app.settings import ModelSettings, Tenant
+from serve_app.tenants.admission import Remotes
 
 # Kinds of values that a block can change in place. Their new contents come back under their index in the trace's scope.
 _CONTAINERS = ("list", "dict", "set")

@@ -15,9 +15,9 @@ import grpc
 
 from interpose.contract.errors import FAILURE_METADATA, failure
 from interpose.v1 import trace_pb2 as pb
-from serve_app.keys import KEYLESS_BYTES, KnownKeys, key_of, why_refused
-from serve_app.pieces import MAX_CALLS, Pieces
-from serve_app.statuses import STATUS_OF
+from serve_app.ingress.pieces import MAX_CALLS, Pieces
+from serve_app.ingress.statuses import STATUS_OF
+from serve_app.tenants.keys import KEYLESS_BYTES, KnownKeys, key_of, why_refused
 
 # Keyless messages that are received at a time, and the seconds that each may take. So few long messages are held at a time.
 KEYLESS_AT_A_TIME = 16

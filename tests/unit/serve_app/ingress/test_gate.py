@@ -16,10 +16,10 @@ from grpc_health.v1 import health_pb2
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
-from serve_app import gate as gates
 from serve_app import proxy
-from serve_app.keys import HASHES_VARIABLE, KnownKeys, hashed
-from serve_app.pieces import PIECE_BYTES
+from serve_app.ingress import gate as gates
+from serve_app.ingress.pieces import PIECE_BYTES
+from serve_app.tenants.keys import HASHES_VARIABLE, KnownKeys, hashed
 from tests.e2e.service import failure_of
 
 VALUE = os.urandom(3 * PIECE_BYTES + 5)
@@ -199,7 +199,7 @@ async def test_with_many_fetches_pieces_are_smaller_and_then_they_are_refused(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routed, channel = served
-    monkeypatch.setattr("serve_app.pieces.ALL_BYTES", 4 << 20)
+    monkeypatch.setattr("serve_app.ingress.pieces.ALL_BYTES", 4 << 20)
     monkeypatch.setattr(gates, "MAX_CALLS", 3)
     fetch = channel.unary_stream("/interpose.v1.Interpose/Fetch")
     calls = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Items, Value
-from serve_app.requests import request_of
+from serve_app.ingress.requests import request_of
 from serve_app.settings import ModelSettings
 
 MODEL = ModelSettings(model="folder/m")

@@ -10,7 +10,7 @@ import pytest
 from executor.core.fairness import Flow, in_turn
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
-from serve_app.seats import Seats
+from serve_app.tenants.seats import Seats
 
 
 class Traces:

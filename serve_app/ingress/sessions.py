@@ -1,0 +1,166 @@
+"""Calls sessions for the ingress, and finds again the sessions whose actor has died."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError
+
+from actors.failures import describe, not_found, unavailable
+from actors.protocol import Lease
+from actors.saved import Saved
+from interpose.contract.errors import ServiceFailure
+from interpose.v1 import trace_pb2 as pb
+from serve_app.ingress.calls import Serialized
+from serve_app.settings import Tenant
+from serve_app.tenants.admission import Remotes
+
+_MAX_CACHED_LEASES = 4096
+# Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again.
+_NEED_UPLOADS = ("run", "start")
+
+
+class SessionCalls:
+    """Opens, finds and calls sessions; keeps the leases that it has found.
+
+    Args:
+        directory: handle of the directory.
+
+    Attributes:
+        directory: as given; the ingress replaces it if the directory has died.
+    """
+
+    def __init__(self, directory: ActorHandle) -> None:
+        self.directory = directory
+        self._leases: OrderedDict[str, Lease] = OrderedDict()
+
+    def replace_directory(self, directory: ActorHandle) -> None:
+        """Use another directory, which knows none of the leases found so far."""
+        self._leases.clear()
+        self.directory = directory
+
+    async def open(self, tenant: Tenant, kept: bool = False) -> Lease:
+        """Open a session for a tenant.
+
+        Args:
+            kept: whether the session's values stay until a client comes back for them.
+        """
+        return self._cache(await self.directory.open.remote(tenant.name, kept))
+
+    async def close(self, lease: Lease) -> None:
+        """End a session."""
+        await self.end(lease.session_id, lease.tenant)
+
+    async def end(self, session_id: str, tenant: str, keep_jobs: bool = False) -> None:
+        """End the lease of a session, if there is one.
+
+        Args:
+            keep_jobs: let the session's jobs run on.
+        """
+        self._leases.pop(session_id, None)
+        await self.directory.close.remote(session_id, tenant, keep_jobs)
+
+    async def lease(self, session_id: str, tenant: Tenant) -> Lease:
+        """Return the lease of a tenant's session.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, the session does not exist, has ended, or belongs to another tenant.
+        """
+        lease = self._leases.get(session_id)
+        if lease is None or lease.tenant != tenant.name:
+            lease = await self.directory.find.remote(session_id, tenant.name)
+        if lease is None:
+            raise not_found("there is no such session, or it has ended: open a new one")
+        return self._cache(lease)
+
+    def _cache(self, lease: Lease) -> Lease:
+        self._leases[lease.session_id] = lease
+        self._leases.move_to_end(lease.session_id)
+        if len(self._leases) > _MAX_CACHED_LEASES:
+            self._leases.popitem(last=False)
+        return lease
+
+    async def ask(self, lease: Lease, method: str, *args: Any) -> Any:
+        """Call a session; if its actor has died, call the actor that took its place."""
+        try:
+            try:
+                return await lease.actor.ask.remote(lease.session_id, method, *args)
+            except ActorDiedError:
+                found = await self._recovered(lease)
+                if found is None:
+                    raise not_found("the session has ended: open a new one") from None
+                lease = found
+                if method in _NEED_UPLOADS:
+                    raise ServiceFailure(unavailable("the session's actor died: submit the trace again")) from None
+                return await lease.actor.ask.remote(lease.session_id, method, *args)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ServiceFailure) and error.cause.failure.code == pb.ERROR_CODE_NOT_FOUND:
+                self._leases.pop(lease.session_id, None)
+            raise
+
+    async def follow(
+        self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
+    ) -> AsyncGenerator[Serialized, None]:
+        """Yield the events of a session's streaming method.
+
+        The session is told when the client goes.
+        """
+        begun = ended = False
+        try:
+            for again in (True, False):
+                try:
+                    calls = lease.actor.follow.options(num_returns="streaming")
+                    async for ref in calls.remote(lease.session_id, method, *args):
+                        event = Serialized(await ref)
+                        begun = True
+                        yield event
+                    break
+                except ActorDiedError:
+                    found = await self._recovered(lease)
+                    if found is None:
+                        message = (
+                            "the session that ran the trace is gone, and with it what it held; run the trace again"
+                        )
+                        raise ServiceFailure(unavailable(message, trace_id)) from None
+                    lease = found
+                    if begun or not again or method in _NEED_UPLOADS:
+                        message = "the session's actor died; what had ended is still there: run the trace again"
+                        raise ServiceFailure(unavailable(message, trace_id)) from None
+            ended = True
+        except Exception:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                # The client is gone. This task is being cancelled, so nothing may be awaited.
+                lease.actor.ask.remote(lease.session_id, "leave", trace_id, follower)
+
+    async def _recovered(self, lease: Lease) -> Lease | None:
+        """Return the lease of a session whose actor has died, with the actor that took its place.
+
+        None if the lease has ended.
+        """
+        self._leases.pop(lease.session_id, None)
+        found = await self.directory.recover.remote(lease.session_id, lease.tenant, lease.actor)
+        return self._cache(found) if found is not None else None
+
+    async def foreign(self, remotes: Remotes, lease: Lease, tenant: Tenant) -> dict[str, Saved]:
+        """Return the saved values of the tenant's other sessions that a trace uses, by blob id."""
+        found: dict[str, Saved] = {}
+        for session_id in remotes.keys() - {"", lease.session_id}:
+            try:
+                held = await self.ask(await self.lease(session_id, tenant), "saved", list(remotes[session_id]))
+            except (ServiceFailure, ray.exceptions.RayTaskError) as error:
+                fact = describe(error)
+                if fact.code != pb.ERROR_CODE_NOT_FOUND:
+                    raise
+                raise not_found(
+                    f"a value of another session, {session_id[:80]!r}, is not here (any more): {fact.message}; send what "
+                    "x.fetch() gives, or run the trace that saved it again"
+                ) from None
+            found.update(zip(remotes[session_id], held, strict=True))
+        return found
