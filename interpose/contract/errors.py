@@ -2,7 +2,8 @@
 
 `STATUS_NAMES` maps the protocol's codes to names of gRPC statuses, `CLASS_OF` maps them to classes. A server raises
 `ServiceFailure`. A client turns a `Failure` into an error with `from_failure`. This module does not import grpc, because
-engine workers import this module. `interpose.rpc.grpc_errors` and `serve_app.ingress.statuses` map the names to gRPC's own statuses.
+engine workers import this module. `interpose.rpc.grpc_errors` and `serve_app.ingress.statuses` map the names to gRPC's own
+statuses.
 """
 
 from __future__ import annotations
