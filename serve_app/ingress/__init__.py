@@ -1,1 +1,1 @@
-"""The way of a call into the service: Serve's proxy, the ingress, its replies and its health."""
+"""The way of a call into the service: the gate, the ingress, its replies and its health."""
