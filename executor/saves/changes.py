@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import zlib
@@ -13,77 +14,70 @@ import torch
 from executor.saves.encoder import SaveEncoder, StackOfOwn
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire import arrays, stacks
+from interpose.wire.arrays import ArrayError
 from interpose.wire.encoder import WireError
 
 _OTHER_LAYOUT = "a saved tensor was given another shape or type; save the new tensor under a name of its own"
 
 
 class SentArray:
-    """A sent tensor or array of the block's own, and how to tell that it was changed since."""
+    """A sent array or inference tensor of the block's own, which does not count its changes."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._take()
+        self._layout = (tuple(value.shape), str(value.dtype))
+        self._checksum = zlib.crc32(_bytes(value))
 
-    def changed(self, encoder: SaveEncoder, thorough: bool) -> Any:
-        """Return the tensor's message if its elements differ from the sent elements, else None.
-
-        Args:
-            thorough: whether to compare the bytes too. A change through memory shared with an array leaves no other mark.
-        """
-        if self._counter is not None and not thorough and self._counter == self._value._version:
-            return None
+    def changed(self, encoder: SaveEncoder) -> Any:
+        """Return the tensor's message if its elements differ from the sent elements, else None."""
         if (tuple(self._value.shape), str(self._value.dtype)) != self._layout:
             raise WireError(_OTHER_LAYOUT)
-        if self._checksum == zlib.crc32(_bytes(self._value)):
-            self._take()
+        checksum = zlib.crc32(_bytes(self._value))
+        if checksum == self._checksum:
             return None
-        self._take()
+        self._checksum = checksum
         return encoder.array(self._value)
 
-    def _take(self) -> None:
-        value = self._value
-        tracked = isinstance(value, torch.Tensor) and not value.is_inference()
-        self._counter = value._version if tracked else None
-        self._checksum = zlib.crc32(_bytes(value))
-        self._layout = (tuple(value.shape), str(value.dtype))
 
-
-class SentStacks:
-    """The sent stacks of a block's tensors, and whether any of these tensors was changed since."""
+class SentTensors:
+    """The sent tensors of a block, and whether any of these tensors was changed since."""
 
     def __init__(self) -> None:
-        self._stacks: list[tuple[int, list[Any]]] = []  # each stack's index in the table, and its tensors
-        # Of all tensors together, in the order of the stacks:
+        # Of all tensors, in the order in which they were sent:
         self._members: list[Any] = []
-        self._indices: list[tuple[int, int]] = []
+        self._indices: list[tuple[int, int | None]] = []  # in the table, and in the stack there
         self._counters: list[int] = []
         self._layouts: list[tuple[Any, Any]] = []
         self._checksums: list[int] = []
 
-    def add(self, stack: StackOfOwn) -> None:
+    def add(self, index: int, tensor: Any) -> None:
+        """Note a tensor as it was sent, as an entry of the table."""
+        self._note([tensor], [(index, None)], [zlib.crc32(_bytes(tensor))])
+
+    def add_stack(self, stack: StackOfOwn) -> None:
         """Note a stack as it was sent."""
-        members = stack.members
-        self._stacks.append((stack.index, members))
+        indices: list[tuple[int, int | None]] = [(stack.index, at) for at in range(len(stack.members))]
+        self._note(stack.members, indices, _summed(stack.members, stack.data))
+
+    def _note(self, members: list[Any], indices: list[tuple[int, int | None]], checksums: list[int]) -> None:
         self._members += members
-        self._indices += [(stack.index, at) for at in range(len(members))]
+        self._indices += indices
         self._counters += map(_counter, members)
         self._layouts += map(_layout, members)
-        self._checksums += _summed(members, stack.data)
+        self._checksums += checksums
 
     def changes(self, encoder: SaveEncoder, thorough: bool) -> list[pb.Patch]:
-        """Return the changes of the tensors; arguments as of `SentArray.changed`."""
+        """Return the changes of the tensors since they were sent.
+
+        Args:
+            thorough: whether to compare the bytes too. A change through memory shared with an array leaves no other mark.
+        """
         counters = list(map(_counter, self._members))
         if not thorough and counters == self._counters:
             return []
         if list(map(_layout, self._members)) != self._layouts:
             raise WireError(_OTHER_LAYOUT)
-        if thorough:
-            packed = ((members, stacks.packed(members)) for _, members in self._stacks)
-            now: list[int] = [checksum for pair in packed for checksum in _summed(*pair)]
-            before = self._checksums
-        else:
-            now, before = counters, self._counters
+        now, before = (self._summed(), self._checksums) if thorough else (counters, self._counters)
         changed = [number for number, pair in enumerate(zip(now, before, strict=True)) if pair[0] != pair[1]]
         self._counters = counters
         patches = []
@@ -95,6 +89,14 @@ class SentStacks:
                 index, at = self._indices[number]
                 patches.append(pb.Patch(index=index, at=at, tensor=encoder.array(member)))
         return patches
+
+    def _summed(self) -> list[int]:
+        """Return the checksum of each tensor now; tensors of one layout are copied together."""
+        found: dict[int, int] = {}
+        for group in stacks.groups(self._members):
+            with contextlib.suppress(ArrayError, RuntimeError, TypeError):  # They are copied one by one.
+                found.update(zip(map(id, group), _summed(group, stacks.packed(group)), strict=True))
+        return [found[id(one)] if id(one) in found else zlib.crc32(_bytes(one)) for one in self._members]
 
 
 _counter = operator.attrgetter("_version")

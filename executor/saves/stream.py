@@ -16,9 +16,9 @@ import torch
 
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
-from executor.saves.changes import SentArray, SentStacks, differs, fresh_items, patch, shallow
+from executor.saves.changes import SentArray, SentTensors, differs, fresh_items, patch, shallow
 from executor.saves.collect import Limits
-from executor.saves.encoder import SaveEncoder, Search, Stacks
+from executor.saves.encoder import SaveEncoder, Search, Stacks, counts_changes
 from executor.saves.outbox import Outbox
 from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
@@ -63,7 +63,7 @@ class SaveStream:
         self._bound: dict[str, Any] = {}
         self._containers: dict[int, tuple[Any, Any]] = {}  # by index: the container, and its items when it was sent
         self._arrays: dict[int, SentArray] = {}
-        self._own = SentStacks()
+        self._own = SentTensors()
         self._sequence = 0
         self._blobs = 0
         self._open = True
@@ -153,12 +153,12 @@ class SaveStream:
         changed = {index: pair for index, pair in self._containers.items() if differs(*pair)}
         names = self._rebound(increment, namespace, None if final else Search(_SEARCHED))
         fresh = [item for pair in changed.values() for item in fresh_items(*pair)]
-        self._encoder.stack([fresh, *names.values()], follow=self._own.add)
+        self._encoder.stack([fresh, *names.values()], follow=self._own.add_stack)
         for index, (container, before) in changed.items():
             patch(self._encoder, increment, index, container, before)
             self._containers[index] = (container, shallow(container))
         for index, array in self._arrays.items():
-            value = array.changed(self._encoder, final)
+            value = array.changed(self._encoder)
             if value is not None:
                 increment.patches.add(index=index, tensor=value)
         increment.patches.extend(self._own.changes(self._encoder, final))
@@ -196,7 +196,10 @@ class SaveStream:
                     increment.captured.add(index=self._captured[id(value)], entry=index)
                     self._scope.streamed.add(self._captured[id(value)])
             elif isinstance(value, torch.Tensor | numpy.ndarray) and not self._scope.registry.copied(value):
-                self._arrays[index] = SentArray(value)
+                if counts_changes(value):
+                    self._own.add(index, value)
+                else:
+                    self._arrays[index] = SentArray(value)
 
     def _put(self, data: memoryview, fresh: bool) -> str:
         blob_id = f"{self._scope.id}/{self._invoke}/{self._blobs}"
