@@ -9,6 +9,13 @@ call no module, so plain steps do not change.
 vLLM also runs the shared experts of a mixture on a stream of their own: ahead of the router in steps of up to 256 tokens, after
 the router in longer steps. In a step with a block they always run after the router, on the step's own stream. So the order in
 which modules run is the same in every step, and what they compute is ready where a block reads it.
+
+What a step replaces for its time, since vLLM asks nothing else when a module runs:
+
+- `CustomOp._forward_method`, which `CustomOp.forward` calls: a module is given its kernel once, when it is made;
+- `SharedExperts._stream`: without a stream, a module runs its experts on the step's own.
+
+The priority of an operation of `vllm.ir` has a context manager of vLLM's.
 """
 
 from __future__ import annotations

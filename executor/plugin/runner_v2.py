@@ -1,9 +1,14 @@
 """vLLM's V2 model runner, the default on GPUs, with blocks interleaved.
 
-The runner decides in `execute_model` whether a step replays a CUDA graph: it asks its graph manager. A full graph never calls
-the model. In a step with a live mediator the runner finds a manager that has no graphs, and a stand-in for the model. The
-stand-in begins the interleaver's step just before the model is called, when the batch is laid out and the forward context is
-set. A hook that is registered later would miss the model's own input. Both stand-ins are gone when the forward is over.
+The runner's `execute_model` is one method from the choice of a graph to the output, and calls no method of its own in between
+but `prepare_inputs`. So three attributes of the runner have stand-ins in a step with a live mediator, each for one reason:
+
+- `cudagraph_manager`: the runner asks it whether the step replays a graph, and a full graph never calls the model;
+- `model`: the interleaver's step begins just before the model is called, when the batch is laid out and the forward context is
+  set. A hook that is registered there would miss the model's own input;
+- `sampler`: the runner's `sample` computes the logits and gives them to it at once.
+
+The stand-ins are gone when the forward, or the sampling, is over.
 
 The runner's sampler works on the GPU and keeps what a request needs in slots, so the batch may have another order in every
 step. Therefore rows are taken from the batch that was prepared for the step.
