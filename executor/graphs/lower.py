@@ -1,4 +1,6 @@
-"""A plan as taps, where its program has only operations of the tables; any other plan stays a plan.
+"""Makes taps of a plan whose program has only operations of the tables.
+
+Any other plan stays a plan.
 
 The program is followed without values. At each site it is a sequence of operations, and what the block adds to its lists is the
 site's value after some of them. Constants are computed here, by torch, as the block would compute them. A plan is not for the
@@ -55,7 +57,10 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Changed:
-    """For each row whether two values of a residual pair differ; `fits` once `any` was asked of the columns."""
+    """For each row whether two values of a residual pair differ.
+
+    `fits` is set once `any` was asked of the columns.
+    """
 
     before: _Cells
     now: _Cells
@@ -123,7 +128,10 @@ class _Walk:
         return tuple(node.meta["val"].shape) == (shape if cells.flat else (self.plan.rows, *shape))
 
     def _pair(self, target: Any, args: Sequence[Any]) -> Any:
-        """Return what an operation of a residual pair gives: its sum, or the way back (`executor.views.view.Stream`)."""
+        """Return the result of an operation of a residual pair.
+
+        It is the sum, or the way back (`executor.views.view.Stream`).
+        """
         first, second = args[0], args[1] if len(args) > 1 else None
         if target is _ATEN.add.Tensor and isinstance(first, _Cells) and isinstance(second, _Cells):
             raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
@@ -250,7 +258,7 @@ def lower(
     sites: Mapping[Place, int],
     steps: tuple[int, int] = (0, ALL),
 ) -> Lowered:
-    """Return a plan as taps.
+    """Return a plan as taps; the constants have any shape.
 
     Args:
         plan: the plan.
