@@ -74,6 +74,11 @@ class GreenletRunner(Runner):
         return self._program.names
 
     @property
+    def holds_state(self) -> bool:
+        """Whether the block has changed process state, such as torch's default dtype, for its own turns."""
+        return self._own.held
+
+    @property
     def loop(self) -> Loop | None:
         """The loop over steps that waits for a step, or waited last."""
         return self._block.loop

@@ -347,6 +347,11 @@ class OwnState:
         for index, value in self._mine.items():
             TURN[index].write(value)
 
+    @property
+    def held(self) -> bool:
+        """Whether the block has changed state that holds in its turns alone."""
+        return bool(self._mine)
+
     def leave(self, ended: bool) -> list[str]:
         """The block has parked or ended: put everything back.
 

@@ -174,12 +174,18 @@ class PlannedRunner(Runner):
         elif value is not True:
             self._hand_back()
             self._inner.resume(value)
-        elif self._begin(waiting.step):
-            self._go_on()
         else:
-            planned = self._region is not None
-            self._hand_back()
-            self._inner.resume(Passed(waiting.step) if planned else True)
+            try:
+                begun = self._begin(waiting.step)
+            except BudgetExceeded as error:  # the block's own code, or a `__del__` of its objects, took too long
+                self.throw(error)
+                return
+            if begun:
+                self._go_on()
+            else:
+                planned = self._region is not None
+                self._hand_back()
+                self._inner.resume(Passed(waiting.step) if planned else True)
 
     def throw(self, error: BaseException) -> None:
         self._hand_back()
@@ -194,7 +200,7 @@ class PlannedRunner(Runner):
 
     def _begin(self, number: int) -> bool:
         """Begin a step as a plan; return whether there is one."""
-        if self.refused is not None or self._state.record.skips.fingerprint():
+        if self.refused is not None or self._state.record.skips.fingerprint() or self._inner.holds_state:
             return False
         try:
             self._step = self._bounded(lambda: self._planned(number))
@@ -202,8 +208,6 @@ class PlannedRunner(Runner):
             self._tries += 1
             if not refused.later or self._tries >= _TRIES:
                 self.refused = refused
-        except BudgetExceeded:  # the block itself will take as long, and say so
-            self.refused = Refused(self._unit.first_line, "the step takes longer than a block may", "")
         except Exception as error:  # of torch's, where it traces; the block runs as it is
             self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
         return self._step is not None

@@ -46,6 +46,10 @@ LOOPS = {
         6,
     ),
     "a block that is no plan": (block(KEEP + "\nif model.layers[2].mlp.output.sum() > 0:\n    print(step)"), 0),
+    "a default dtype of the block's own": (
+        block("kept.append(model.layers[1].mlp.output + torch.zeros(1))", "torch.set_default_dtype(torch.float64)"),
+        0,
+    ),
     "a loop in a function": (
         block("pass", f"def run():\n    for step in tracer.iter[1:]:\n        {KEEP}", "run()", "for _ in [0]:"),
         0,
