@@ -91,6 +91,11 @@ class Step:
         self._guards = guards
         self.expression = expression
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch with the number itself, in place where the function is."""
+        return function(*map(_number, args), **{name: _number(value) for name, value in (kwargs or {}).items()})
+
     def _compared(self, sign: str, other: Any) -> Any:
         if isinstance(other, Step):
             other = int(other)
@@ -204,3 +209,10 @@ class Step:
 
     def __format__(self, spec: str) -> str:
         return format(int(self), spec)
+
+
+def _number(value: Any) -> Any:
+    """Return an argument of torch's with numbers in the places of steps."""
+    if isinstance(value, Step):
+        return int(value)
+    return type(value)(map(_number, value)) if type(value) in (tuple, list) else value

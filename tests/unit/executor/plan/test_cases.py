@@ -117,6 +117,11 @@ ELIGIBLE = {
     "every second step": ("if step % 2 == 0:\n    kept.append(model.layers[0].mlp.output.save())", "", ""),
     "the step with a value": ("kept.append((step, step + 1, model.layers[0].mlp.output.save()))", "", ""),
     "the step as a factor": ("model.layers[0].mlp.output[:] *= step", "", ""),
+    "the step in an accumulator": (
+        "model.layers[0].mlp.output[:] += step\ntotal += step",
+        "total = torch.zeros(1).save()",
+        "",
+    ),
     "a dict by step": ("table[step] = model.layers[0].mlp.output.save()", "", ""),
     "a dict by text": ("table[f'at {step:>2}'] = [model.layers[0].mlp.output.save()]", "", ""),
     "lists in a dict": ("log['norms'].append(model.layers[0].mlp.output.norm())", "log = {'norms': []}.save()", ""),
