@@ -75,7 +75,7 @@ class GreenletRunner(Runner):
 
     @property
     def holds_state(self) -> bool:
-        """Whether the block has changed process state, such as torch's default dtype, for its own turns."""
+        """Whether the block has changed process state for its own turns (torch's default dtype, say)."""
         return self._own.held
 
     @property
