@@ -54,17 +54,20 @@ def section() -> str:
 
 
 def _table(runs: dict[str, Any]) -> str:
-    columns = list(next(iter(runs.values()))["columns"])
+    columns = sorted({column for run in runs.values() for column in run["columns"]})
     lines = [f"| | {' | '.join(columns)} |", f"| --- {'| --- ' * len(columns)}|"]
     for name, run in runs.items():
-        found = [run["columns"][column] for column in columns]
-        beside = [f" ({one['theirs']:.0e})" if "theirs" in one else "" for one in found]
-        cells = [
-            f"{one['largest']:.0e}{other}, {one['given']} and {one['refused']}"
-            for one, other in zip(found, beside, strict=True)
-        ]
+        cells = [_cell(run["columns"].get(column)) for column in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(found: dict[str, Any] | None) -> str:
+    """Return what is said of one column of a run, which may be older than the column."""
+    if found is None:
+        return "not measured"
+    beside = f" ({found['theirs']:.0e})" if "theirs" in found else ""
+    return f"{found['largest']:.0e}{beside}, {found['given']} and {found['refused']}"
 
 
 def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[str, Any]:
