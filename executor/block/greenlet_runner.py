@@ -75,7 +75,7 @@ class GreenletRunner(Runner):
 
     @property
     def holds_state(self) -> bool:
-        """Whether the block has changed process state for its own turns (torch's default dtype, say)."""
+        """Whether the block has changed process state that holds in its turns."""
         return self._own.held
 
     @property

@@ -74,8 +74,8 @@ def _tap_rows(  # type: ignore[no-untyped-def]
                 last = tl.load(ints_ptr + tap + 7)
                 mine = (columns >= start) & (columns < stop)
                 if code == _READ:
-                    place = out_ptr + last + (at - begin).to(tl.int64) * (stop - start)
-                    tl.store(place + (columns - start), x.to(dtype), mask=mine)
+                    target = out_ptr + last + (at - begin).to(tl.int64) * (stop - start)
+                    tl.store(target + (columns - start), x.to(dtype), mask=mine)
                 else:
                     number = tl.load(floats_ptr + tap + 8)
                     low = tl.load(floats_ptr + tap + 13)

@@ -26,7 +26,7 @@ _SAME = (_ATEN.clone.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.l
 _MOST_STEPS = 4096
 
 # The tensors of a site: the module, "input" or "output", and the paths in the location's value.
-Place = tuple[str, str, tuple[Path, ...]]
+SiteKey = tuple[str, str, tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def lower(
     plan: Plan,
     functional: fx.Graph,
     constants: Mapping[int, torch.Tensor],
-    sites: Mapping[Place, int],
+    sites: Mapping[SiteKey, int],
     steps: tuple[int, int] = (0, ALL),
 ) -> Lowered:
     """Return a plan as taps; the constants have any shape.
@@ -303,7 +303,7 @@ class _Gathered:
     plan: Plan
     made: Sequence[Any]
     shapes: Sequence[tuple[int, ...]]
-    sites: Mapping[Place, int]
+    sites: Mapping[SiteKey, int]
     steps: tuple[int, int]
 
     def lowered(self) -> Lowered:
@@ -315,7 +315,7 @@ class _Gathered:
         final = self._written(reads)
         used = {(cells.read, cells.leaves) for cells in reads.values()} | set(final)
         taps: list[Tap] = []
-        places: dict[int, tuple[int, tuple[int, ...]]] = {}
+        tapped: dict[int, tuple[int, tuple[int, ...]]] = {}
         for read, leaves in sorted(used):
             several = [one for one in used if one[0] == read and len(one[1]) != len(leaves)]
             if several and any(key[0] == read for key in final):
@@ -328,7 +328,7 @@ class _Gathered:
                     if len(cells.done) == k:
                         if cells.done != done[:k]:
                             raise Refused("the block keeps a value that the model does not go on with")
-                        places[i] = (len(taps), self.shapes[i])
+                        tapped[i] = (len(taps), self.shapes[i])
                         taps.append(Tap(site, Code.READ, cells.columns, steps=self.steps))
                 if k < len(done):
                     tap = done[k]
@@ -346,14 +346,14 @@ class _Gathered:
                     )
             if any(len(cells.done) > len(done) for cells in mine.values()):
                 raise Refused("the block keeps a value that the model does not go on with")
-        return Lowered(tuple(taps), places, known)
+        return Lowered(tuple(taps), tapped, known)
 
     def _written(self, reads: Mapping[int, _Cells]) -> dict[tuple[int, tuple[int, ...]], tuple[Tap, ...]]:
         """Return the operations at each changed site: the index of the location, and its tensors."""
         final: dict[tuple[int, tuple[int, ...]], tuple[Tap, ...]] = {}
         halves: dict[int, dict[int, _Cells]] = {}
         for write in self.plan.writes:
-            if not write.in_place:
+            if not write.mutated:
                 raise Refused("the block assigns a new value to a location; change it in place: x[:] = value")
             value = self.made[write.output]
             key = (write.read, (write.leaf,))

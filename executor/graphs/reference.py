@@ -49,15 +49,15 @@ def _run(tables: Tables, tap: list[int], numbers: torch.Tensor, at: int, row: to
     x = row[start:stop]
     width = stop - start
     if code == Code.READ:
-        place = last + (at - first) * width
-        tables.output[place : place + width] = x
+        offset = last + (at - first) * width
+        tables.output[offset : offset + width] = x
         return False
     wide = x.float()
     number, c0, c1, c2, c3, low, high = numbers[:7]
     operand = number.expand(width)
     if vector >= 0:
-        place = vector + (at - first) * stride
-        operand = tables.bank.values[place : place + width].float()
+        offset = vector + (at - first) * stride
+        operand = tables.bank.values[offset : offset + width].float()
     if code == Code.ADD:
         made = wide + operand
     elif code == Code.MULTIPLY:

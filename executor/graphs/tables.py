@@ -9,7 +9,7 @@ Two tensors, allocated once, whose addresses every captured graph holds:
   a window of steps opens or closes.
 
 A tap's record: code, first column, column after the last, first row, row after the last, vector, its stride from row to row, and
-the direction of FORM or the place of READ in the output; then as float32: number, c0, c1, c2, c3, low, high, 0.
+the direction of FORM or the offset of READ in the output; then as float32: number, c0, c1, c2, c3, low, high, 0.
 
 Values that taps read go to one flat tensor of the model's dtype. It has two areas: one for steps with one row of a request,
 whose used part is copied to the host in every step, and one for prompts. A request gets its ranges of both when it joins, so a
@@ -285,7 +285,7 @@ class Tables:
         ints = record[self._heads :].reshape(-1, RECORD)
         floats = ints.view(np.float32)
         start = joined.starts[area]
-        number, place, parts = 0, 0, []
+        number, offset, parts = 0, 0, []
         order = sorted(range(len(joined.taps)), key=lambda i: joined.taps[i].site)
         for i in order:
             tap = joined.taps[i]
@@ -294,9 +294,9 @@ class Tables:
                 continue
             vector, last = joined.vectors[i]
             if tap.code is Code.READ:
-                last = start + place + (self.split if area == PROMPT else 0)
-                parts.append(Part(i, place, after - first, tap.width))
-                place += (after - first) * tap.width
+                last = start + offset + (self.split if area == PROMPT else 0)
+                parts.append(Part(i, offset, after - first, tap.width))
+                offset += (after - first) * tap.width
             stride = tap.width if tap.vector is not None and tap.vector.dim() == 2 else 0
             ints[number, :8] = (tap.code, *tap.columns, first, after, vector, stride, last)
             with np.errstate(over="ignore"):
@@ -308,7 +308,7 @@ class Tables:
         sites = frozenset(int(site) for site in np.flatnonzero(heads[:, 1]))
         self._count(joined.open, sites)
         joined.open = sites
-        joined.share = Share(start, place, tuple(parts))
+        joined.share = Share(start, offset, tuple(parts))
         self._dirty[slot] = record
         self._writes += 1
         self._epochs[slot] = self._writes

@@ -158,9 +158,9 @@ class _Compilation:
                     "keep its shape, or append to a list and torch.cat it after the loop",
                     later=True,  # a prompt's step may have left more rows
                 )
-            in_place = storage_of(old) in self._recorder.changed
+            mutated = storage_of(old) in self._recorder.changed
             real = self._walk.environment.carried[name]
-            if in_place:
+            if mutated:
                 others = [one for other, one in self._walk.environment.carried.items() if other != name]
                 if new is not old or storage_of(real) in storages | {storage_of(one) for one in others}:
                     raise Refused(
@@ -168,7 +168,7 @@ class _Compilation:
                         f"{name} is changed in place and has another name too",
                         f"make a new one: {name} = {name} + x",
                     )
-            found.append(Carried(name, inputs.index(f"carried_{name}"), results.output(new), in_place))
+            found.append(Carried(name, inputs.index(f"carried_{name}"), results.output(new), mutated))
         return found
 
     def _made(self, results: Results, carried: list[Carried]) -> Plan:

@@ -205,24 +205,24 @@ def check(body: Sequence[ast.stmt], *, function: bool = False) -> None:
     Raises:
         Refused: the first such place, in the order of lines.
     """
-    places: list[Refused] = []
-    checker = _Check(places, function)
+    refusals: list[Refused] = []
+    checker = _Check(refusals, function)
     for statement in body:
         checker.visit(statement)
-    if places:
-        raise min(places, key=lambda place: place.line)
+    if refusals:
+        raise min(refusals, key=lambda one: one.line)
 
 
 class _Check(ast.NodeVisitor):
     """Finds what no plan has."""
 
-    def __init__(self, places: list[Refused], function: bool) -> None:
-        self._places = places
+    def __init__(self, refusals: list[Refused], function: bool) -> None:
+        self._refusals = refusals
         self._function = function
         self._loops = 0
 
     def _refuse(self, node: ast.AST, what: str, instead: str) -> None:
-        self._places.append(Refused(getattr(node, "lineno", 0), what, instead))
+        self._refusals.append(Refused(getattr(node, "lineno", 0), what, instead))
 
     def visit(self, node: ast.AST) -> None:
         reason = STATEMENTS.get(type(node).__name__)
@@ -254,7 +254,7 @@ class _Check(ast.NodeVisitor):
         if reason is not None:
             # The attribute's own line: a chain of calls may begin lines above it.
             line = node.end_lineno or node.lineno
-            self._places.append(Refused(line, f".{node.attr} {reason[0]}", reason[1]))
+            self._refusals.append(Refused(line, f".{node.attr} {reason[0]}", reason[1]))
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:

@@ -194,8 +194,8 @@ class Walk:
                 line, f"a {type(tensor).__name__} that is not dense", "make it a plain tensor before the loop"
             )
         storage = self._storages.setdefault(storage_of(tensor), len(self._storages))
-        place = (tensor.storage_offset(), tensor.stride()) if tensor.numel() else ()
-        return ("tensor", tuple(tensor.shape), str(tensor.dtype), str(tensor.device), storage, place)
+        strides = (tensor.storage_offset(), tensor.stride()) if tensor.numel() else ()
+        return ("tensor", tuple(tensor.shape), str(tensor.dtype), str(tensor.device), storage, strides)
 
     def _container(self, value: Any, name: str, line: int, grows: frozenset[int], depth: int) -> Any:
         kind = type(value)

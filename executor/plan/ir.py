@@ -46,14 +46,14 @@ class Write:
         leaf: the index of the tensor in the location's form.
         at: the path of keys to the tensor in the location's value.
         output: the index of the program's output.
-        in_place: whether the block changed the tensor itself; otherwise it assigned another.
+        mutated: whether the block changed the tensor itself; otherwise it assigned another.
     """
 
     read: int
     leaf: int
     at: tuple[object, ...]
     output: int
-    in_place: bool
+    mutated: bool
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class Carried:
         name: the block's name.
         input: the index of the program's input.
         output: the index of the program's output.
-        in_place: whether the block changes the tensor itself, so that its identity stays.
+        mutated: whether the block changes the tensor itself, so that its identity stays.
     """
 
     name: str
     input: int
     output: int
-    in_place: bool
+    mutated: bool
 
 
 @dataclass(frozen=True)
@@ -177,5 +177,5 @@ class Plan:
     @property
     def written(self) -> tuple[str, ...]:
         """The locations that the plan changes, as `path.kind`, each once."""
-        places = (self.reads[write.read] for write in self.writes)
-        return tuple(dict.fromkeys(f"{read.path}.{read.kind}" for read in places))
+        written = (self.reads[write.read] for write in self.writes)
+        return tuple(dict.fromkeys(f"{read.path}.{read.kind}" for read in written))

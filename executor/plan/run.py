@@ -118,20 +118,20 @@ class PlannedStep:
         self._next += 1
         count = len(self._members)
         tensors = []
-        for (leaf, path), place in zip(read.form.leaves(), read.inputs, strict=True):
+        for (leaf, path), input_number in zip(read.form.leaves(), read.inputs, strict=True):
             whole = gather(tensor_at(value, path).index_select(0, index), path)
             if tuple(whole.shape[1:]) != leaf.shape or whole.dtype != leaf.dtype:
                 raise ValueError(f"{read.path}.{read.kind} became {list(whole.shape)}, {whole.dtype}")
-            tensors.append((place, whole.unflatten(0, (count, plan.rows))))
+            tensors.append((input_number, whole.unflatten(0, (count, plan.rows))))
         with torch.inference_mode(False), torch.no_grad():
             for i, run in enumerate(self._runs):
-                run.serve(number, {place: mine if self._stacked else mine[i] for place, mine in tensors})
+                run.serve(number, {input_number: mine if self._stacked else mine[i] for input_number, mine in tensors})
         for write in (one for one in plan.writes if one.read == number):
             results = [run.result(write.output) for run in self._runs]
             made = results[0] if self._stacked else torch.stack(results)
             mine = scatter(made.flatten(0, 1), write.at)
             tensor = tensor_at(value, write.at)
-            if write.in_place:
+            if write.mutated:
                 tensor.index_copy_(0, index, mine)
             else:
                 value = _replaced(value, write.at, tensor.clone().index_copy_(0, index, mine))
@@ -196,12 +196,15 @@ class OwnStep:
         number = self._next
         read = self.plan.reads[number]
         self._next += 1
-        mine = {place: tensor_at(value, path) for (_, path), place in zip(read.form.leaves(), read.inputs, strict=True)}
+        mine = {
+            input_number: tensor_at(value, path)
+            for (_, path), input_number in zip(read.form.leaves(), read.inputs, strict=True)
+        }
         with torch.inference_mode(False), torch.no_grad():
             self._run.serve(number, mine, own=True)
         self._add(number)
         for write in self.plan.writes:
-            if write.read == number and not write.in_place:
+            if write.read == number and not write.mutated:
                 value = _replaced(value, write.at, self._run.result(write.output))
         return value
 
@@ -221,7 +224,7 @@ def _leave(plan: Plan, member: Member, give: Delivery) -> None:
     environment = member.environment
     for carried in plan.carried:
         now = give.tensor(carried.output)
-        if not carried.in_place:
+        if not carried.mutated:
             environment.carried[carried.name] = now
         elif now is not environment.carried[carried.name]:
             with torch.inference_mode(False), torch.no_grad():

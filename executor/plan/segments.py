@@ -40,15 +40,15 @@ def parts_of(graph: fx.Graph, reads: Sequence[Sequence[int]], recorded: bool) ->
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     at = {inputs[index]: number for number, read in enumerate(reads) for index in read}
     segments: list[list[Node]] = [[] for _ in reads or ((),)]
-    place: dict[Node, int] = dict.fromkeys(inputs, 0) | at
+    segment_of: dict[Node, int] = dict.fromkeys(inputs, 0) | at
     now = 0
     results: list[Node] = []
     for node in graph.nodes:
         if node.op == "call_function":
-            needs = max((place[one] for one in node.all_input_nodes), default=0)
+            needs = max((segment_of[one] for one in node.all_input_nodes), default=0)
             now = max(now, needs)
-            place[node] = now if recorded else needs
-            segments[place[node]].append(node)
+            segment_of[node] = now if recorded else needs
+            segments[segment_of[node]].append(node)
         elif node.op == "output":
             results = list(node.args[0])
     return Parts(graph, inputs, segments, results)

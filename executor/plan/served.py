@@ -25,13 +25,13 @@ class Changed:
         leaf: its number in the form.
         at: where it is in the location's value.
         tensor: what the model is to go on with.
-        in_place: whether the code changed the tensor itself.
+        mutated: whether the code changed the tensor itself.
     """
 
     leaf: int
     at: Path
     tensor: torch.Tensor
-    in_place: bool
+    mutated: bool
 
 
 class Traced(Served):
@@ -100,12 +100,12 @@ class Traced(Served):
                 number, leaf = next((i, leaf) for i, leaf in enumerate(self._leaves) if leaf.original is original)
                 if now is not leaf.private:
                     placed = now.detach().to(original.device, original.dtype).clone()
-                    found.append(Changed(number, path, placed, in_place=False))
+                    found.append(Changed(number, path, placed, mutated=False))
                 elif storage_of(now) in self._recorder.changed and number not in seen:
                     seen.add(number)
                     if now.shape != leaf.before.shape:
                         raise ValueError(f"its shape became {list(now.shape)}")
-                    found.append(Changed(number, path, now, in_place=True))
+                    found.append(Changed(number, path, now, mutated=True))
 
         visit(self._original, self.value, ())
         return found

@@ -127,8 +127,8 @@ class Tracing:
             kwargs[name] = value
 
     def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
-        place = (node.path, str(kind))
-        if self._served is not None and self._at_now == place:
+        location = (node.path, str(kind))
+        if self._served is not None and self._at_now == location:
             self._served.put_back()
             return self._served
         name = str(Location(node.path, kind, 0, shown))
@@ -141,7 +141,7 @@ class Tracing:
         if position <= self._position:
             raise Refused(line, f"{name} had already passed", "ask for locations in the order that the model runs them")
         self.settle()
-        form = self._form_of(*place)
+        form = self._form_of(*location)
         if form is None:
             raise Refused(line, f"{name} has not been seen in a step of one row yet", "", later=True)
         number, first = len(self.results.reads), len(self._recorder.inputs)
@@ -149,10 +149,11 @@ class Tracing:
             self._recorder.input(f"at{number}_{leaf.index}", (form.rows, *leaf.shape), None, leaf.dtype)
             for leaf, _ in form.leaves()
         ]
-        read = Read(*place, form, tuple(range(first, first + len(inputs))), line)
+        read = Read(*location, form, tuple(range(first, first + len(inputs))), line)
         self.results.reads.append(read)
         self._recorder.serving = number
-        self._served, self._at_now, self._position = Traced(name, number, form, inputs, self._recorder), place, position
+        self._served = Traced(name, number, form, inputs, self._recorder)
+        self._at_now, self._position = location, position
         return self._served
 
     def settle(self) -> None:
@@ -169,7 +170,7 @@ class Tracing:
                     "change the logits",
                 )
             output = self.results.output(changed.tensor)
-            self.results.writes.append(Write(number, changed.leaf, changed.at, output, changed.in_place))
+            self.results.writes.append(Write(number, changed.leaf, changed.at, output, changed.mutated))
         served.leave()
         self._served = self._at_now = None
         self._recorder.serving = -1

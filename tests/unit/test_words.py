@@ -17,13 +17,16 @@ _SECTION = "## Words that are not used"
 # Folders whose names have been looked through. A folder is added here when its names pass.
 CLEAN = (
     *("actors", "benchmarks", "examples", "serve_app", "tools"),
-    *(f"executor/{name}" for name in "block cluster core engine interleave model parallel plugin saves views".split()),
+    *(
+        f"executor/{name}"
+        for name in "block cluster core engine graphs interleave model parallel plan plugin saves views".split()
+    ),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
 )
 # The folders and names in which a word has its one meaning, as the glossary says.
 KEPT = {
     "carried": ("executor/plan/",),
-    "whole": ("executor/model/", "executor/views/pattern.py"),
+    "whole": ("executor/model/", "executor/plan/", "executor/views/pattern.py"),
     "windows": ("interpose/cli/demo_model.py",),  # of the attention layers of a model
 }
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from executor.graphs import reference
-from executor.graphs.lower import Lowered, Place, lower
+from executor.graphs.lower import Lowered, SiteKey, lower
 from executor.graphs.operations import Refused
 from executor.graphs.tables import LATER, Tables
 from executor.plan.forms import Form, Group, Leaf
@@ -22,7 +22,7 @@ from tests.unit.executor.graphs.samples import CPU, LIMITS, same
 
 W = 8
 # The model of these tests: a layer's pair, and the output of a projection.
-SITES: dict[Place, int] = {
+SITES: dict[SiteKey, int] = {
     ("layer", "output", ((0,),)): 0,
     ("layer", "output", ((1,),)): 1,
     ("layer", "output", ((0,), (1,))): 2,
