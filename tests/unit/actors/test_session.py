@@ -373,6 +373,7 @@ async def test_a_session_is_collected_when_its_client_has_all_of_it(session: Ses
     assert await collected()
     await session.upload("s", "sha256:0", 8, 0, b"1234")
     assert await collected(), "what is uploaded is uploaded again"
+    engine.last = OUTPUT
     await session.start("s", *submission("job"))
     await session._store.traces["job"].wait()
     assert not await collected(), "nobody has read what came of the job"
