@@ -1,11 +1,9 @@
 """Makes taps of a plan whose program has only operations of the tables.
 
-Any other plan stays a plan.
-
-The program is followed without values. At each site it is a sequence of operations, and what the block adds to its lists is the
-site's value after some of them. Constants are computed here, by torch, as the block would compute them. A plan is not for the
-tables if it carries tensors from step to step, assigns a new value to a location, leaves a value that the model does not go on
-with, or has another operation. `Tap.exact` holds for each tap that comes from here.
+Any other plan stays a plan. The program is followed without values. At each site it is a sequence of operations, and what the
+block adds to its lists is the site's value after some of them. Constants are computed here, by torch, as the block would
+compute them. A plan is not for the tables if it carries tensors from step to step, assigns a new value to a location, leaves
+a value that the model does not go on with, or has another operation. `Tap.exact` holds for each tap that comes from here.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class _Cells:
 
     Attributes:
         read: the index of the location.
-        leaves: the tensors of the location that it is, or is the sum of.
+        leaves: the tensors of the location that the columns are, or are the sum of.
         done: the operations so far.
         columns: the first column and the column after the last.
         flat: whether the dimension of rows is gone: [columns] of a single row.
@@ -274,8 +272,7 @@ def lower(
         raise Refused(f"{plan.carried[0].name} is carried from step to step")
     if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
         raise Refused("the block does something else in some of the steps")
-    walk = _Walk(plan)
-    inputs: dict[int, Any] = dict(constants)
+    walk, inputs = _Walk(plan), dict[int, Any](constants)
     for number, read in enumerate(plan.reads):
         for (leaf, _), index in zip(read.form.leaves(), read.inputs, strict=True):
             # A leaf of other than [rows, columns] is no site; it may be there unused.
@@ -396,8 +393,8 @@ def _outputs(plan: Plan) -> Iterator[int]:
             yield from of(one)
 
     for append in plan.appends:
-        yield from of(append.item)
-        if append.key is not None:
-            yield from of(append.key)
+        for item in (append.item, append.key):
+            if item is not None:
+                yield from of(item)
     for _, item in plan.results:
         yield from of(item)
