@@ -76,7 +76,7 @@ class Binder:
             return {binding.name: self._decoder.decode(binding.value) for binding in bindings}
 
     def bind(self, bindings: Iterable[Binding]) -> dict[str, Any]:
-        """Return the names of a block, with those that it reads bound."""
+        """Return the names of a block; the names that it reads are bound."""
         names = new_namespace()
         with ordinary_tensors():
             self._decoder.into(names, list(bindings))

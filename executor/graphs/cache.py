@@ -66,7 +66,7 @@ class GraphCache:
 
     @property
     def size(self) -> int:
-        """The bytes of all graphs, those that are about to be freed included."""
+        """The bytes of all graphs, with the graphs that wait to be freed."""
         return sum(entry.size for entry in (*self._entries.values(), *self._leaving))
 
     def find(self, key: Key) -> Entry | None:

@@ -47,7 +47,7 @@ class Running:
 
     Attributes:
         spans: the rows of each block in the step, by key.
-        visit: the location where the model is, if it is at one that a block waits for or has recorded.
+        visit: the location where the model is, if a block waits for that location or has it recorded; else None.
         serving: makes the values that blocks are served.
         in_step: whether a step runs, so that what a block wants recorded is looked for.
     """

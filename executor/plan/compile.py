@@ -62,7 +62,7 @@ def compile_region(
     Args:
         region: what is to become a plan.
         namespace: the block's names as the step begins.
-        live: the names beside `region.after` that are used when the block has ended: those that it gives back.
+        live: the names beside `region.after` that the block gives back when it has ended.
         step: the step; the plan's guards say for which others it is.
         context: what it needs of the worker.
 

@@ -15,7 +15,7 @@ class Written:
     real one fails.
 
     Args:
-        index: its number among those that the block writes to.
+        index: its number among the containers that the block writes to.
         here: returns the notebook's line that runs now.
         note: gets what is added: the number, the key (None in a list), the value, and the line.
     """

@@ -115,7 +115,7 @@ class Append:
     """A place of the block that adds to a list, or puts into a dict.
 
     Attributes:
-        container: the index of the list or dict among those that the block writes to.
+        container: the index of the list or dict among the containers that the block writes to.
         key: the key in a dict; None for a list, whose end gets the item.
         item: the value.
         line: the notebook's line.

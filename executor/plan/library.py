@@ -54,7 +54,7 @@ _SETTERS = frozenset({"setitem", "delitem", "iadd", "iconcat", "attrgetter", "me
 
 @functools.cache
 def _of_torch() -> frozenset[int]:
-    """Return the ids of torch's functions that work on tensors, and of those that make them."""
+    """Return the ids of torch's functions that work on tensors or make tensors."""
     functions = {id(one) for many in get_overridable_functions().values() for one in many}
     return frozenset(functions | {id(getattr(torch, name)) for name in _MADE})
 

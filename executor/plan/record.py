@@ -178,7 +178,7 @@ class Recorder(TorchDispatchMode):
                 f"a tensor goes to another device ({tensor.device})",
                 "save it as it is; the notebook gets it on its CPU",
             )
-        if id(tensor) in self._nodes:  # an operation in place gives back what it was given
+        if id(tensor) in self._nodes:  # an operation in place returns its own argument
             node.meta["val"] = tensor
         else:
             self._note(tensor, node)

@@ -111,4 +111,4 @@ class Traced(Served):
         return found
 
     def settle(self, current: Any) -> NoReturn:
-        raise NotImplementedError("a traced location reaches no model")
+        raise RuntimeError("a traced location has no model to write to")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
 from grpc_health.v1 import health_pb2
@@ -19,7 +20,7 @@ PROXY = "proxy"
 MAX_WATCHERS = 64
 
 
-class HealthCalls:
+class HealthCalls(ABC):
     """The calls of grpc.health.v1.Health, which need no key.
 
     Attributes:
@@ -33,9 +34,9 @@ class HealthCalls:
     def __init__(self) -> None:
         self._watchers = 0  # open `Watch` calls
 
+    @abstractmethod
     async def _serving(self) -> bool:
         """Return whether any model runs traces or would start for a request."""
-        raise NotImplementedError
 
     @unary(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, keyless=True)
     async def Check(self, request: health_pb2.HealthCheckRequest, _: Tenant) -> health_pb2.HealthCheckResponse:
