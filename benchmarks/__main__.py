@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.graph_steps import CASES
 from benchmarks.models import DTYPES, SIZES
+from benchmarks.tier_rows import ROWS
 
 # Modules of this folder. Each has a `run()` that returns figures by their name, by case. Its keyword arguments are the options
 # of the benchmark.
@@ -32,8 +33,10 @@ BENCHMARKS = (
     "start_up",
     "encoding",
     "peers",
+    "tiers",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
+_OPTIONS += ("rows", "profile", "service", "joined")
 
 Run = Callable[..., dict[str, dict[str, float]]]
 
@@ -69,6 +72,16 @@ def parser() -> argparse.ArgumentParser:
         "--seconds", type=float, help=f"in which a case ends, whatever rounds are left {_takers('seconds')}"
     )
     some.add_argument("--case", dest="cases", choices=CASES, nargs="+", help=f"only these {_takers('cases')}")
+    some.add_argument("--rows", choices=ROWS, nargs="+", help=f"only these {_takers('rows')}")
+    some.add_argument(
+        "--profile", choices=ROWS, help=f"only the parts and the profile of this row {_takers('profile')}"
+    )
+    some.add_argument(
+        "--service", action="store_true", default=None, help=f"through a whole service too {_takers('service')}"
+    )
+    some.add_argument(
+        "--joined", action="store_true", default=None, help=f"one trace for each batch {_takers('joined')}"
+    )
     return parser
 
 

@@ -57,7 +57,7 @@ class TracedRequest:
                 program.reads.append(Binding(name=read, value=values[read]))
             elif read in captured:
                 program.reads.append(Binding(name=read, value=encoder.encode(captured[read])))
-        self._trace = pb.Trace(id=f"benchmark-{next(_ids)}", invokes=[pb.Invoke(program=program)])
+        self._trace = pb.Trace(id=f"benchmark-{next(_ids)}", invokes=[pb.Invoke(program=program)], stacks=True)
         self._trace.scope.CopyFrom(encoder.objects)
 
     def extra_args(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from interpose.cli.demo_model import write_demo_model
 
 START_SECONDS = 400.0
 STOP_SECONDS = 60.0
+PORTS = range(20000, 30000)
 
 
 class Service:
@@ -33,6 +35,7 @@ class Service:
         sessions: further settings of sessions.
         limits: limits of the model.
         tenants: names and API keys of the tenants.
+        model: further settings of the model.
 
     Attributes:
         config: the service's configuration file.
@@ -47,21 +50,23 @@ class Service:
         sessions: Mapping[str, object] | None = None,
         limits: Mapping[str, object] | None = None,
         tenants: Sequence[Mapping[str, object]] = (),
+        model: Mapping[str, object] | None = None,
     ) -> None:
         self._stopping = False
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         checkpoint = checkpoint or write_demo_model(folder / "llama")
         self._port = _free_port()
-        model = {
+        served = {
             "name": "llama",
             "model": str(checkpoint),
             "tensor_parallel_size": tensor_parallel_size,
             "engine": {"dtype": "float32", "enforce_eager": False, **(engine or {})},
             "limits": {**(limits or {})},
+            **(model or {}),
         }
         settings: dict[str, object] = {
-            "models": [model],
+            "models": [served],
             "sessions": {"warm": warm, **(sessions or {})},
             "grpc": {"port": self._port},
         }
@@ -137,6 +142,10 @@ def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | 
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port that the system gives to no connection meanwhile."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")

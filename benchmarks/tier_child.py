@@ -1,0 +1,266 @@
+"""One in-process engine of `benchmarks.tiers`.
+
+`python -m benchmarks.tier_child stock|interpose CHECKPOINT [OPTIONS]`. OPTIONS are further options of vLLM's LLM, as JSON. An
+answer is the seconds of a batch, a report of its parts, or a text that says why the batch does not count.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import inspect
+import io
+import itertools
+import json
+import os
+import pstats
+import statistics
+import sys
+import time
+from typing import Any
+
+from benchmarks.engine_child import CORES, BenchLimits, middle
+from benchmarks.models import prompts
+from benchmarks.rounds import answer_forever
+from benchmarks.tier_rows import ROWS, Row, constants
+from benchmarks.traced_batch import TracedBlock, TracedTrace
+
+TOP = 40  # functions of a profile that are shown
+ENGINE = {"enable_chunked_prefill": False, "enable_prefix_caching": False}  # options of vLLM's engine
+SWITCHES = ("plans", "graphs")  # settings of traces that are on, as far as the engine has them
+
+
+def main(kind: str, checkpoint: str, given: str = "{}") -> None:
+    """Load the engine, and answer requests for timed batches."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
+    engine = Engine(kind, checkpoint, json.loads(given))
+    answer_forever(engine.answer)
+
+
+def switched_on(taker: Any) -> dict[str, bool]:
+    """Return `SWITCHES` as keywords, as far as they are known.
+
+    Args:
+        taker: a function with keywords, or a model of settings with fields.
+    """
+    known = getattr(taker, "model_fields", None) or inspect.signature(taker).parameters
+    return {name: True for name in SWITCHES if name in known}
+
+
+class Engine:
+    """One engine, stock or with traces.
+
+    Args:
+        kind: "stock" or "interpose".
+        checkpoint: folder of the model.
+        given: options of vLLM's LLM.
+    """
+
+    def __init__(self, kind: str, checkpoint: str, given: dict[str, Any]) -> None:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        options = {**ENGINE, **given}
+        self._traced = kind == "interpose"
+        if self._traced:
+            from executor.plugin.config import trace_options
+
+            options |= trace_options(BenchLimits, "local", **switched_on(trace_options))
+        llm = LLM(model=checkpoint, **options)
+        if current_platform.is_cuda():  # as in `benchmarks.engine_child`
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-CORES:])
+        self.llm: Any = llm.llm_engine
+        config = self.llm.model_config
+        self._layers = config.get_num_layers(self.llm.vllm_config.parallel_config)
+        self._hidden = config.get_hidden_size()
+        self._dtype = config.dtype
+        self._detokenize = not config.skip_tokenizer_init
+        self._blocks: dict[str, TracedBlock] = {}
+        self._constants: dict[str, Any] = {}
+        self._prompts: dict[int, Any] = {}
+        self._ids = itertools.count()
+
+    @property
+    def worker(self) -> Any:
+        """The engine's only worker."""
+        return self.llm.model_executor.driver_worker.worker
+
+    def answer(
+        self, row: str, batch: int, prompt_tokens: int, tokens: int, joined: bool = False, report: str = ""
+    ) -> Any:
+        """Return the seconds of a batch, or why it does not count.
+
+        Args:
+            row: one of `ROWS`. A stock engine runs its batch without blocks.
+            batch: requests of the batch.
+            prompt_tokens, tokens: numbers of tokens of each request.
+            joined: whether all requests with a block are invokes of one trace.
+            report: "parts" for the milliseconds of the batch's parts, "profile" for those and a profile, in place of the seconds.
+        """
+        run = Batch(self, ROWS[row], batch, prompt_tokens, tokens, joined)
+        profile = cProfile.Profile() if report == "profile" else None
+        try:
+            seconds = run.run(profile)
+            run.check(self._layers, tokens)
+        except Exception as error:
+            run.drop()
+            return f"{type(error).__name__}: {error}"
+        if not report:
+            return seconds
+        return {**run.parts(), **({"profile": shown(profile)} if profile is not None else {})}
+
+    def traces(self, row: Row, count: int, joined: bool) -> list[TracedTrace]:
+        """Return the traces of a batch's requests with a block."""
+        if not self._traced or not row.source or not count:
+            return []
+        if row.source not in self._blocks:
+            self._constants = self._constants or constants(self._hidden, self._dtype)
+            captured = {name: self._constants[name] for name in row.captured}
+            uploads = self.worker.interpose_outbox.uploads
+            self._blocks[row.source] = TracedBlock(row.source, captured, uploads)
+        return self._blocks[row.source].batches(count, joined)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Return a new prompt."""
+        prompt: list[int] = next(self._prompts.setdefault(tokens, prompts(tokens)))
+        return prompt
+
+    def sampling(self, tokens: int, extra_args: dict[str, Any] | None) -> Any:
+        """Return the sampling parameters of one request."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=tokens,
+            detokenize=self._detokenize,
+            temperature=0.0,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=extra_args,
+        )
+
+    def name(self) -> str:
+        """Return an id for a request."""
+        return str(next(self._ids))
+
+
+class Batch:
+    """One timed batch of an engine.
+
+    Args:
+        engine: the engine.
+        row: the kind of block.
+        batch: requests of the batch.
+        prompt_tokens, tokens: numbers of tokens of each request.
+        joined: whether all requests with a block are invokes of one trace.
+    """
+
+    def __init__(self, engine: Engine, row: Row, batch: int, prompt_tokens: int, tokens: int, joined: bool) -> None:
+        self._engine = engine
+        self._row = row
+        traced = batch if row.traced is None else row.traced
+        self._traces = engine.traces(row, traced, joined and traced > 1)
+        invokes = [(trace, invoke) for trace in self._traces for invoke in range(trace.invokes)]
+        names = [engine.name() for _ in range(batch)]
+        self._traced = dict(zip(names, invokes, strict=False))
+        self._plain = set(names[len(invokes) :])
+        self._prompts = {name: engine.prompt(prompt_tokens) for name in names}
+        self._tokens = tokens
+        self._marks: list[float] = []  # perf_counter at the begin, after admission, after each step, and at the end
+
+    def run(self, profile: cProfile.Profile | None) -> float:
+        """Return the seconds from the first request to the last value.
+
+        In a batch with requests without a block beside others, it is the time to the last output of a request without a block.
+
+        Args:
+            profile: is on while the batch runs, if it is given.
+        """
+        llm = self._engine.llm
+        waited = set(self._plain if self._traced else ())
+        until = 0.0
+        if profile is not None:
+            profile.enable()
+        marks = self._marks = [time.perf_counter()]
+        for trace in self._traces:
+            trace.open(self._engine.worker)
+        for name, prompt in self._prompts.items():
+            trace, invoke = self._traced.get(name, (None, 0))
+            extra_args = trace.extra_args(invoke) if trace is not None else None
+            llm.add_request(name, {"prompt_token_ids": prompt}, self._engine.sampling(self._tokens, extra_args))
+        marks.append(time.perf_counter())
+        finished: dict[str, Any] = {}
+        while llm.has_unfinished_requests():
+            finished |= {output.request_id: output for output in llm.step() if output.finished}
+            marks.append(time.perf_counter())
+            if waited and waited <= finished.keys():
+                waited, until = set(), marks[-1]
+        for name, (trace, invoke) in self._traced.items():
+            trace.finish(self._engine.worker, invoke, finished[name])
+        marks.append(time.perf_counter())
+        if profile is not None:
+            profile.disable()
+        return (until or marks[-1]) - marks[0]
+
+    def check(self, layers: int, tokens: int) -> None:
+        """Check that every value came, with the shape of its step.
+
+        Raises:
+            RuntimeError: some did not.
+        """
+        expected = self._row.expected(layers, tokens)
+        for trace in self._traces:
+            came = list(trace.values(self._engine.worker.interpose_outbox.blobs))
+            for kept in came:
+                if len(kept) != expected:
+                    raise RuntimeError(f"{len(kept)} values came instead of {expected}")
+                rows = {len(value) for value in kept[expected // tokens :]}  # of the steps after the prompt
+                if rows - {1}:
+                    raise RuntimeError(f"values of {sorted(rows)} rows came instead of one row")
+            if expected and len(came) != trace.invokes:
+                raise RuntimeError(f"{len(came)} lists of values came instead of {trace.invokes}")
+
+    def drop(self) -> None:
+        """Give everything up that still runs."""
+        self._engine.llm.abort_request(list(self._prompts))
+        for trace in self._traces:
+            trace.drop(self._engine.worker)
+
+    def parts(self) -> dict[str, Any]:
+        """Return the milliseconds of the batch's parts, and which way its steps took."""
+        begin, admitted, *steps = self._marks
+        *steps, end = steps
+        took = [(later - earlier) * 1e3 for earlier, later in itertools.pairwise([admitted, *steps])]
+        ordered = sorted(took)
+        return {
+            "admission": (admitted - begin) * 1e3,
+            "steps": len(took),
+            "first step": took[0],
+            "typical step": middle(took),
+            "median step": statistics.median(took),
+            "longest steps": ordered[-3:],
+            "finish": (end - steps[-1]) * 1e3,
+            "all": (end - begin) * 1e3,
+            "tiers": self._tiers(),
+        }
+
+    def _tiers(self) -> dict[str, int]:
+        """Return the steps of all requests by tier, where the accounting says it."""
+        counts: dict[str, int] = {}
+        for one in (one for trace in self._traces for one in trace.accounting()):
+            for tier in getattr(one, "tiers", ()):
+                name = str(getattr(tier, "tier", tier))
+                counts[name] = counts.get(name, 0) + int(getattr(tier, "steps", 1))
+        return counts
+
+
+def shown(profile: cProfile.Profile) -> str:
+    """Return a profile's functions with the longest times, by their own and with their calls."""
+    text = io.StringIO()
+    stats = pstats.Stats(profile, stream=text)
+    stats.sort_stats("tottime").print_stats(TOP)
+    stats.sort_stats("cumtime").print_stats(TOP)
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

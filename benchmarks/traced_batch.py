@@ -1,0 +1,153 @@
+"""The traces of a batch for an engine in the same process, from their text to their values."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import asdict
+from typing import Any
+
+from interpose.capture.analysis import block_reads_writes
+from interpose.contract.result import Result
+from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Binding, Value
+from interpose.wire.decoder import Decoder
+from interpose.wire.encoder import Encoder
+from interpose.wire.request import TraceRequest
+from interpose.wire.resolver import Resolver
+
+INLINE_BYTES = 16 << 10  # larger constants of a block are uploaded, as a notebook does it
+
+_NAMES = {"model": Value(module=""), "tracer": Value(tracer=True), "torch": Value(python_module="torch")}
+_ids = itertools.count()
+
+
+class TracedBlock:
+    """A block that is ready to run any number of times.
+
+    Its notebook and its engine prepare a block in the same way.
+
+    Args:
+        source: the text of the block.
+        captured: values that the block reads besides `model`, `tracer` and `torch`, by name.
+        uploads: takes the bytes of large values, by digest.
+    """
+
+    def __init__(self, source: str, captured: Mapping[str, Any], uploads: MutableMapping[str, bytes]) -> None:
+        reads, writes = block_reads_writes(ast.parse(source).body)
+        self._program = pb.Program(source=source, filename="<benchmark>", first_line=1, writes=writes)
+        encoder = Encoder(inline_bytes=INLINE_BYTES, put_blob=lambda data: _upload(data, uploads))
+        for name in reads:
+            if name in captured:
+                self._program.reads.append(Binding(name=name, value=encoder.encode(captured[name])))
+            elif name in _NAMES:
+                self._program.reads.append(Binding(name=name, value=_NAMES[name]))
+        self._objects = encoder.objects
+        self._codes: dict[str, Any] | None = None
+
+    def batches(self, count: int, joined: bool = False) -> list[TracedTrace]:
+        """Return the traces of a batch.
+
+        Args:
+            count: requests of the batch.
+            joined: whether one trace has all requests as its invokes; otherwise each request is a trace of its own.
+        """
+        return [self._trace(count)] if joined else [self._trace(1) for _ in range(count)]
+
+    def _trace(self, invokes: int) -> TracedTrace:
+        from executor.core.programs import made, units_of
+
+        message = pb.Trace(id=f"benchmark-{next(_ids)}", scope=self._objects, stacks=True)
+        message.invokes.extend(pb.Invoke(program=self._program) for _ in range(invokes))
+        if self._codes is None:
+            self._codes = {unit.key: made(unit, 1 << 30) for unit in units_of(message)}
+        return TracedTrace(message, self._codes)
+
+
+class TracedTrace:
+    """One trace of a batch.
+
+    Args:
+        message: the trace.
+        codes: what its texts compile to.
+
+    Attributes:
+        invokes: how many requests it has.
+    """
+
+    def __init__(self, message: pb.Trace, codes: dict[str, Any]) -> None:
+        from executor.core.request import shipped
+
+        self._id = message.id
+        self._shipment = shipped(TraceRequest(message.SerializeToString(), key=message.id), codes)
+        self._events: list[bytes] = []
+        self.invokes = len(message.invokes)
+
+    def open(self, worker: Any) -> None:
+        """Give the worker what the requests of the trace have in common, if there are several.
+
+        Raises:
+            RuntimeError: the worker did not take it.
+        """
+        if self.invokes > 1 and (reason := worker.interpose_open(self._shipment)):
+            raise RuntimeError(reason)
+
+    def extra_args(self, invoke: int) -> dict[str, Any]:
+        """Return the `SamplingParams.extra_args` of one request."""
+        from executor.core.request import InvokeRequest
+
+        shipment = self._shipment if self.invokes == 1 else None
+        return InvokeRequest(self._id, invoke, shipment=shipment).to_args()
+
+    def finish(self, worker: Any, invoke: int, output: Any) -> None:
+        """End the block of a finished request.
+
+        Args:
+            worker: the engine's only worker.
+            invoke: index of the request in the trace.
+            output: vLLM's output of the request.
+
+        Raises:
+            RuntimeError: the block failed.
+        """
+        completion = output.outputs[0]
+        result = Result(
+            completion.text, list(completion.token_ids), completion.finish_reason or "", list(output.prompt_token_ids)
+        )
+        state, events, _ = worker.interpose_finish(self._id, invoke, asdict(result))
+        if state != "done":
+            failures = [event.failed for event in map(pb.Event.FromString, events) if event.HasField("failed")]
+            raise RuntimeError(f"a benchmark's block ended as {state}: {failures}")
+        self._events += events
+
+    def drop(self, worker: Any) -> None:
+        """Give the trace up."""
+        worker.interpose_drop(self._id)
+
+    def values(self, blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
+        """Yield what the blocks saved under `kept`, a list for each request, as a notebook gets it.
+
+        Args:
+            blobs: the worker's large saved values, by id. The values that are read leave it.
+        """
+        for event in map(pb.Event.FromString, self._events):
+            if event.WhichOneof("kind") != "saves":
+                continue
+            decoder = Decoder(event.saves.objects, get_blob=lambda blob: blobs.pop(blob.id), resolver=Resolver())
+            for binding in event.saves.names:
+                if binding.name == "kept":
+                    yield decoder.decode(binding.value)
+
+    def accounting(self) -> list[pb.Accounting]:
+        """Return the accounting of the ended requests."""
+        events = map(pb.Event.FromString, self._events)
+        return [event.accounting for event in events if event.WhichOneof("kind") == "accounting"]
+
+
+def _upload(data: memoryview, uploads: MutableMapping[str, bytes]) -> str:
+    raw = bytes(data)
+    digest = hashlib.sha256(raw).hexdigest()
+    uploads[digest] = raw
+    return digest

@@ -1,0 +1,1 @@
+"""The engines of benchmarks, each asked once for everything that it is measured with."""
