@@ -14,7 +14,8 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `reference`, `kernel`, `taps` | the operations on the CPU and in Triton, and the hooks that call them between the modules |
 | `buffers` | values on their way to the host: one copy a step, one gather per request at its end |
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
-| `lower` | a plan as taps, where its program has only these operations |
+| `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
+| `tail` | what the host computes of what taps read, when a loop is over |
 
 Nothing here runs in an engine yet. Still to come: `executor.plugin` implements `dispatch.Device` with vLLM's graph manager
 (descriptors, dummy inputs, replay) and sizes the KV cache less `limits.device_bytes`; `executor.interleave` asks `dispatch`

@@ -1,76 +1,34 @@
 """Makes taps of a plan whose program has only operations of the tables.
 
-Any other plan stays a plan. The program is followed without values. At each site it is a sequence of operations, and what the
-block adds to its lists is the site's value after some of them. Constants are computed here, by torch, as the block would
-compute them. A plan is not for the tables if it carries tensors from step to step, assigns a new value to a location, leaves
-a value that the model does not go on with, or has another operation. `Tap.exact` holds for each tap that comes from here.
+Any other plan stays a plan. The program is followed without values (`executor.graphs.cells`). At each site it is a sequence of
+operations, and what the block keeps is the site's value after some of them, or something that the host computes of such values
+when the loop is over (`executor.graphs.tail`). A plan is not for the tables if it changes the model by another operation, or
+keeps something that no tail computes. `Tap.exact` holds for each tap that comes from here.
+
+A value that the block assigns takes the place of the model's tensor, which other parts of the model may still hold. So it has a
+site of its own, where the tensor is replaced before its taps run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
 
+from executor.graphs.cells import Cells, Half, Unknown, Walk
 from executor.graphs.operations import ALL, Code, Refused, Tap
+from executor.graphs.tail import Passed, Tail, allowed, checked
 from executor.model.items import Path
-from executor.plan.ir import Item, Plan
+from executor.plan.ir import Item, Plan, Write
 
-_ATEN = torch.ops.aten
-_SAME = (_ATEN.clone.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.lift_fresh_copy.default)
 _MOST_STEPS = 4096
 
-# The tensors of a site: the module, "input" or "output", and the paths in the location's value.
-SiteKey = tuple[str, str, tuple[Path, ...]]
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Columns of a site after some operations.
-
-    Attributes:
-        read: the index of the location.
-        leaves: the tensors of the location that the columns are, or are the sum of.
-        done: the operations so far.
-        columns: the first column and the column after the last.
-        flat: whether the dimension of rows is gone: [columns] of a single row.
-    """
-
-    read: int
-    leaves: tuple[int, ...]
-    done: tuple[Tap, ...]
-    columns: tuple[int, int]
-    flat: bool = False
-
-    def then(self, **tap: Any) -> _Cells:
-        """Return the columns after one more operation on them."""
-        return self._with(Tap(-1, columns=self.columns, **tap))
-
-    def _with(self, *taps: Tap) -> _Cells:
-        return _Cells(self.read, self.leaves, (*self.done, *taps), self.columns, self.flat)
-
-
-@dataclass(frozen=True)
-class _Changed:
-    """For each row whether two values of a residual pair differ.
-
-    `fits` is set once `any` was asked of the columns.
-    """
-
-    before: _Cells
-    now: _Cells
-    fits: bool
-
-
-@dataclass(frozen=True)
-class _Half:
-    """One tensor of a residual pair into which a change is written."""
-
-    leaf: int
-    now: _Cells
+# The tensors of a site: the module, "input" or "output", and the paths in the location's value. A fourth item, True, stands in
+# the key of a site whose tensor is replaced.
+SiteKey = tuple[str, str, tuple[Path, ...]] | tuple[str, str, tuple[Path, ...], bool]
+_Leaves = tuple[int, tuple[int, ...]]  # the index of a location, and tensors of it
 
 
 @dataclass(frozen=True)
@@ -81,172 +39,30 @@ class Lowered:
         taps: for `Tables.join`.
         reads: for each output of the plan that a tap reads, the number of the tap, and the shape of the output.
         known: the outputs that are constants.
+        tail: what the host computes of what the taps read; None: nothing.
     """
 
     taps: tuple[Tap, ...]
     reads: Mapping[int, tuple[int, tuple[int, ...]]]
     known: Mapping[int, torch.Tensor]
+    tail: Tail | None = None
 
+    def values(self, stacked: Callable[[int], torch.Tensor], steps: int) -> dict[int, torch.Tensor]:
+        """Return the outputs of the plan in all steps: [steps, ...] each.
 
-@dataclass
-class _Walk:
-    """Follows a program.
-
-    Attributes:
-        values: what each node is: `_Cells`, `_Changed`, `_Half`, or a tensor.
-    """
-
-    plan: Plan
-    values: dict[fx.Node, Any] = field(default_factory=dict)
-
-    def node(self, node: fx.Node) -> Any:
-        """Return what a node gives.
-
-        Raises:
-            Refused: the tables have no such operation.
+        Args:
+            stacked: returns what a tap read: [steps, rows, columns], all on one device.
+            steps: how many steps; at least one.
         """
-        args = [self.values[one] if isinstance(one, fx.Node) else one for one in node.args]
-        if not any(isinstance(self.values[one], _Cells | _Changed | _Half) for one in node.all_input_nodes):
-            named = {key: fx.node.map_arg(one, self.values.__getitem__) for key, one in node.kwargs.items()}
-            with torch.inference_mode(False), torch.no_grad():
-                return node.target(*fx.node.map_arg(node.args, self.values.__getitem__), **named)
-        name = str(node.target)
-        rest = {key for key in node.kwargs if key != "memory_format"}
-        made = self._pair(node.target, args)
-        if made is None and isinstance(args[0], _Cells) and not rest:
-            made = self._moved(node, args) if node.target in _MOVES else self._computed(node.target, args)
-        if made is None and len(args) == 2 and isinstance(args[1], _Cells) and not rest and node.target in _EITHER:
-            made = self._computed(node.target, args[::-1])
-        if made is None or (isinstance(made, _Cells) and not self._fits(made, node)):
-            raise Refused(f"the tables have no {name} as the block uses it")
-        return made
+        made = {tap: stacked(tap) for tap in dict.fromkeys(self._read())}
+        found = {output: made[tap].reshape(steps, *shape) for output, (tap, shape) in self.reads.items()}
+        found |= {output: known.expand(steps, *known.shape) for output, known in self.known.items()}
+        return found if self.tail is None else found | self.tail.run(made.__getitem__, steps)
 
-    def _fits(self, cells: _Cells, node: fx.Node) -> bool:
-        shape = (cells.columns[1] - cells.columns[0],)
-        return tuple(node.meta["val"].shape) == (shape if cells.flat else (self.plan.rows, *shape))
-
-    def _pair(self, target: Any, args: Sequence[Any]) -> Any:
-        """Return the result of an operation of a residual pair.
-
-        It is the sum, or the way back (`executor.views.view.Stream`).
-        """
-        first, second = args[0], args[1] if len(args) > 1 else None
-        if target is _ATEN.add.Tensor and isinstance(first, _Cells) and isinstance(second, _Cells):
-            raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
-            if raw and first.read == second.read and len(first.leaves) == len(second.leaves) == 1:
-                return _Cells(first.read, (*first.leaves, *second.leaves), (), first.columns)
-        if target is _ATEN.ne.Tensor and isinstance(first, _Cells) and isinstance(second, _Cells):
-            pair = len(first.leaves) == 2 and not first.done and first.columns == second.columns
-            if pair and (first.read, first.leaves) == (second.read, second.leaves):
-                return _Changed(first, second, fits=False)
-        if target is _ATEN.any.dim and isinstance(first, _Changed) and list(args[1:]) == [-1, True]:
-            return _Changed(first.before, first.now, fits=True)
-        if target is _ATEN.masked_fill.Scalar and isinstance(first, _Cells) and isinstance(second, _Changed):
-            fits = second.fits and args[2] == 0 and _is_half(first, second.now, 0)
-            return _Half(first.leaves[0], second.now) if fits else None
-        if target is _ATEN.where.self and isinstance(first, _Changed) and first.fits and second == first.now:
-            other = args[2]
-            if isinstance(other, _Cells) and _is_half(other, first.now, 1):
-                return _Half(other.leaves[0], first.now)
-        return None
-
-    def _moved(self, node: fx.Node, args: Sequence[Any]) -> Any:
-        cells, target = args[0], node.target
-        start, stop = cells.columns
-        if target in _SAME:
-            return cells
-        if target is _ATEN.select.int:
-            dim, index = args[1:]
-            if cells.flat or self.plan.rows != 1 or dim != 0 or index not in (0, -1):
-                return None
-            return _Cells(cells.read, cells.leaves, cells.done, cells.columns, flat=True)
-        if target is _ATEN.select_scatter.default:
-            if cells.flat or self.plan.rows != 1 or args[2] != 0 or args[3] not in (0, -1):
-                return None
-            return self._scattered(cells, args[1], cells.columns, flat=True)
-        scatters = target is _ATEN.slice_scatter.default
-        given = [*args[2 if scatters else 1 :], *[None] * 4][:4]
-        dim, begin, end, step = given[0] or 0, given[1] or 0, given[2], given[3] or 1
-        if dim not in (-1, 0 if cells.flat else 1) or step != 1 or end is None:
-            return None
-        width = stop - start
-        part = (start + min(begin, width), start + min(end, width))
-        if not start <= part[0] < part[1] <= stop:
-            return None
-        if not scatters:
-            return _Cells(cells.read, cells.leaves, cells.done, part, cells.flat)
-        return self._scattered(cells, args[1], part, cells.flat)
-
-    def _scattered(self, cells: _Cells, source: Any, part: tuple[int, int], flat: bool) -> Any:
-        if isinstance(source, torch.Tensor):
-            inner = _Cells(cells.read, cells.leaves, cells.done, part, flat)
-            source = self._computed(_ATEN.copy.default, [inner, source])
-        if not isinstance(source, _Cells) or (source.read, source.leaves) != (cells.read, cells.leaves):
-            return None
-        new = source.done[len(cells.done) :]
-        inside = all(part[0] <= tap.columns[0] and tap.columns[1] <= part[1] for tap in new)
-        if source.done[: len(cells.done)] != cells.done or source.columns != part or source.flat != flat or not inside:
-            return None
-        return _Cells(cells.read, cells.leaves, source.done, cells.columns, cells.flat)
-
-    def _computed(self, target: Any, args: Sequence[Any]) -> Any:
-        cells: _Cells = args[0]
-        if target is _ATEN.neg.default:
-            return cells.then(code=Code.MULTIPLY, number=-1.0)
-        if target is _ATEN.clamp.default:
-            low, high = [*args[1:], None][:2]
-            if low == 0 or high == 0:
-                return None
-            bounds = {"low": low} if low is not None else {}
-            return cells.then(code=Code.CLAMP, **bounds, **({"high": high} if high is not None else {}))
-        code = _CODES.get(target)
-        operand = None if code is None or len(args) != 2 else self._operand(cells, args[1])
-        if code is None or operand is None:
-            return None
-        if target is _ATEN.sub.Tensor:
-            operand = {key: -value for key, value in operand.items()}
-        return cells.then(code=code, **operand)
-
-    def _operand(self, cells: _Cells, value: Any) -> dict[str, Any] | None:
-        if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
-            return None
-        if not isinstance(value, torch.Tensor):
-            return {"number": float(value)}
-        dtype = next(
-            leaf.dtype for leaf, _ in self.plan.reads[cells.read].form.leaves() if leaf.index == cells.leaves[0]
-        )
-        width = cells.columns[1] - cells.columns[0]
-        if value.dtype != dtype or value.requires_grad:
-            return None
-        if value.dim() == 0:
-            return {"number": float(value)}
-        if value.shape[-1] != width or value.numel() != width:
-            same = value.dim() == 2 and value.shape == (self.plan.rows, width) and bool((value == value[:1]).all())
-            return {"vector": value[0].clone()} if same else None
-        return {"vector": value.reshape(width)}
-
-
-def _is_half(cells: _Cells, pair: _Cells, which: int) -> bool:
-    """Return whether columns are one tensor of a pair, as the model gave it."""
-    same = (cells.read, cells.columns, cells.leaves) == (pair.read, pair.columns, pair.leaves[which : which + 1])
-    return same and not cells.done
-
-
-_MOVES = (
-    *_SAME,
-    _ATEN.select.int,
-    _ATEN.select_scatter.default,
-    _ATEN.slice.Tensor,
-    _ATEN.slice_scatter.default,
-)
-_CODES = {
-    _ATEN.add.Tensor: Code.ADD,
-    _ATEN.sub.Tensor: Code.ADD,
-    _ATEN.mul.Tensor: Code.MULTIPLY,
-    _ATEN.copy.default: Code.SET,
-    _ATEN.fill.Scalar: Code.SET,
-}
-_EITHER = (_ATEN.add.Tensor, _ATEN.mul.Tensor)
+    def _read(self) -> Iterator[int]:
+        yield from (tap for tap, _ in self.reads.values())
+        if self.tail is not None:
+            yield from (tap for tap, _ in self.tail.given.values())
 
 
 def lower(
@@ -255,130 +71,221 @@ def lower(
     constants: Mapping[int, torch.Tensor],
     sites: Mapping[SiteKey, int],
     steps: tuple[int, int] = (0, ALL),
+    tails: bool = False,
 ) -> Lowered:
     """Return a plan as taps; the constants have any shape.
 
     Args:
         plan: the plan.
         functional: its program without in-place operations.
-        constants: the tensors of its other inputs, by the index of the program's input: constants and literals.
-        sites: the sites of the model. A site of one tensor stands before a site of a pair with that tensor.
+        constants: the tensors of its other inputs, by the index of the program's input: constants, literals, and what the first
+            step gets of the tensors that steps pass on.
+        sites: the sites of the model. At a location, a site of one tensor stands before a site of a pair with that tensor, and
+            both before a site whose tensor is replaced.
         steps: the first step and the step after the last, in which the plan's guards hold.
+        tails: whether the host may compute what the block keeps; the caller then takes the outputs from `Lowered.values`.
 
     Raises:
         Refused: the plan is not for the tables; the text says why.
     """
-    if plan.carried:
-        raise Refused(f"{plan.carried[0].name} is carried from step to step")
     if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
         raise Refused("the block does something else in some of the steps")
-    walk, inputs = _Walk(plan), dict[int, Any](constants)
+    walk, inputs = Walk(plan), dict[int, object](constants)
+    for one in plan.carried:
+        inputs[one.input] = Unknown(f"{one.name} is carried from step to step")
     for number, read in enumerate(plan.reads):
         for (leaf, _), index in zip(read.form.leaves(), read.inputs, strict=True):
             # A leaf of other than [rows, columns] is no site; it may be there unused.
             width = leaf.shape[0] if len(leaf.shape) == 1 else 0
-            inputs[index] = _Cells(number, (leaf.index,), (), (0, width))
+            inputs[index] = Cells.of_leaf(number, leaf.index, width)
     results: Sequence[fx.Node] = ()
-    placeholders = 0
+    holders: list[fx.Node] = []
     for node in functional.nodes:
         if node.op == "placeholder":
-            walk.values[node] = inputs[placeholders]
-            placeholders += 1
+            walk.values[node] = inputs[len(holders)]
+            holders.append(node)
         elif node.op == "output":
             results = node.args[0]
+        elif node.op != "call_function":
+            raise Refused(f"the program has a {node.op}")
         else:
             walk.values[node] = walk.node(node)
-    made = [walk.values[node] for node in results]
-    shapes = [tuple(node.meta["val"].shape) for node in results]
-    return _Gathered(plan, made, shapes, sites, steps).lowered()
+    passed = tuple(Passed(holders[one.input], results[one.output], constants[one.input]) for one in plan.carried)
+    made = _Gathered(walk, results, passed, sites, steps).lowered()
+    if made.tail is not None and not tails:
+        raise Refused("the block keeps a value that the model does not go on with")
+    return made
 
 
 @dataclass
 class _Gathered:
-    """Puts the operations of all sites into taps."""
+    """Puts the operations of all sites into taps, and the rest into a tail.
 
-    plan: Plan
-    made: Sequence[Any]
-    shapes: Sequence[tuple[int, ...]]
+    Attributes:
+        final: the operations at each changed site.
+        replaced: the sites at which the block assigned a new value.
+        wanted: the nodes that taps read, with their columns.
+        order: the operations of the tail.
+        tail_constants: the constants of the tail.
+    """
+
+    walk: Walk
+    results: Sequence[fx.Node]
+    passed: tuple[Passed, ...]
     sites: Mapping[SiteKey, int]
     steps: tuple[int, int]
+    final: dict[_Leaves, tuple[Tap, ...]] = field(default_factory=dict)
+    replaced: set[_Leaves] = field(default_factory=set)
+    wanted: dict[fx.Node, Cells] = field(default_factory=dict)
+    order: dict[fx.Node, None] = field(default_factory=dict)
+    tail_constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
 
     def lowered(self) -> Lowered:
-        wanted = sorted(set(_outputs(self.plan)))
-        known = {i: self.made[i] for i in wanted if isinstance(self.made[i], torch.Tensor)}
-        reads = {i: self.made[i] for i in wanted if i not in known}
-        if not all(isinstance(one, _Cells) for one in reads.values()):
-            raise Refused("a half of the residual stream is kept after the stream was changed")
-        final = self._written(reads)
-        used = {(cells.read, cells.leaves) for cells in reads.values()} | set(final)
-        taps: list[Tap] = []
-        tapped: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for read, leaves in sorted(used):
-            several = [one for one in used if one[0] == read and len(one[1]) != len(leaves)]
-            if several and any(key[0] == read for key in final):
-                raise Refused("the residual stream and one of its halves are both used where one is changed")
-            site = self._site(read, leaves)
-            done = final.get((read, leaves), ())
-            mine = {i: cells for i, cells in reads.items() if (cells.read, cells.leaves) == (read, leaves)}
-            for k in range(len(done) + 1):
-                for i, cells in mine.items():
-                    if len(cells.done) == k:
-                        if cells.done != done[:k]:
-                            raise Refused("the block keeps a value that the model does not go on with")
-                        tapped[i] = (len(taps), self.shapes[i])
-                        taps.append(Tap(site, Code.READ, cells.columns, steps=self.steps))
-                if k < len(done):
-                    tap = done[k]
-                    taps.append(
-                        Tap(
-                            site,
-                            tap.code,
-                            tap.columns,
-                            steps=self.steps,
-                            vector=tap.vector,
-                            number=tap.number,
-                            low=tap.low,
-                            high=tap.high,
-                        )
-                    )
-            if any(len(cells.done) > len(done) for cells in mine.values()):
-                raise Refused("the block keeps a value that the model does not go on with")
-        return Lowered(tuple(taps), tapped, known)
+        plan, values = self.walk.plan, self.walk.values
+        kept = [*_outputs(plan), *(one.output for one in plan.carried)]
+        outputs = {output: self.results[output] for output in sorted(set(kept))}
+        known = {i: values[node] for i, node in outputs.items() if isinstance(values[node], torch.Tensor)}
+        self._follow_writes([node for i, node in outputs.items() if i not in known])
+        direct: dict[int, fx.Node] = {}
+        computed: dict[int, fx.Node] = {}
+        for i, node in outputs.items():
+            if i not in known:
+                self._need(node)
+                (direct if node in self.wanted else computed)[i] = node
+        for one in self.passed:
+            self._need(one.out)
+        taps, tap_of = self._taps()
+        shapes = {node: (tap_of[node], tuple(node.meta["val"].shape)) for node in self.wanted}
+        tail = self._tail(computed, shapes) if computed else None
+        return Lowered(tuple(taps), {i: shapes[node] for i, node in direct.items()}, known, tail)
 
-    def _written(self, reads: Mapping[int, _Cells]) -> dict[tuple[int, tuple[int, ...]], tuple[Tap, ...]]:
-        """Return the operations at each changed site: the index of the location, and its tensors."""
-        final: dict[tuple[int, tuple[int, ...]], tuple[Tap, ...]] = {}
-        halves: dict[int, dict[int, _Cells]] = {}
-        for write in self.plan.writes:
-            if not write.mutated:
-                raise Refused("the block assigns a new value to a location; change it in place: x[:] = value")
-            value = self.made[write.output]
-            key = (write.read, (write.leaf,))
+    def _tail(self, results: dict[int, fx.Node], shapes: Mapping[fx.Node, tuple[int, tuple[int, ...]]]) -> Tail:
+        used: set[fx.Node] = set(results.values()) | {one.out for one in self.passed}
+        for node in self.order:
+            used.update(node.all_input_nodes)
+        given = {node: shape for node, shape in shapes.items() if node in used}
+        tail = Tail(tuple(self.order), given, self.tail_constants, self.passed, results)
+        if any(map(checked, self.order)):
+            rows = {tap: torch.zeros(1, *shape, dtype=node.meta["val"].dtype) for node, (tap, shape) in given.items()}
+            try:
+                tail.run(rows.__getitem__, 1)
+            except (IndexError, RuntimeError) as error:
+                raise Refused(f"the block's own code fails ({error})") from None
+        return tail
+
+    # What is kept.
+
+    def _need(self, node: fx.Node) -> None:
+        """Note what taps must read, or the tail must compute, for the value of a node.
+
+        Raises:
+            Refused: neither can.
+        """
+        todo = [(node, False)]
+        inputs = {one.into for one in self.passed}
+        while todo:
+            node, ready = todo.pop()
+            if ready:
+                self.order[node] = None
+                continue
+            if node in self.wanted or node in self.order or node in self.tail_constants or node in inputs:
+                continue
+            value = self.walk.values[node]
             if isinstance(value, torch.Tensor):
-                before = [cells.done for cells in reads.values() if (cells.read, cells.leaves) == key]
-                width = value.shape[-1]
-                base = _Cells(write.read, (write.leaf,), max(before, key=len, default=()), (0, width))
-                value = _Walk(self.plan)._computed(_ATEN.copy.default, [base, value])
-            if isinstance(value, _Half) and value.leaf == write.leaf:
+                self.tail_constants[node] = value
+            elif isinstance(value, Cells) and self._readable(value):
+                self.wanted[node] = value
+            elif node.op == "call_function" and allowed(node):
+                todo.append((node, True))
+                todo.extend((one, False) for one in reversed(node.all_input_nodes))
+            elif isinstance(value, Cells) and self._site((value.read, value.leaves)) is None:
+                raise Refused(self._no_site(value.read))
+            elif node.op == "call_function":
+                raise Refused(f"the tables and the host have no {node.target} as the block uses it")
+            else:
+                raise Refused("the block keeps a value that the model does not go on with")
+
+    def _readable(self, cells: Cells) -> bool:
+        """Return whether the model has the columns at a site at some point."""
+        key = (cells.read, cells.leaves)
+        if cells.done != self.final.get(key, ())[: len(cells.done)] or self._site(key) is None:
+            return False
+        # A site of one tensor stands before the pair's, and a site that replaces stands after it.
+        others = [one for one in self.final if one[0] == cells.read and one != key and one not in self.replaced]
+        return all(len(one[1]) > len(cells.leaves) or set(one[1]).isdisjoint(cells.leaves) for one in others)
+
+    # What is changed.
+
+    def _follow_writes(self, kept: Sequence[fx.Node]) -> None:
+        """Find the operations at each changed site."""
+        plan, values = self.walk.plan, self.walk.values
+        halves: dict[int, dict[int, Cells]] = {}
+        for write in plan.writes:
+            value, key = values[self.results[write.output]], (write.read, (write.leaf,))
+            if isinstance(value, Unknown):
+                raise Refused(value.why)
+            if isinstance(value, torch.Tensor):
+                value = self._set(write, value, [one for one in map(values.get, kept) if isinstance(one, Cells)])
+            if not write.mutated:
+                self.replaced.add(key)
+                if write.at != self._paths(write.read)[write.leaf]:
+                    raise Refused("a tensor that stands in a value twice is assigned")
+            if isinstance(value, Half) and value.leaf == write.leaf and write.mutated:
                 halves.setdefault(write.read, {})[write.leaf] = value.now
-            elif isinstance(value, _Cells) and (value.read, value.leaves) == key and value.columns[0] == 0:
-                final[key] = value.done
+            elif isinstance(value, Cells) and (value.read, value.leaves) == key and value.columns[0] == 0:
+                self.final[key] = value.done
             else:
                 raise Refused("the block writes a value that is not made of the location's own")
         for read, both in halves.items():
             nows = list(both.values())
             if len(nows) != 2 or nows[0] != nows[1] or set(both) != set(nows[0].leaves):
                 raise Refused("one half of the residual stream is changed alone")
-            final[read, nows[0].leaves] = nows[0].done
-        return final
+            self.final[read, nows[0].leaves] = nows[0].done
 
-    def _site(self, read: int, leaves: tuple[int, ...]) -> int:
-        location = self.plan.reads[read]
-        paths = {leaf.index: path for leaf, path in location.form.leaves()}
-        found = self.sites.get((location.path, location.kind, tuple(paths[leaf] for leaf in leaves)))
-        if found is None:
-            raise Refused(f"{location.path}.{location.kind} is no site")
-        return found
+    def _set(self, write: Write, value: torch.Tensor, kept: Sequence[Cells]) -> Cells | None:  # [..., columns]
+        """Return a tensor of a location after the block has set all of it to a constant."""
+        before = [cells.done for cells in kept if (cells.read, cells.leaves) == (write.read, (write.leaf,))]
+        base = Cells.of_leaf(write.read, write.leaf, value.shape[-1])
+        longest: tuple[Tap, ...] = max(before, key=len, default=())
+        return self.walk.computed(torch.ops.aten.copy.default, [replace(base, done=longest), value])
+
+    def _taps(self) -> tuple[list[Tap], dict[fx.Node, int]]:
+        """Return the taps in the order in which they run, and the tap that reads each node."""
+        taps: list[Tap] = []
+        tap_of: dict[fx.Node, int] = {}
+        for key in sorted({(cells.read, cells.leaves) for cells in self.wanted.values()} | set(self.final)):
+            site = self._site(key)
+            if site is None:
+                raise Refused(self._no_site(key[0]))
+            done = self.final.get(key, ())
+            mine = {node: cells for node, cells in self.wanted.items() if (cells.read, cells.leaves) == key}
+            for k in range(len(done) + 1):
+                at: dict[tuple[int, int], int] = {}  # one tap for all nodes that are the same columns
+                for node, cells in mine.items():
+                    if len(cells.done) == k:
+                        if cells.columns not in at:
+                            at[cells.columns] = len(taps)
+                            taps.append(Tap(site, Code.READ, cells.columns, steps=self.steps))
+                        tap_of[node] = at[cells.columns]
+                if k < len(done):
+                    taps.append(self._placed(done[k], site))
+        return taps, tap_of
+
+    def _placed(self, tap: Tap, site: int) -> Tap:
+        return replace(tap, site=site, steps=self.steps)
+
+    def _no_site(self, read: int) -> str:
+        location = self.walk.plan.reads[read]
+        return f"{location.path}.{location.kind} is no site"
+
+    def _paths(self, read: int) -> dict[int, Path]:
+        return {leaf.index: path for leaf, path in self.walk.plan.reads[read].form.leaves()}
+
+    def _site(self, key: _Leaves) -> int | None:
+        location, paths = self.walk.plan.reads[key[0]], self._paths(key[0])
+        at = tuple(paths[leaf] for leaf in key[1])
+        plain = (location.path, location.kind, at)
+        return self.sites.get((*plain, True) if key in self.replaced else plain)
 
 
 def _outputs(plan: Plan) -> Iterator[int]:

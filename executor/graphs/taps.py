@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from executor.graphs import reference
 from executor.graphs.tables import Tables
 from executor.model.items import Path
+from executor.plan.run import replaced
 from executor.views.view import tensor_at
 
 
@@ -28,12 +29,21 @@ class Site:
         kind: "input" or "output".
         at: where the tensors are in the location's value: one, or the two of a pair. The second may be None at run time.
         width: the number of columns on this rank.
+        replaces: whether a copy takes the tensor's place before the taps run, as when a block assigns the value. Other parts of
+            the model that hold the tensor do not see what the taps do then.
     """
 
     path: str
     kind: str
     at: tuple[Path, ...]
     width: int
+    replaces: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, tuple[Path, ...]] | tuple[str, str, tuple[Path, ...], bool]:
+        """What `executor.graphs.lower` finds the site by."""
+        plain = (self.path, self.kind, self.at)
+        return (*plain, True) if self.replaces else plain
 
 
 class RunTaps(Protocol):
@@ -57,7 +67,8 @@ class Taps:
 
     Args:
         modules: the model's modules by path.
-        sites: in the order of the model. A site of one tensor stands before a site of a pair with that tensor.
+        sites: in the order of the model. A site of one tensor stands before a site of a pair with that tensor, and both stand
+            before a site that replaces the tensor.
         tables: their tables.
     """
 
@@ -94,19 +105,32 @@ class Taps:
             for handle in handles:
                 handle.remove()
 
-    def _visit(self, numbers: list[int]) -> Callable[[Any], None]:
-        def visit(value: Any) -> None:
+    def _visit(self, numbers: list[int]) -> Callable[[Any], Any]:
+        def visit(value: Any) -> Any:
+            given = value
             for number in numbers:
-                found = [tensor_at(value, path) for path in self.sites[number].at]
+                site = self.sites[number]
+                if site.replaces:
+                    value = replaced(value, site.at[0], tensor_at(value, site.at[0]).clone())
+                found = [tensor_at(value, path) for path in site.at]
                 tensors = [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
                 self._run(self._tables, number, *tensors)
+            return None if value is given else value
 
         return visit
 
 
-def _before(visit: Callable[[Any], None]) -> Callable[..., None]:
+def with_replacing(sites: Sequence[Site]) -> list[Site]:
+    """Return some sites, and after all of them the sites that replace their tensors.
+
+    A site of a pair has no such site: a block changes the sum of a pair in place.
+    """
+    return [*sites, *(replace(site, replaces=True) for site in sites if len(site.at) == 1)]
+
+
+def _before(visit: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda _module, args, kwargs: visit((args, kwargs))
 
 
-def _after(visit: Callable[[Any], None]) -> Callable[..., None]:
+def _after(visit: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda _module, _args, output: visit(output)

@@ -75,7 +75,7 @@ class PlannedStep:
         if self._stacked:
             self._runs = [ProgramRun(plan.functional, _stacked(plan, members), _shared(plan, members), len(members))]
         else:
-            self._runs = [ProgramRun(plan.program, _inputs(plan, member)) for member in members]
+            self._runs = [ProgramRun(plan.program, inputs_of(plan, member)) for member in members]
 
         if not plan.reads:  # a step in which the block asks for no location
             with torch.inference_mode(False), torch.no_grad():
@@ -134,7 +134,7 @@ class PlannedStep:
             if write.mutated:
                 tensor.index_copy_(0, index, mine)
             else:
-                value = _replaced(value, write.at, tensor.clone().index_copy_(0, index, mine))
+                value = replaced(value, write.at, tensor.clone().index_copy_(0, index, mine))
         return value
 
     def finish(self) -> None:
@@ -143,7 +143,7 @@ class PlannedStep:
             give = Delivery(self._result_of(i), step, member.mark)
             for append in self.plan.appends:
                 give.add(append, member.environment)
-            _leave(self.plan, member, give)
+            leave(self.plan, member, give)
 
     def _result_of(self, i: int) -> Callable[[int], torch.Tensor]:
         if not self._stacked:
@@ -174,7 +174,7 @@ class OwnStep:
     def __init__(self, plan: Plan, member: Member, step: int) -> None:
         self.plan = plan
         self._member = member
-        self._run = ProgramRun(plan.program, _inputs(plan, member))
+        self._run = ProgramRun(plan.program, inputs_of(plan, member))
         self._give = Delivery(self._run.result, step, member.mark)
         self._next = 0
         if not plan.reads:  # a step in which the block asks for no location
@@ -205,7 +205,7 @@ class OwnStep:
         self._add(number)
         for write in self.plan.writes:
             if write.read == number and not write.mutated:
-                value = _replaced(value, write.at, self._run.result(write.output))
+                value = replaced(value, write.at, self._run.result(write.output))
         return value
 
     def _add(self, read: int) -> None:
@@ -216,10 +216,10 @@ class OwnStep:
 
     def finish(self) -> None:
         """The step is over: leave what the block carries on and leaves."""
-        _leave(self.plan, self._member, self._give)
+        leave(self.plan, self._member, self._give)
 
 
-def _leave(plan: Plan, member: Member, give: Delivery) -> None:
+def leave(plan: Plan, member: Member, give: Delivery) -> None:
     """Leave a request what its block carries on from a step, and the names that the step leaves."""
     environment = member.environment
     for carried in plan.carried:
@@ -236,7 +236,7 @@ def _leave(plan: Plan, member: Member, give: Delivery) -> None:
     member.dropped = tuple(dict.fromkeys((*(name for name in member.dropped if name not in left), *plan.dropped)))
 
 
-def _inputs(plan: Plan, member: Member) -> dict[int, torch.Tensor]:
+def inputs_of(plan: Plan, member: Member) -> dict[int, torch.Tensor]:
     """Return a request's tensors that no location gives, by the index of the program's input."""
     environment = member.environment
     found = {carried.input: environment.carried[carried.name] for carried in plan.carried}
@@ -287,20 +287,20 @@ def _shareable(plan: Plan, members: Sequence[Member]) -> bool:
 def _stacked(plan: Plan, members: Sequence[Member]) -> dict[int, torch.Tensor]:
     """Return the inputs of many requests, [requests, ...] each, but for shared inputs."""
     shared = _shared(plan, members)
-    each = [_inputs(plan, member) for member in members]
+    each = [inputs_of(plan, member) for member in members]
     return {
         index: tensor if index in shared else torch.stack([mine[index] for mine in each])
         for index, tensor in each[0].items()
     }
 
 
-def _replaced(value: Any, path: Iterable[object], tensor: torch.Tensor) -> Any:
+def replaced(value: Any, path: Iterable[object], tensor: torch.Tensor) -> Any:
     """Return a value with another tensor at a path."""
     keys = tuple(path)
     if not keys:
         return tensor
     first, rest = keys[0], keys[1:]
     if isinstance(value, dict):
-        return {key: _replaced(one, rest, tensor) if key == first else one for key, one in value.items()}
-    items = [_replaced(one, rest, tensor) if i == first else one for i, one in enumerate(value)]
+        return {key: replaced(one, rest, tensor) if key == first else one for key, one in value.items()}
+    items = [replaced(one, rest, tensor) if i == first else one for i, one in enumerate(value)]
     return made_of(kind_of(value), items)

@@ -1,0 +1,298 @@
+"""Follows a plan's program without values, as operations of the tables on columns of sites.
+
+Constants are computed here, by torch, as the block would compute them. A node that the tables cannot give is `Unknown`; the host
+may compute it from what taps read (`executor.graphs.tail`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from executor.graphs.operations import Code, Tap
+from executor.model.bits import same_bits
+from executor.plan.ir import Plan
+
+_ATEN = torch.ops.aten
+_SAME = (_ATEN.clone.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.lift_fresh_copy.default)
+_SHAPES = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default, _ATEN.unsqueeze.default)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Columns of a site after some operations.
+
+    Attributes:
+        read: the index of the location.
+        leaves: the tensors of the location that the columns are, or are the sum of.
+        done: the operations so far.
+        columns: the first column and the column after the last.
+        parts: the shape of a row: (columns,), (heads, columns of a head), or () for one column.
+        flat: whether the dimension of rows is gone, of a single row.
+    """
+
+    read: int
+    leaves: tuple[int, ...]
+    done: tuple[Tap, ...]
+    columns: tuple[int, int]
+    parts: tuple[int, ...]
+    flat: bool = False
+
+    @classmethod
+    def of_leaf(cls, read: int, leaf: int, width: int) -> Cells:
+        """Return all columns of a tensor as the model gives it."""
+        return cls(read, (leaf,), (), (0, width), (width,))
+
+    def then(self, **tap: Any) -> Cells:
+        """Return the columns after one more operation on them."""
+        return replace(self, done=(*self.done, Tap(-1, columns=self.columns, **tap)))
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Return the shape of the block's tensor."""
+        return self.parts if self.flat else (rows, *self.parts)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """For each row whether two values of a residual pair differ.
+
+    Attributes:
+        before, now: the values.
+        source: what the program has for the value now: the same, or a constant.
+        fits: whether `any` was asked of the columns.
+    """
+
+    before: Cells
+    now: Cells
+    source: Any
+    fits: bool = False
+
+
+@dataclass(frozen=True)
+class Half:
+    """One tensor of a residual pair into which a change is written."""
+
+    leaf: int
+    now: Cells
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What the tables cannot give, with the reason."""
+
+    why: str
+
+
+@dataclass
+class Walk:
+    """Follows a program.
+
+    Attributes:
+        values: what each node is: `Cells`, `Changed`, `Half`, `Unknown`, or a tensor.
+    """
+
+    plan: Plan
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+
+    def node(self, node: fx.Node) -> Any:
+        """Return what a node gives."""
+        inputs = [self.values[one] for one in node.all_input_nodes]
+        if not any(isinstance(one, Cells | Changed | Half | Unknown) for one in inputs):
+            named = {key: fx.node.map_arg(one, self.values.__getitem__) for key, one in node.kwargs.items()}
+            with torch.inference_mode(False), torch.no_grad():
+                return node.target(*fx.node.map_arg(node.args, self.values.__getitem__), **named)
+        if node.target in _FILLED:
+            like = node.meta["val"]
+            number = node.args[-1] if _FILLED[node.target] is None else _FILLED[node.target]
+            if isinstance(number, int | float):  # only the form of the first argument counts
+                return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
+        unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
+        if unknown is not None:
+            return unknown
+        args = [self.values[one] if isinstance(one, fx.Node) else one for one in node.args]
+        rest = {key for key in node.kwargs if key != "memory_format"}
+        made = self._pair(node.target, args)
+        if made is None and isinstance(args[0], Cells) and not rest:
+            made = self._moved(node, args) if node.target in _MOVES else self.computed(node.target, args)
+        if made is None and len(args) == 2 and isinstance(args[1], Cells) and not rest and node.target in _EITHER:
+            made = self.computed(node.target, args[::-1])
+        if made is None or (isinstance(made, Cells) and made.shape(self.plan.rows) != tuple(node.meta["val"].shape)):
+            return Unknown(f"the tables have no {node.target} as the block uses it")
+        return made
+
+    def _pair(self, target: Any, args: Sequence[Any]) -> Any:
+        """Return the result of an operation of a residual pair.
+
+        It is the sum, or the way back (`executor.views.view.Stream`).
+        """
+        first, second = args[0], args[1] if len(args) > 1 else None
+        if target is _ATEN.add.Tensor and isinstance(first, Cells) and isinstance(second, Cells):
+            raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
+            if raw and first.read == second.read and len(first.leaves) == len(second.leaves) == 1:
+                leaves = tuple(sorted({*first.leaves, *second.leaves}))
+                same = (first.parts, first.flat) == (second.parts, second.flat) and len(leaves) == 2
+                return replace(first, leaves=leaves) if same else None
+        if target is _ATEN.ne.Tensor and isinstance(first, Cells) and len(first.leaves) == 2 and not first.done:
+            now = self.computed(_ATEN.copy.default, [first, second]) if isinstance(second, torch.Tensor) else second
+            if isinstance(now, Cells) and (first.read, first.leaves, first.columns) == (
+                now.read,
+                now.leaves,
+                now.columns,
+            ):
+                return Changed(first, now, second)
+        if target is _ATEN.any.dim and isinstance(first, Changed) and list(args[1:]) == [-1, True]:
+            return replace(first, fits=True)
+        if target is _ATEN.masked_fill.Scalar and isinstance(first, Cells) and isinstance(second, Changed):
+            fits = second.fits and args[2] == 0 and _is_half(first, second.now, 0)
+            return Half(first.leaves[0], second.now) if fits else None
+        if target is _ATEN.where.self and isinstance(first, Changed) and first.fits:
+            other = args[2]
+            constant = isinstance(second, torch.Tensor) and second is first.source
+            if not (constant or (isinstance(second, Cells) and second == first.now)):
+                return None
+            if isinstance(other, Cells) and _is_half(other, first.now, 1):
+                return Half(other.leaves[0], first.now)
+        return None
+
+    def _moved(self, node: fx.Node, args: Sequence[Any]) -> Cells | None:
+        cells, target = args[0], node.target
+        if target in _SAME:
+            return cells
+        if target in _SHAPES:
+            return self._shaped(cells, tuple(node.meta["val"].shape))
+        scatters = target in (_ATEN.select_scatter.default, _ATEN.slice_scatter.default)
+        given = [*args[2 if scatters else 1 :], *[None] * 4]
+        dims = len(cells.shape(self.plan.rows))
+        dim = (given[0] or 0) % dims
+        if target in (_ATEN.select.int, _ATEN.select_scatter.default):
+            part = self._selected(cells, dim, given[1])
+        else:
+            part = self._sliced(cells, dim, given[1] or 0, given[2], given[3] or 1)
+        if part is None:
+            return None
+        return self._scattered(cells, args[1], part) if scatters else part
+
+    def _shaped(self, cells: Cells, shape: tuple[int, ...]) -> Cells | None:
+        """Return the same columns with heads apart or not, or with a single row's dimension or not."""
+        rows, width = self.plan.rows, cells.columns[1] - cells.columns[0]
+        for flat in (cells.flat, not cells.flat):
+            if flat != cells.flat and rows != 1:
+                continue
+            parts = shape if flat else shape[1:]
+            if len(parts) <= 2 and math.prod(parts) == width and (flat or shape[0] == rows):
+                return replace(cells, parts=parts, flat=flat)
+        return None
+
+    def _selected(self, cells: Cells, dim: int, index: int) -> Cells | None:
+        if dim == 0 and not cells.flat:
+            return replace(cells, flat=True) if self.plan.rows == 1 and index in (0, -1) else None
+        if dim != (not cells.flat):  # a column of each head, which are not side by side
+            return None
+        size = cells.parts[1] if len(cells.parts) == 2 else 1
+        start = cells.columns[0] + index % cells.parts[0] * size
+        return replace(cells, columns=(start, start + size), parts=cells.parts[1:])
+
+    def _sliced(self, cells: Cells, dim: int, begin: int, end: int | None, step: int) -> Cells | None:
+        if end is None or step != 1 or (dim == 0 and not cells.flat):
+            return None
+        if dim != (not cells.flat):  # some columns of each head are not side by side
+            return None
+        begin, end = min(begin, cells.parts[0]), min(end, cells.parts[0])
+        if not 0 <= begin < end:
+            return None
+        unit = cells.parts[1] if len(cells.parts) == 2 else 1
+        start = cells.columns[0]
+        columns = (start + begin * unit, start + end * unit)
+        return replace(cells, columns=columns, parts=(end - begin, *cells.parts[1:]))
+
+    def _scattered(self, cells: Cells, source: Any, part: Cells) -> Cells | None:
+        if isinstance(source, torch.Tensor):
+            source = self.computed(_ATEN.copy.default, [part, source])
+        if not isinstance(source, Cells) or (source.read, source.leaves) != (cells.read, cells.leaves):
+            return None
+        new, (start, stop) = source.done[len(cells.done) :], part.columns
+        inside = all(start <= tap.columns[0] and tap.columns[1] <= stop for tap in new)
+        same = (source.columns, source.parts, source.flat) == (part.columns, part.parts, part.flat)
+        if source.done[: len(cells.done)] != cells.done or not same or not inside:
+            return None
+        return replace(cells, done=source.done)
+
+    def computed(self, target: Any, args: Sequence[Any]) -> Cells | None:
+        """Return columns after an operation with a number or a constant, None if there is none."""
+        cells: Cells = args[0]
+        if target is _ATEN.neg.default:
+            return cells.then(code=Code.MULTIPLY, number=-1.0)
+        if target is _ATEN.clamp.default:
+            low, high = [*args[1:], None][:2]
+            if low == 0 or high == 0:
+                return None
+            bounds = {"low": low} if low is not None else {}
+            return cells.then(code=Code.CLAMP, **bounds, **({"high": high} if high is not None else {}))
+        code = _CODES.get(target)
+        operand = None if code is None or len(args) != 2 else self._operand(cells, args[1])
+        if code is None or operand is None:
+            return None
+        if target is _ATEN.sub.Tensor:
+            operand = {key: -value for key, value in operand.items()}
+        return cells.then(code=code, **operand)
+
+    def _operand(self, cells: Cells, value: Any) -> dict[str, Any] | None:
+        if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
+            return None
+        if not isinstance(value, torch.Tensor):
+            return {"number": float(value)}
+        leaves = self.plan.reads[cells.read].form.leaves()
+        dtype = next(leaf.dtype for leaf, _ in leaves if leaf.index == cells.leaves[0])
+        if value.dtype != dtype or value.requires_grad:
+            return None
+        if value.dim() == 0:
+            return {"number": float(value)}
+        shape = cells.shape(self.plan.rows)
+        try:
+            spread = value.detach().broadcast_to(shape)
+        except RuntimeError:
+            return None
+        if not cells.flat:
+            several = self.plan.rows > 1 and value.dim() == len(shape) and value.shape[0] > 1
+            if several and not all(same_bits(row, value[0]) for row in value):
+                return None
+            spread = spread[0]
+        return {"vector": spread.reshape(-1).clone()}
+
+
+def _is_half(cells: Cells, pair: Cells, which: int) -> bool:
+    """Return whether columns are one tensor of a pair, as the model gave it."""
+    same = (cells.read, cells.columns, cells.leaves) == (pair.read, pair.columns, pair.leaves[which : which + 1])
+    return same and not cells.done
+
+
+_MOVES = (
+    *_SAME,
+    *_SHAPES,
+    _ATEN.select.int,
+    _ATEN.select_scatter.default,
+    _ATEN.slice.Tensor,
+    _ATEN.slice_scatter.default,
+)
+_CODES = {
+    _ATEN.add.Tensor: Code.ADD,
+    _ATEN.sub.Tensor: Code.ADD,
+    _ATEN.mul.Tensor: Code.MULTIPLY,
+    _ATEN.copy.default: Code.SET,
+    _ATEN.fill.Scalar: Code.SET,
+}
+# What fills a tensor like another one, with the number; None: the last argument.
+_FILLED = {
+    _ATEN.zeros_like.default: 0,
+    _ATEN.ones_like.default: 1,
+    _ATEN.full_like.default: None,
+    _ATEN.new_zeros.default: 0,
+    _ATEN.new_ones.default: 1,
+    _ATEN.new_full.default: None,
+}
+_EITHER = (_ATEN.add.Tensor, _ATEN.mul.Tensor)

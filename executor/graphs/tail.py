@@ -1,0 +1,148 @@
+"""What the host computes of values that taps read, where nothing in the model depends on it.
+
+A block often keeps a value in another form than the model has it: `x.float()`, `x[-1]`, `x[:, ::2]`, `x - mean`, a running sum.
+The taps read what the model has. When the request's loop is over, its tail runs once on the values of all steps, with a dimension
+of steps before the others. A loop that passes tensors from step to step has a tail that runs step by step.
+
+A tail has only operations that give the same bits on the host and on the device, whatever the number of rows: those that move
+elements, changes of the floating-point dtype, comparisons, and sums, differences and products of elements. Reductions, matrix
+products, divisions and transcendental functions are not among them, because their bits depend on the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+_MOVES = """clone detach alias view reshape _unsafe_view slice select unsqueeze squeeze expand permute transpose t cat stack
+split split_with_sizes unbind slice_scatter select_scatter flip roll copy repeat diagonal _reshape_alias lift_fresh_copy getitem
+constant_pad_nd"""
+_INDEXED = "index index_select gather"
+_COMPARED = "eq ne lt le gt ge isnan isinf logical_and logical_or logical_not where neg abs"
+_SUMS = "add sub"
+_PRODUCTS = "mul"
+_FREE = frozenset(f"{_MOVES} {_INDEXED} {_COMPARED}".split())
+_MATHS = frozenset(f"{_SUMS} {_PRODUCTS}".split())
+_WIDE = (torch.float32, torch.float64)
+
+
+def name_of(node: fx.Node) -> str:
+    """Return the name of a node's operation, without its overload."""
+    schema = getattr(node.target, "_schema", None)
+    return str(getattr(node.target, "__name__", node.target) if schema is None else schema.name.partition("::")[2])
+
+
+def allowed(node: fx.Node) -> bool:
+    """Return whether a tail may have a node's operation on its arguments."""
+    name, made = name_of(node), node.meta.get("val")
+    if name == "_to_copy":
+        rest = set(node.kwargs) - {"dtype", "device", "memory_format", "non_blocking"}
+        device = node.kwargs.get("device")
+        onto_host = device is None or torch.device(device).type == "cpu"
+        return not rest and onto_host and made.dtype.is_floating_point and _val(node.args[0]).dtype.is_floating_point
+    if name in _FREE:
+        return not set(node.kwargs) - {"memory_format"}
+    if name not in _MATHS or node.kwargs:
+        return False
+    tensors = [_val(one) for one in node.args if isinstance(one, fx.Node)]
+    alike = all(one.dtype == made.dtype and one.dim() > 0 for one in tensors) and made.dtype.is_floating_point
+    # Beside a number, the CPU rounds in another way than CUDA to a narrow dtype.
+    return alike and (len(tensors) == len(node.args) or made.dtype in _WIDE or name in _PRODUCTS.split())
+
+
+def checked(node: fx.Node) -> bool:
+    """Return whether a node's operation may fail for what its constants are."""
+    return name_of(node) in _INDEXED.split()
+
+
+def _val(node: Any) -> torch.Tensor:  # any shape
+    found: torch.Tensor = node.meta["val"]
+    return found
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A tensor that each step leaves for the next step.
+
+    Attributes:
+        into: the input of the program.
+        out: the node that the next step gets.
+        first: what the first step gets.
+    """
+
+    into: fx.Node
+    out: fx.Node
+    first: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A part of a plan's program that the host runs.
+
+    Attributes:
+        nodes: its operations, in order.
+        given: the nodes that taps read: the number of the tap, and the shape.
+        constants: the nodes that are constants.
+        passed: what steps pass on.
+        results: the node of each output of the plan that the tail computes.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    given: Mapping[fx.Node, tuple[int, tuple[int, ...]]]
+    constants: Mapping[fx.Node, torch.Tensor]
+    passed: tuple[Passed, ...]
+    results: Mapping[int, fx.Node]
+
+    def run(self, stacked: Callable[[int], torch.Tensor], steps: int) -> dict[int, torch.Tensor]:
+        """Return what the tail computes in all steps, by output: [steps, ...] each.
+
+        Args:
+            stacked: returns what a tap read: [steps, rows, columns], all on one device.
+            steps: how many steps; at least one.
+        """
+        given = [stacked(tap).reshape(steps, *shape) for tap, shape in self.given.values()]
+        device = given[0].device if given else torch.device("cpu")
+        constants = {node: tensor.detach().to(device) for node, tensor in self.constants.items()}
+        outputs = list(self.results)
+        with torch.inference_mode(False), torch.no_grad():
+            if not self.passed and given:
+                made = torch.func.vmap(lambda *mine: self._step(mine, constants, {}))(*given)
+            else:
+                made = self._steps(given, constants, steps, device)
+        return dict(zip(outputs, made, strict=True))
+
+    def _steps(
+        self,
+        given: list[torch.Tensor],  # [steps, ...]
+        constants: Mapping[fx.Node, torch.Tensor],
+        steps: int,
+        device: torch.device,
+    ) -> list[torch.Tensor]:
+        state = {one.into: one.first.detach().to(device) for one in self.passed}
+        found: list[list[torch.Tensor]] = []
+        for i in range(steps):
+            env: dict[fx.Node, Any] = {}
+            found.append([one.clone() for one in self._step([one[i] for one in given], constants, state, env)])
+            state = {one.into: env[one.out] for one in self.passed}
+        return [torch.stack(values) for values in zip(*found, strict=True)]
+
+    def _step(
+        self,
+        given: Any,
+        constants: Mapping[fx.Node, torch.Tensor],  # any shape, as the others
+        state: Mapping[fx.Node, torch.Tensor],
+        env: dict[fx.Node, Any] | None = None,
+    ) -> list[Any]:
+        """Return the results of one step; `env` gets the value of each node."""
+        env = {} if env is None else env
+        env.update(constants)
+        env.update(state)
+        env.update(zip(self.given, given, strict=True))
+        for node in self.nodes:
+            args = fx.node.map_arg(node.args, env.__getitem__)
+            env[node] = node.target(*args, **fx.node.map_arg(node.kwargs, env.__getitem__))
+        return [env[node] for node in self.results.values()]
