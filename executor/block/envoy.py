@@ -150,6 +150,9 @@ class Envoy(ModuleName):
         return self
 
 
+_NEVER = 1 << 62
+
+
 class Iterations:
     """The steps of the generation: `tracer.iter[a:b]`, `tracer.iter[i]` or `tracer.iter[:]`.
 
@@ -169,13 +172,9 @@ class Iterations:
 
     def _steps(self) -> Iterator[int]:
         key = self._key
-        if isinstance(key, slice):
-            step, stride = key.start or 0, key.step or 1
-            while key.stop is None or step < key.stop:
-                yield step
-                step += stride
-        else:
-            yield from key if isinstance(key, list) else [key]
+        if isinstance(key, slice):  # a range shows what comes without a look at each step
+            return iter(range(key.start or 0, _NEVER if key.stop is None else key.stop, key.step or 1))
+        return iter(key if isinstance(key, list) else [key])
 
     def __iter__(self) -> Iterator[int]:
         block = current()

@@ -60,12 +60,14 @@ class Waits:
         call: the module that the block wants applied, while it waits for that.
         barrier: the barrier, while the block waits there.
         result_asked: whether the block has asked for the result, which lets the whole generation pass.
+        away: whether the steps up to the awaited step go by without the block, because its loop runs in the tables.
     """
 
     location: Location | None = None
     call: Call | None = None
     barrier: Barrier | None = None
     result_asked: bool = False
+    away: bool = False
 
 
 @dataclass(slots=True)

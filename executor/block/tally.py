@@ -63,13 +63,13 @@ class Tally:
         self._resolve()
         return sum(self._written.values())
 
-    def serve(self, location: str) -> None:
-        """The block is at a location."""
-        self._served[location] = self._served.get(location, 0) + 1
+    def serve(self, location: str, times: int = 1) -> None:
+        """The block is at a location, or was there in several steps."""
+        self._served[location] = self._served.get(location, 0) + times
 
-    def write(self, location: str) -> None:
+    def write(self, location: str, times: int = 1) -> None:
         """What the block changed at a location is in the model."""
-        self._written[location] = self._written.get(location, 0) + 1
+        self._written[location] = self._written.get(location, 0) + times
 
     def may_write(self, location: str, differs: list[torch.Tensor]) -> None:
         """Note scalar booleans that say whether the block changed a value.

@@ -61,6 +61,7 @@ class Requests:
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
         streams: sends what streamed traces save, by request id, where this rank reports.
+        planned: what runs the blocks whose steps may run as plans, by request id.
     """
 
     def __init__(self, host: Host) -> None:
@@ -68,6 +69,7 @@ class Requests:
         self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, TraceScope] = {}
         self.streams: dict[str, SaveStream] = {}
+        self.planned: dict[str, PlannedRunner] = {}
         self._host = host
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
@@ -78,7 +80,7 @@ class Requests:
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._brought: set[str] = set()
         self._arrivals = 0
-        self._plans = Plans(host.tree) if host.plans else None
+        self._plans = Plans(host.tree, host.loops, host.forms) if host.plans else None
 
     def __len__(self) -> int:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
@@ -136,7 +138,7 @@ class Requests:
             return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
-        mediator = self._mediator(identity, scope, opened, bound, invoke.program)
+        mediator = self._mediator(identity, scope, opened, bound, invoke.program, alone=not edits)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -186,12 +188,19 @@ class Requests:
         )
 
     def _mediator(
-        self, identity: Identity, scope: TraceScope, opened: Opened, bound: _Bound, source: pb.Program | None = None
+        self,
+        identity: Identity,
+        scope: TraceScope,
+        opened: Opened,
+        bound: _Bound,
+        source: pb.Program | None = None,
+        alone: bool = False,
     ) -> Mediator:
         """Make the mediator of a block.
 
         Args:
             source: the block's text, of a block whose steps may run as plans.
+            alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
         """
         trace = opened.trace
         state = BlockState(
@@ -207,11 +216,10 @@ class Requests:
         runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
         if self._plans is None or source is None or why_not_planned(trace, identity):
             return Mediator(state, runner)
-        live = frozenset(source.writes)
-        text = Unit.of_block(source)
-        return Mediator(
-            state, PlannedRunner(state, runner, PlannedText(text, scope.sources.lines, live), bounds, self._plans)
-        )
+        tenant = opened.session if alone and not trace.stream else None
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes), tenant)
+        planned = self.planned[identity.request_id] = PlannedRunner(state, runner, text, bounds, self._plans)
+        return Mediator(state, planned)
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)
@@ -270,11 +278,13 @@ class Requests:
             The block, the names that it may give to other invokes, and what streams its saves.
         """
         self.ended.pop(key, None)
+        self.planned.pop(key, None)
         return self.mediators.pop(key), self._writes.pop(key), self.streams.pop(key, None)
 
     def forget(self, key: str) -> int:
         """Drop a block and its names; return how often a standing edit printed."""
         mediator = self.mediators.pop(key)
+        self.planned.pop(key, None)
         if not mediator.identity.edit:
             mediator.cancel()
         mediator.let_go(mediator.names.clear)

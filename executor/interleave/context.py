@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from executor.block.budget import Budget
 from executor.block.tally import Precision
+from executor.graphs.loops import TableLoops
 from executor.model.apply import Applier
 from executor.model.kv_guard import CacheGuard
 from executor.model.tree import ModuleTree
 from executor.parallel.agreement import Ranks
 from executor.parallel.pipeline import Stages
+from executor.plan.forms import Form
 from executor.saves.collect import Limits
 from executor.saves.outbox import Outbox
 
@@ -34,6 +37,8 @@ class Host:
         vocabulary: how many tokens the model knows.
         cache: looks after what blocks leave in the engine's cache.
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
+        loops: the loops that run in the tables; None: none does.
+        forms: of the locations' values for one row, by path and kind.
     """
 
     tree: ModuleTree
@@ -48,3 +53,5 @@ class Host:
     vocabulary: int
     cache: CacheGuard
     plans: bool = False
+    loops: TableLoops | None = None
+    forms: Mapping[tuple[str, str], Form] = field(default_factory=dict)

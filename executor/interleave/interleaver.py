@@ -35,6 +35,7 @@ from executor.interleave.machine.events import (
     Preempted,
     Reached,
     Recorded,
+    Returned,
     SkipsChecked,
     StepBegan,
     StepEnded,
@@ -80,6 +81,7 @@ class Interleaver:
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
         waits: returns the keys of the blocks that wait for a coming step of a request.
+        loops: the loops that run in the tables, None: none does.
     """
 
     def __init__(self, host: Host) -> None:
@@ -96,6 +98,7 @@ class Interleaver:
         self._endings = Endings(self._requests, self._running, host)
         self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
+        self.loops = host.loops
         self._batch = Batch({}, 0, 0, 0)
         self._do: dict[type[Instruction], Callable[[Any], Event | None]] = {
             **self._running.handlers(),
@@ -156,6 +159,7 @@ class Interleaver:
 
     def preempted(self, request_id: str) -> None:
         """The engine evicted a request and computes it anew, without its block's changes."""
+        self._bring_back(request_id)
         self._feed(Preempted(request_id))
 
     def finish(self, trace_id: str, invoke: int, result: Result | list[Result]) -> Ending:
@@ -172,6 +176,8 @@ class Interleaver:
         key = self._requests.take_id(trace_id, invoke)
         if not self._requests.knows(key):
             return Ended.UNKNOWN, [], 0
+        if isinstance(result, Result):
+            self._bring_back(key, len(result.token_ids))
         self._endings.begin(key, trace_id, invoke, result)
         self._feed(Generated(key))
         return self._endings.take()
@@ -182,6 +188,27 @@ class Interleaver:
         self._requests.drop(trace_id)
 
     # A step.
+
+    def bring_back_due(self, request_ids: Iterable[str]) -> None:
+        """Bring the loops back whose requests come to a step that is not theirs any more."""
+        if self.loops is not None and self.loops:
+            for request_id in filter(self.loops.due, request_ids):
+                self._bring_back(request_id, again=True)
+
+    def _bring_back(self, key: str, steps: int | None = None, again: bool = False) -> None:
+        """Bring a request's loop back from the tables, if it has one there.
+
+        Args:
+            key: the request.
+            steps: how many steps the request had; None: as many as ran.
+            again: whether the loop may go there again, with the plan for the steps that follow.
+        """
+        if self.loops is None or key not in self.loops:
+            return
+        runner = self._requests.planned[key]
+        left = self.loops.leave(key, steps)
+        waits = runner.come_back(left, again)
+        self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away))
 
     def begin_step(self, batch: Batch) -> None:
         """A forward begins: start and resume the blocks that wait for it.

@@ -5,12 +5,19 @@ served its own rows, and what it changed goes back by the same way (`executor.in
 the loop while plans run steps. It goes on after the loop's last step, at the end of the generation, or in a step that no plan is
 for.
 
+A loop whose plan the tables take (`executor.graphs.loops`) goes there before its first step. Its block then sees none of the
+steps: the greenlet stays parked, and the machine is told that the block is away. When the loop comes back, its lists get what the
+taps have read.
+
 Only a trace of a single invoke is planned: blocks that run together may change each other's names between their turns.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -18,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from executor.block.api import Passed
+from executor.block.api import Loop, Passed
 from executor.block.budget import Budget
 from executor.block.fiber import run_as
 from executor.block.greenlet_runner import Bounds, GreenletRunner
@@ -28,17 +35,22 @@ from executor.block.state import BlockState
 from executor.core.errors import BudgetExceeded
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
+from executor.graphs.landing import land
+from executor.graphs.loops import AHEAD, Left, TableLoops, Window, locations_of
+from executor.graphs.operations import ALL
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.plan.cache import PlanCache
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.eligible import Region, regions
 from executor.plan.forms import Form
+from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
 from executor.plan.run import Member, OwnStep
 from interpose.v1 import trace_pb2 as pb
 
 T = TypeVar("T")
+_RANGE = type(iter(range(1)))  # the iterators of loops over a slice of steps
 _TRIES = 3  # steps in which a plan that may come later is tried
 
 
@@ -47,18 +59,23 @@ class Plans:
 
     Args:
         tree: the model's modules.
+        loops: the loops that run in the tables; None: none does.
+        forms: the forms of locations that are known from the start.
 
     Attributes:
-        tree: as given.
+        tree, loops: as given.
         cache: the plans.
         steps: how many steps of blocks ran as plans.
     """
 
-    def __init__(self, tree: ModuleTree) -> None:
+    def __init__(
+        self, tree: ModuleTree, loops: TableLoops | None = None, forms: Mapping[tuple[str, str], Form] = {}
+    ) -> None:
         self.tree = tree
+        self.loops = loops
         self.cache = PlanCache()
         self.steps = 0
-        self._forms: dict[tuple[str, str], Form] = {}
+        self._forms = dict(forms)
 
     def see(self, location: Location, served: Served) -> None:
         """Note the form of a value that a block is served after the first step."""
@@ -93,11 +110,13 @@ class PlannedText:
         unit: the text.
         sources: the user's source lines by file name.
         live: the names that the block gives back.
+        tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
     """
 
     unit: Unit
     sources: Mapping[str, dict[int, str]]
     live: frozenset[str]
+    tenant: str | None = None
 
 
 class PlannedRunner(Runner):
@@ -112,6 +131,8 @@ class PlannedRunner(Runner):
 
     Attributes:
         refused: why steps do not run as plans, None while they may.
+
+    Size: a block's run in three forms: its own code, a plan's step, a loop in the tables.
     """
 
     def __init__(
@@ -135,6 +156,8 @@ class PlannedRunner(Runner):
         self._region: Region | None = None  # the loop whose steps plans run now
         self._member: Member | None = None
         self._step: OwnStep | None = None  # the step that a plan runs now
+        self._tenant = text.tenant
+        self._stays = "" if plans.loops is not None and text.tenant is not None else "the tables are off"
         self.refused: Refused | None = None
 
     @property
@@ -151,6 +174,7 @@ class PlannedRunner(Runner):
 
     def start(self) -> None:
         self._inner.start()
+        self._enter_tables()
 
     def serve(self, served: Served) -> None:
         step = self._step
@@ -159,6 +183,7 @@ class PlannedRunner(Runner):
             if location is not None and location.step > 0:
                 self._plans.see(location, served)
             self._inner.serve(served)
+            self._enter_tables()
             return
         try:
             self._bounded(lambda: served.assign(step.serve(served.value)))
@@ -171,6 +196,7 @@ class PlannedRunner(Runner):
         waiting = self._state.waits.location
         if waiting is None or waiting.kind != Kind.STEP:
             self._inner.resume(value)
+            self._enter_tables()
         elif value is not True:
             self._hand_back()
             self._inner.resume(value)
@@ -186,12 +212,15 @@ class PlannedRunner(Runner):
                 planned = self._region is not None
                 self._hand_back()
                 self._inner.resume(Passed(waiting.step) if planned else True)
+                self._enter_tables()
 
     def throw(self, error: BaseException) -> None:
+        self._leave_tables()
         self._hand_back()
         self._inner.throw(error)
 
     def cancel(self) -> None:
+        self._leave_tables()
         self._step = self._region = self._member = None
         self._inner.cancel()
 
@@ -213,6 +242,17 @@ class PlannedRunner(Runner):
         return self._step is not None
 
     def _planned(self, number: int) -> OwnStep:
+        plan = self._plan_of(number)
+        assert self._member is not None
+        self._plans.steps += 1
+        return OwnStep(plan, self._member, number)
+
+    def _plan_of(self, number: int) -> Plan:
+        """Return the plan for a step of the loop where the block waits.
+
+        Raises:
+            Refused: there is none.
+        """
         region, names = self._region or self._loop(), self._inner.names
         member = self._member
         if member is None:
@@ -225,8 +265,7 @@ class PlannedRunner(Runner):
             region.line,
         )
         self._region, self._member = region, member
-        self._plans.steps += 1
-        return OwnStep(plan, member, number)
+        return plan
 
     def _loop(self) -> Region:
         """Return the region of the loop where the block waits.
@@ -260,9 +299,75 @@ class PlannedRunner(Runner):
         if following is not None and following > progress.step:
             loop.asked = following
             waits.location = Location("", Kind.STEP, following)
+            self._enter_tables()
         else:
             self._hand_back()
             self._inner.resume(Passed(following))
+            self._enter_tables()
+
+    def _enter_tables(self) -> None:
+        """Put the loop where the block waits for a step into the tables, if they take it."""
+        waits, loop, loops = self._state.waits, self._inner.loop, self._plans.loops
+        if self._stays or self.refused is not None or loop is None or loops is None or self._tenant is None:
+            return
+        location = waits.location
+        if location is None or location.kind != Kind.STEP or self._inner.holds_state:
+            return
+        if self._state.record.skips.fingerprint() or self._state.record.recorders:
+            return
+        window = window_of(loop, self._state.progress.step + 1)
+        if window is None:
+            self._stays = "the loop leaves out steps"
+            return
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                plan = self._bounded(lambda: self._plan_of(location.step))
+        except Refused as refused:
+            if not refused.later:
+                self.refused = refused
+            return
+        except BudgetExceeded as error:
+            self.throw(error)
+            return
+        except Exception as error:  # of torch's, where it traces; the block runs as it is
+            self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
+            return
+        assert self._member is not None
+        window = _held(plan, window)
+        if window.until <= window.first:
+            return
+        self._stays = loops.enter(self._state.identity.request_id, self._tenant, plan, self._member, window)
+        waits.away = not self._stays
+
+    def come_back(self, left: Left, again: bool) -> Location:
+        """Go on from the tables; return the step that the block waits for.
+
+        Args:
+            left: what the loop left.
+            again: whether the loop may go into the tables again, with the plan for the steps that follow.
+        """
+        state, loop = self._state, self._inner.loop
+        assert loop is not None and self._member is not None and self._region is not None
+        state.waits.away = False
+        land(left, self._member, self._plans.tree.device if self._region.after else None)
+        for _ in range(left.ran):
+            loop.asked = next(loop.coming, loop.asked)
+        state.waits.location = Location("", Kind.STEP, loop.asked)
+        state.progress.step += left.passed
+        self._plans.steps += left.ran
+        read, written = locations_of(left.loop.plan)
+        for location in read if left.ran else ():
+            state.record.tally.serve(location, left.ran)
+        for location in written if left.ran else ():
+            state.record.tally.write(location, left.ran)
+        if again:
+            self._enter_tables()
+        return state.waits.location
+
+    def _leave_tables(self) -> None:
+        if self._state.waits.away and self._plans.loops is not None:
+            self._plans.loops.drop(self._state.identity.request_id)
+            self._state.waits.away = False
 
     def _hand_back(self) -> None:
         """The block's own code goes on: its names are what the steps so far left."""
@@ -276,6 +381,33 @@ class PlannedRunner(Runner):
         made, seconds = self._budget.run(do, progress.used, self._blame)
         progress.used += seconds
         return made
+
+
+def window_of(loop: Loop, since: int) -> Window | None:
+    """Return the steps of a loop that may run in the tables; None if the loop leaves out steps.
+
+    The last step of a loop with an end is the block's own, because the code after the loop goes on in that step.
+
+    Args:
+        loop: the loop; it waits for its first step.
+        since: the next step of the request.
+    """
+    if not isinstance(loop.coming, _RANGE):
+        return None
+    ahead = list(itertools.islice(copy.copy(loop.coming), 1))
+    if ahead and ahead[0] != loop.asked + 1:
+        return None
+    left = operator.length_hint(loop.coming, ALL)
+    return Window(since, loop.asked, min(ALL, loop.asked + left))
+
+
+def _held(plan: Plan, window: Window) -> Window:
+    """Return the steps of a window up to the first in which a plan's guards do not hold."""
+    if not plan.guards:
+        return window
+    last = min(window.until, window.first + AHEAD)
+    until = next((step for step in range(window.first, last) if not plan.holds(step)), last)
+    return Window(window.since, window.first, until)
 
 
 def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:

@@ -121,6 +121,7 @@ class Running:
             owes=bool(mediator.state.record.skips.owed),
             records=bool(mediator.state.record.recorders),
             misfit=misfit,
+            away=mediator.state.waits.away,
         )
 
     def rows(self, mediator: Mediator, visit: Visit) -> tuple[Rows | ManyRows, int]:

@@ -50,7 +50,9 @@ def prepare_environment(workers: int) -> None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, one)) for one in shares))
 
 
-def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False) -> dict[str, Any]:
+def worker_settings(
+    limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False, graphs: bool = False
+) -> dict[str, Any]:
     """Return what the executor and its workers read from `additional_config["interpose"]`.
 
     Args:
@@ -58,6 +60,7 @@ def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK", p
         outbox: "ray", or "local" for an engine without Ray.
         placement: Ray's strategy for placing the workers; the placement group of a Serve replica overrides it.
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
+        graphs: whether loops run in the tables where they can, on GPUs in captured graphs (`executor.graphs`). Needs `plans`.
     """
     return {
         "outbox": outbox,
@@ -67,20 +70,23 @@ def worker_settings(limits: Any, outbox: str = "ray", placement: str = "PACK", p
         "inline_bytes": limits.inline_bytes,
         "max_saved_bytes": limits.max_saved_bytes,
         "plans": plans,
+        "graphs": plans and graphs,
     }
 
 
-def trace_options(limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False) -> dict[str, Any]:
+def trace_options(
+    limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False, graphs: bool = False
+) -> dict[str, Any]:
     """Return the engine options that traces need, whatever the model and the executor.
 
     Args:
-        limits, outbox, placement, plans: as of `worker_settings`.
+        limits, outbox, placement, plans, graphs: as of `worker_settings`.
     """
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
-        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans)},
+        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans, graphs)},
         **{name: value for name, (value, _) in FIXED.items()},
     }
 

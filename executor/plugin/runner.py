@@ -13,7 +13,7 @@ A plain step costs a few forwarded calls, whatever its size: each override of a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class InterleavingRunner(_Base):
         kernels: the kernels of steps that run uncompiled; set with the interleaver.
         interleaves: whether there are mediators, or ends of blocks to report; it is set where a step begins.
         tracing: whether the running step has a live mediator.
+        riding: the requests of the running step whose loops run in the tables.
         sampled: the dtype of the sampled token ids.
     """
 
@@ -66,6 +67,7 @@ class InterleavingRunner(_Base):
     kernels: EagerKernels
     interleaves: bool = False
     tracing: bool = False
+    riding: Sequence[str] = ()
     _begun: bool = False
     sampled: torch.dtype = torch.int32
 
@@ -86,13 +88,15 @@ class InterleavingRunner(_Base):
         if not self._begun:
             self._begin(interleaver, scheduler_output)
         self._begun = False
-        if not self.tracing:
+        if not self.tracing and not self.riding:
             return super().execute_model(scheduler_output, *args, **kwargs)
         try:
+            if not self.tracing:
+                return self._execute_riding(interleaver, scheduler_output, *args, **kwargs)
             with self.kernels.used():
                 return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         except BaseException:
-            self.tracing = False
+            self.tracing, self.riding = False, ()
             raise
         finally:
             interleaver.end_forward()
@@ -124,11 +128,16 @@ class InterleavingRunner(_Base):
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
         self.tracing = False
+        self.riding = ()
         self.interleaves = bool(interleaver.mediators or interleaver.ended)
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
             self._over.forget(scheduler_output.finished_req_ids)
+            if interleaver.loops is not None and interleaver.loops:
+                scheduled = scheduler_output.num_scheduled_tokens
+                interleaver.bring_back_due(one for one in scheduled if one not in self._over)
+                self.riding = interleaver.loops.present(scheduled)
             self.tracing = any(map(self._waits, scheduler_output.num_scheduled_tokens))
             if not self.tracing:
                 interleaver.let_pass()
@@ -144,6 +153,19 @@ class InterleavingRunner(_Base):
     ) -> Any:
         """Run a step that has a live mediator."""
         return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _execute_riding(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a step without a live mediator, in which requests have loops in the tables."""
+        with self.kernels.used():
+            return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _look_for_ends(self, request_ids: Iterable[str], token_ids: torch.Tensor) -> None:  # [requests, 1]
+        """Find out whether requests end with this step whose loops come back in the next."""
+        interleaver = self.interleaver
+        if self.riding and interleaver is not None and interleaver.loops is not None:
+            self._over.sampled(request_ids, token_ids, interleaver.loops.due)
 
     def _admit(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         traced = []
@@ -165,6 +187,8 @@ class InterleavingRunner(_Base):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
+        if self.riding:
+            self.riding = ()
         if not self.interleaves:
             return output
         interleaver = self.interleaver

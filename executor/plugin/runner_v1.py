@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,35 +28,58 @@ class InterleavingRunnerV1(InterleavingRunner):
         self._scheduled = scheduler_output.num_scheduled_tokens
         return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
 
+    def _execute_riding(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._scheduled = scheduler_output.num_scheduled_tokens
+        return super()._execute_riding(interleaver, scheduler_output, *args, **kwargs)
+
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.tracing:
+        if not self.tracing and not self.riding:
             return super()._model_forward(*args, **kwargs)
         interleaver = self.interleaver
         assert interleaver is not None
         get_forward_context().skip_compiled = True
-        interleaver.begin_step(self._batch(kwargs))
+        padded = next(
+            tensor
+            for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
+            if isinstance(tensor, torch.Tensor)
+        ).shape[0]
+        if self.tracing:
+            interleaver.begin_step(self._batch(padded))
         try:
-            output = super()._model_forward(*args, **kwargs)
-            interleaver.check_cache()
+            with self._tables_of(interleaver, padded):
+                output = super()._model_forward(*args, **kwargs)
+            if self.tracing:
+                interleaver.check_cache()
             return output
         finally:
             interleaver.end_forward()
 
-    def _batch(self, kwargs: dict[str, Any]) -> Batch:
+    @contextmanager
+    def _tables_of(self, interleaver: Interleaver, padded: int) -> Iterator[None]:
+        """Return a context in which the model runs the taps of the step's loops in the tables."""
+        loops = interleaver.loops
+        if not self.riding or loops is None:
+            yield
+            return
+        loops.begin_step([(one, self._scheduled[one]) for one in self.input_batch.req_ids], padded)
+        with loops.hooked(loops.sites_of(self.riding)):
+            yield
+        loops.end_step()
+
+    def _batch(self, padded: int) -> Batch:
         """Return where the traced requests' rows are, in the updated order of the input batch."""
         request_ids = self.input_batch.req_ids
         bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
         rows = ((request_id, *bound) for request_id, bound in zip(request_ids, pairwise(bounds), strict=True))
-        first = next(
-            tensor
-            for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
-            if isinstance(tensor, torch.Tensor)
-        )
-        return batch_of(self._waits, rows, bounds[-1], first.shape[0], len(request_ids))
+        return batch_of(self._waits, rows, bounds[-1], padded, len(request_ids))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
         if not self.tracing:
-            return super()._sample(logits, spec_decode_metadata)
+            output = super()._sample(logits, spec_decode_metadata)
+            self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
+            return output
         interleaver = self.interleaver
         assert interleaver is not None
         self.tracing = False
@@ -64,6 +89,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
         self._over.sampled(self.input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
+        self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
         return output
 
 
@@ -71,6 +97,6 @@ class GPURunnerV1(InterleavingRunnerV1, GPUModelRunner):
     """The V1 runner on GPUs, where a step may replay CUDA graphs."""
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
-        if self.tracing:
+        if self.tracing or self.riding:
             kwargs["force_eager"] = True
         return super()._determine_batch_execution_and_padding(*args, **kwargs)

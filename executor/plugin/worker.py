@@ -25,6 +25,12 @@ from executor.core.ended import Ended, Ending
 from executor.core.request import InvokeRequest, Opened
 from executor.core.startup import Startup
 from executor.core.text import clip
+from executor.graphs.buffers import Outputs, copier_on
+from executor.graphs.limits import GraphLimits
+from executor.graphs.loops import TableLoops
+from executor.graphs.sites import Forms, observe, sites_of
+from executor.graphs.tables import Tables
+from executor.graphs.taps import Taps
 from executor.interleave.context import Host
 from executor.interleave.interleaver import Interleaver
 from executor.interleave.scan import scan
@@ -104,6 +110,7 @@ class InterposeWorker(_Base):
             if pipelined:
                 join(tree, order)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
+            loops, forms = self._tables(tree) if settings["graphs"] else (None, {})
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -120,6 +127,8 @@ class InterposeWorker(_Base):
             vocabulary=self.model_config.get_vocab_size(),
             cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
             plans=settings["plans"],
+            loops=loops,
+            forms=forms,
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
@@ -127,6 +136,21 @@ class InterposeWorker(_Base):
             self.execute_model = self._execute_staged
         self._tell("ready")
         return warmed_up
+
+    def _tables(self, tree: ModuleTree) -> tuple[TableLoops | None, Forms]:
+        """Return what runs loops in the tables, None where ranks share the model; and the forms of the model's values."""
+        forms = observe(tree, self._dummy_step)
+        if self.parallel_config.world_size > 1 or self.vllm_config.lora_config is not None:
+            return None, {} if self.parallel_config.world_size > 1 else forms
+        scheduling = self.vllm_config.scheduler_config
+        sites = sites_of(forms, self.model_config.dtype)
+        limits = GraphLimits()
+        rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
+        widths = [site.width for site in sites]
+        tables = Tables(widths, scheduling.max_num_seqs, rows, self.model_config.dtype, self.device, limits)
+        modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
+        outputs = Outputs(tables, copier_on(tables.output.device), limits.host_bytes)
+        return TableLoops(Taps(modules, sites, tables), tables, outputs), forms
 
     @torch.inference_mode()
     def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:

@@ -124,7 +124,7 @@ def lone_request(trace: pb.Trace) -> InvokeRequest:
 class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
-    def __init__(self, checkpoint: Path, limits: Any = Limits, **options: Any) -> None:
+    def __init__(self, checkpoint: Path, limits: Any = Limits, graphs: bool = False, **options: Any) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -132,8 +132,9 @@ class LocalEngine:
         if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
             options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
-        plans = os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
-        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local", plans=plans), **options)
+        graphs = graphs or os.environ.get("INTERPOSE_TEST_GRAPHS") == "1"  # the same tests, with loops in the tables
+        plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
+        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local", plans=plans, graphs=graphs), **options)
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
         self.compile = compile_here

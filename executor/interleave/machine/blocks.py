@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from executor.core.ended import Ended
 from executor.core.location import Kind, Location
-from executor.interleave.machine.events import Admitted, AtBarrier, TurnEnded
+from executor.interleave.machine.events import Admitted, AtBarrier, Returned, TurnEnded
 
 # The kinds of locations that a block may go on waiting for when a step ends.
 ANY_TIME = (Kind.STEP, Kind.RESULT, Kind.BARRIER)
@@ -24,7 +24,7 @@ class Block:
         order: the block's place in the order of turns.
         step: the step of the block's request; -1 before the first step.
         reported: how the block ended, as the scheduler was told.
-        waits, ended, barrier, calls, overdue, owes, records: as in the last `TurnEnded`.
+        waits, ended, barrier, calls, overdue, owes, records, away: as in the last `TurnEnded`.
     """
 
     facts: Admitted
@@ -38,6 +38,7 @@ class Block:
     overdue: bool = False
     owes: bool = False
     records: bool = False
+    away: bool = False
     reported: Ended | None = None
 
     @classmethod
@@ -75,6 +76,7 @@ class Block:
         self.overdue = turned.overdue
         self.owes = turned.owes
         self.records = turned.records
+        self.away = turned.away
 
     def end(self, ended: Ended) -> None:
         """Note that the block was ended from outside."""
@@ -113,6 +115,15 @@ class Blocks:
             self._edits.setdefault(facts.owner, []).append(block)
         if facts.joint:
             self.joint.setdefault(facts.trace, []).append(block)
+
+    def bring_back(self, returned: Returned) -> None:
+        """Note that a block goes on, after steps that went by without it."""
+        block = self.all[returned.key]
+        block.step += returned.steps
+        block.waits = returned.waits
+        block.away = returned.away
+        if not block.away:
+            self.live[block.key] = block
 
     def remove(self, block: Block) -> None:
         """Forget a block."""

@@ -115,6 +115,23 @@ class Arrived(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Returned(Event):
+    """A loop of a block has come back from the tables, where steps went by without the block.
+
+    Attributes:
+        key: the block.
+        steps: how many steps of the request went by.
+        waits: the step that the block waits for now.
+        away: whether its loop is in the tables again, with another plan.
+    """
+
+    key: str
+    steps: int
+    waits: Location
+    away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Preempted(Event):
     """The engine evicted a request and computes it anew, without the changes of its block."""
 
@@ -186,6 +203,7 @@ class TurnEnded(Event):
         owes: whether the block has skipped a module that it must skip in every later step.
         records: whether the block has values recorded from step to step.
         misfit: why the change at the location that the block left could not be written into the model.
+        away: whether the steps up to the awaited step go by without the block, because its loop runs in the tables.
     """
 
     waits: Location | None = None
@@ -196,6 +214,7 @@ class TurnEnded(Event):
     owes: bool = False
     records: bool = False
     misfit: Failure | None = None
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from executor.interleave.machine.events import (
     Preempted,
     Reached,
     Refused,
+    Returned,
     StepBegan,
     StepEnded,
 )
@@ -103,6 +104,8 @@ class Machine:
                 self._go_on(None)
             elif isinstance(event, Admitted):
                 self.blocks.add(event)
+            elif isinstance(event, Returned):
+                self.blocks.bring_back(event)
             elif isinstance(event, Refused):
                 self._refused(event)
             else:

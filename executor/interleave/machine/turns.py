@@ -169,6 +169,9 @@ class Turns:
                 if owner.reported is None and (yield from self.disposable(owner)):
                     self._report(owner, Ended.READ_ONLY)
             return
+        if block.away:
+            self._blocks.live.pop(block.key, None)
+            return
         location = block.here
         if location is not None:
             key = (location.path, str(location.kind))

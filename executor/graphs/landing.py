@@ -1,0 +1,75 @@
+"""Gives a block what its loop read in the tables, as if the block had run the steps itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from executor.graphs.loops import Left, values_of
+from executor.plan.deliver import Delivery
+from executor.plan.ir import Append, Plan
+from executor.plan.run import Member, leave
+
+
+def land(left: Left, member: Member, on: torch.device | None) -> None:
+    """Give a block's lists, dicts and names what its loop left.
+
+    Args:
+        left: what the loop left.
+        member: the block.
+        on: the device of the values; None: the block does not use them before it ends, and they stay on the host.
+    """
+    if not left.ran:
+        return
+    plan, first = left.loop.plan, left.loop.window.first
+    with torch.inference_mode(False), torch.no_grad():
+        values = values_of(left, on)
+        several = _appended_at_once(plan, on)
+        for container, appends in several.items():
+            _extend(member.environment.written[container], appends, values, left.ran, member)
+        rest = [append for append in plan.appends if append.container not in several]
+        for i in range(left.ran) if rest else range(left.ran - 1, left.ran):
+            give = Delivery(_in_step(values, i), first + i, member.mark)
+            for append in rest:
+                give.add(append, member.environment)
+        leave(plan, member, give)
+
+
+def _in_step(values: Mapping[int, torch.Tensor], i: int) -> Any:
+    # A copy, because the block may change what it got of one step and keep what it got of another.
+    return lambda output: values[output][i].clone()
+
+
+def _appended_at_once(plan: Plan, on: torch.device | None) -> dict[int, list[Append]]:
+    """Return the lists that get one tensor after the other and that the block does not use before it ends."""
+    found: dict[int, list[Append]] = {}
+    if on is not None:
+        return found
+    for append in plan.appends:
+        found.setdefault(append.container, []).append(append)
+    return {number: appends for number, appends in found.items() if all(map(_is_tensor, appends))}
+
+
+def _is_tensor(append: Append) -> bool:
+    return append.key is None and append.item.kind == "tensor"
+
+
+def _extend(
+    container: list[Any], appends: Sequence[Append], values: Mapping[int, torch.Tensor], steps: int, member: Member
+) -> None:
+    """Add the tensors of all steps to a list: views of one tensor where their shapes are equal."""
+    # What was saved is the value of that moment.
+    outputs = [one.item.snapshot if one.item.snapshot >= 0 else one.item.output for one in appends]
+    given = [values[output] for output in outputs]
+    if len({(one.shape, one.dtype) for one in given}) == 1:
+        whole = given[0] if len(given) == 1 else torch.stack(given, 1).flatten(0, 1)
+        tensors: list[torch.Tensor] = list(whole.contiguous().unbind(0))
+    else:
+        tensors = [one[i] for i in range(steps) for one in given]
+    container.extend(tensors)
+    for k, append in enumerate(appends):
+        if append.item.saved:
+            for tensor in tensors[k :: len(appends)]:
+                member.mark(tensor, tensor)

@@ -1,0 +1,234 @@
+"""Loops over steps that run in the tables, while their blocks stay parked.
+
+A loop whose plan `lower` takes goes into the tables before its first step. From then on the engine's steps run its taps, in a
+captured graph or at hooks, and nothing of the block runs. When the request ends, or the plan is for no further step, the loop
+comes back with all that it read, and its block goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from executor.graphs.buffers import Collected, Outputs
+from executor.graphs.extents import Full
+from executor.graphs.lower import Lowered, SiteKey, lower
+from executor.graphs.operations import Code, Refused
+from executor.graphs.tables import Outgoing, Tables
+from executor.graphs.taps import Taps
+from executor.plan.ir import Plan
+from executor.plan.run import Member, inputs_of
+
+# How many steps a plan with guards is looked at ahead.
+AHEAD = 4096
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive steps of a loop.
+
+    Attributes:
+        since: the next step of the request; the loop may begin later.
+        first: the loop's first step.
+        until: the step after the last; `ALL` for no end.
+    """
+
+    since: int
+    first: int
+    until: int
+
+
+@dataclass(eq=False)
+class TableLoop:
+    """A loop in the tables.
+
+    Attributes:
+        slot: its request's.
+        plan, lowered: what runs.
+        window: its steps.
+        next: the next step of the request.
+        sites: where it has taps.
+    """
+
+    slot: int
+    plan: Plan
+    lowered: Lowered
+    window: Window
+    next: int
+    sites: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a loop left.
+
+    Attributes:
+        loop: the loop.
+        passed: the steps of the request that went by.
+        ran: how many of these were the loop's.
+        read: what its taps read.
+    """
+
+    loop: TableLoop
+    passed: int
+    ran: int
+    read: Collected
+
+
+class TableLoops:
+    """The loops of one worker's requests that run in the tables.
+
+    Args:
+        taps: the model's sites.
+        tables: of these sites.
+        outputs: carries what taps read to the host.
+
+    Attributes:
+        steps: how many steps of loops ran in the tables.
+        refused: why loops did not go into the tables, and how often.
+    """
+
+    def __init__(self, taps: Taps, tables: Tables, outputs: Outputs) -> None:
+        self._taps = taps
+        self._numbers: dict[SiteKey, int] = {(one.path, one.kind, one.at): i for i, one in enumerate(taps.sites)}
+        self._tables = tables
+        self._outputs = outputs
+        self._free = list(range(tables.slots))[::-1]
+        self._loops: dict[str, TableLoop] = {}
+        self._keys: dict[int, str] = {}
+        self._present: list[TableLoop] = []
+        self._outgoing: tuple[Outgoing, Outgoing] | None = None
+        self.steps = 0
+        self.refused: dict[str, int] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._loops
+
+    def __bool__(self) -> bool:
+        return bool(self._loops)
+
+    def enter(self, key: str, tenant: str, plan: Plan, member: Member, window: Window) -> str:
+        """Put a loop into the tables; return why this cannot be, "" if it is there.
+
+        Args:
+            key: the request.
+            tenant: whose share of the tables' memory it takes.
+            plan: what it does in each step.
+            member: what its block reads.
+            window: its steps; the plan's guards hold in all of them.
+        """
+        if not self._free:
+            return "more requests than the tables have places"
+        slot = self._free[-1]
+        try:
+            constants = inputs_of(plan, member)
+            steps = (window.first, window.until)
+            lowered = lower(plan, plan.functional.graph, constants, self._numbers, steps)
+            self._tables.join(slot, tenant, lowered.taps, 1)
+        except (Refused, Full) as why:
+            self.refused[str(why)] = self.refused.get(str(why), 0) + 1
+            return str(why)
+        self._free.pop()
+        sites = frozenset(tap.site for tap in lowered.taps)
+        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites)
+        self._keys[slot] = key
+        return ""
+
+    def due(self, key: str) -> bool:
+        """Return whether the next step of a request is no more a step of its loop in the tables."""
+        loop = self._loops.get(key)
+        return loop is not None and loop.next >= loop.window.until
+
+    def present(self, keys: Iterable[str]) -> list[str]:
+        """Return the requests that have a loop in the tables."""
+        loops = self._loops
+        return [key for key in keys if key in loops] if loops else []
+
+    def sites_of(self, keys: Iterable[str]) -> frozenset[int]:
+        """Return the sites at which some requests have taps."""
+        return frozenset().union(*{self._loops[key].sites for key in keys})
+
+    def changes(self, keys: Iterable[str]) -> list[str]:
+        """Return the requests among some whose taps change the model's values."""
+        return [key for key in keys if any(tap.code is not Code.READ for tap in self._loops[key].lowered.taps)]
+
+    def begin_step(self, batch: Sequence[tuple[str, int]], padded: int) -> None:
+        """Write the tables of a step.
+
+        Args:
+            batch: every request of the step and the number of its rows, in the order of the rows.
+            padded: the rows of the tensors, padding included.
+        """
+        loops, nobody = self._loops, self._tables.slots
+        self._present = [loops[key] for key, _ in batch if key in loops]
+        rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
+        self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
+        self._outputs.before()
+
+    def hooked(self, sites: Iterable[int]) -> AbstractContextManager[None]:
+        """Return a context in which the model's modules run the taps of some sites."""
+        return self._taps.hooked(sites)
+
+    def end_step(self) -> None:
+        """Note that the step was given to the device."""
+        assert self._outgoing is not None
+        self._outputs.after(self._outgoing, self._keys)
+        for loop in self._present:
+            loop.next += 1
+        self._outgoing, self._present = None, []
+
+    def leave(self, key: str, steps: int | None = None) -> Left:
+        """Take a loop out of the tables; wait for what it has read.
+
+        Args:
+            key: the request.
+            steps: how many steps the request had; more may have run. None: as many as ran.
+        """
+        loop = self._out(key)
+        window = loop.window
+        stop = loop.next if steps is None else min(loop.next, steps)
+        ran = max(0, min(stop, window.until) - window.first)
+        self.steps += ran
+        return Left(loop, max(0, stop - window.since), ran, self._outputs.collect(key))
+
+    def drop(self, key: str) -> None:
+        """Forget the loop of a request, if it has one."""
+        if key in self._loops:
+            self._out(key)
+            self._outputs.drop(key)
+
+    def _out(self, key: str) -> TableLoop:
+        loop = self._loops.pop(key)
+        del self._keys[loop.slot]
+        self._tables.leave(loop.slot)
+        self._free.append(loop.slot)
+        return loop
+
+
+def values_of(left: Left, on: torch.device | None) -> Mapping[int, torch.Tensor]:
+    """Return the outputs of a loop's plan in all of its steps: [steps, ...] each.
+
+    Args:
+        left: what the loop left; it ran at least one step.
+        on: the device on which the block goes on with them; None: they stay on the host.
+    """
+    lowered = left.loop.lowered
+    found: dict[int, torch.Tensor] = {}
+    made: dict[int, torch.Tensor] = {}
+    for output, (tap, shape) in lowered.reads.items():
+        if tap not in made:
+            stacked = left.read.stacked(tap, left.ran)
+            assert stacked is not None and len(stacked) == left.ran
+            made[tap] = stacked if on is None else stacked.to(on)
+        found[output] = made[tap].reshape(left.ran, *shape)
+    for output, known in lowered.known.items():
+        found[output] = known.expand(left.ran, *known.shape)
+    return found
+
+
+def locations_of(plan: Plan) -> tuple[Collection[str], Collection[str]]:
+    """Return the locations that a plan reads, and those that it changes."""
+    return tuple(dict.fromkeys(f"{read.path}.{read.kind}" for read in plan.reads)), plan.written

@@ -1,0 +1,114 @@
+"""Loops that run in the tables give what the blocks themselves give, beside other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from executor.core.ended import Ended
+from interpose.cli.demo_model import write_demo_model
+from tests.engine.harness import Block, LocalEngine, Ran
+
+PROMPTS = [[5, 400, 17, 99, 256], [7, 8, 9], [300, 20, 1, 44]]
+STEPS = 9
+HIDDEN = 128
+KEEP = "kept.append(model.model.layers[1].output[0].save())"
+
+
+def loop(body: str, over: str = "tracer.iter[:]", before: str = "", after: str = "") -> str:
+    """Return a block with a list `kept` and a loop over steps."""
+    lines = ["kept = [].save()", *before.splitlines(), f"for step in {over}:"]
+    return "\n".join([*lines, *(f"    {line}" for line in body.splitlines()), *after.splitlines()]) + "\n"
+
+
+# A block, and how many of its steps run in the tables; the request has 9 steps.
+LOOPS = {
+    "reads one layer": (loop(KEEP), 8),
+    "reads every layer": (loop("for layer in model.model.layers:\n    kept.append(layer.output[0].save())"), 8),
+    "reads the stream": (loop("kept.append(model.blocks[1].resid_post.save())"), 8),
+    "adds a vector": (loop("model.model.layers[1].output[0][:] += vector\n" + KEEP), 8),
+    "adds to the stream": (loop("model.blocks[0].resid_post[:] += vector"), 8),
+    "sets some columns": (loop("model.model.layers[0].output[0][:, 3:9] = 0.5\n" + KEEP), 8),
+    "scales before and after": (
+        loop("x = model.model.layers[1].mlp.output\nkept.append(x.clone())\nx *= 0.5\nkept.append(x.clone())"),
+        8,
+    ),
+    "begins later": (loop(KEEP, "tracer.iter[3:]"), 6),
+    "ends early": (loop(KEEP, "tracer.iter[1:5]"), 3),
+    "ends early with a print after": (loop(KEEP, "tracer.iter[1:5]", after="print(len(kept))"), 3),
+    "two loops": (loop(KEEP, "tracer.iter[1:4]", after=f"for step in tracer.iter[5:8]:\n    {KEEP}"), 4),
+    "uses what it kept": (loop(KEEP, after="import torch\ntotal = torch.stack(kept[1:]).sum(0).save()"), 8),
+    "keeps the step": (loop("kept.append((step, model.model.layers[1].output[0].save()))"), 8),
+    "leaves names": (loop("x = model.model.layers[1].output[0].save()", after="last = [step, x].save()"), 8),
+    "a part with an end": (
+        loop("if step < 4:\n    model.model.layers[0].output[0][:] += vector\n" + KEEP, "tracer.iter[1:]"),
+        8,
+    ),
+    "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
+    "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
+    """Two engines of one model: loops as blocks, and in the tables."""
+    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+    made = [LocalEngine(checkpoint, graphs=graphs, dtype="float32", max_num_seqs=8) for graphs in (False, True)]
+    yield made[0], made[1]
+    for engine in made:
+        assert engine.interleaver.idle, "a trace left something behind"
+        engine.close()
+
+
+def block(text: str, number: int, **sampling: Any) -> Block:
+    vector = torch.linspace(-1, 1, HIDDEN) * (number + 1)
+    return Block(
+        PROMPTS[number],
+        text,
+        {"max_tokens": STEPS, "ignore_eos": True, **sampling},
+        {"vector": vector},
+    )
+
+
+def same(one: Any, other: Any) -> None:
+    """Compare two saved values bit for bit."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            same(mine, theirs)
+    else:
+        assert one == other
+
+
+def check_same(one: Ran, other: Ran) -> None:
+    assert one.state is Ended.DONE and other.state is Ended.DONE, (one.failure, other.failure)
+    assert one.token_ids == other.token_ids
+    assert one.saved.keys() == other.saved.keys()
+    for name in one.saved:
+        same(one.saved[name], other.saved[name])
+
+
+def in_tables(engine: LocalEngine) -> int:
+    """Return how many steps of loops have run in the tables so far."""
+    loops = engine.interleaver.loops
+    return loops.steps if loops is not None else 0
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_gives_what_its_block_gives(engines: tuple[LocalEngine, LocalEngine], name: str) -> None:
+    text, steps = LOOPS[name]
+    before = in_tables(engines[1])
+    rans = [
+        engine.run_traces([[block(text, 0)], [block(text, 1)]], plain=(PROMPTS[2],), plain_tokens=STEPS)
+        for engine in engines
+    ]
+    for one, other in zip(rans[0][:2], rans[1][:2], strict=True):
+        check_same(one, other)
+    assert rans[0][2].token_ids == rans[1][2].token_ids
+    assert in_tables(engines[1]) - before == 2 * steps, engines[1].interleaver.loops.refused
