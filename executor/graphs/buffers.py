@@ -63,11 +63,18 @@ class PlainCopier:
         return Done()
 
 
-class _Event:
+class Event:
     """A ticket that is an event of CUDA."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
+
+    @classmethod
+    def now(cls) -> Event:
+        """Return a ticket for all work that the current stream was given."""
+        event = torch.cuda.Event()
+        event.record()
+        return cls(event)
 
     def done(self) -> bool:
         return bool(self._event.query())
@@ -98,7 +105,7 @@ class SideStream:
             target.copy_(source, non_blocking=True)
             event.record(self._stream)
         self._last = event
-        return _Event(event)
+        return Event(event)
 
 
 def copier_on(device: torch.device) -> Copier:

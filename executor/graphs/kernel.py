@@ -27,7 +27,7 @@ _FORM = tl.constexpr(int(Code.FORM))
 _RECORD = tl.constexpr(RECORD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "heads", "site"])
 def _tap_rows(  # type: ignore[no-untyped-def]
     first_ptr,
     second_ptr,
@@ -154,11 +154,15 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
 
 
 def compile_all(tables: Tables, pairs: frozenset[int]) -> None:
-    """Compile the kernel for every site, on rows of padding.
+    """Compile the kernel for every width of a site, on rows of padding.
 
     `pairs` are the sites of residual pairs.
     """
     device, dtype = tables.output.device, tables.output.dtype
+    done: set[tuple[int, bool]] = set()
     for site, width in enumerate(tables.widths):
+        if (width, site in pairs) in done:
+            continue
+        done.add((width, site in pairs))
         values = torch.zeros(1, width, dtype=dtype, device=device)
         run_taps(tables, site, values, torch.zeros_like(values) if site in pairs else None)

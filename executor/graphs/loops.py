@@ -7,7 +7,7 @@ comes back with all that it read, and its block goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -155,18 +155,35 @@ class TableLoops:
         """Return the requests among some whose taps change the model's values."""
         return [key for key in keys if any(tap.code is not Code.READ for tap in self._loops[key].lowered.taps)]
 
-    def begin_step(self, batch: Sequence[tuple[str, int]], padded: int) -> None:
+    def begin_step(self, batch: Iterable[tuple[str, int]], riding: Collection[str], padded: int) -> None:
         """Write the tables of a step.
 
         Args:
             batch: every request of the step and the number of its rows, in the order of the rows.
+            riding: the requests of the step with a loop in the tables. A loop that came after the step began is not among them.
             padded: the rows of the tensors, padding included.
         """
-        loops, nobody = self._loops, self._tables.slots
-        self._present = [loops[key] for key, _ in batch if key in loops]
+        nobody = self._tables.slots
+        loops = {key: self._loops[key] for key in riding}
+        self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
         self._outputs.before()
+
+    def compile_kernels(self) -> None:
+        """Compile the kernel of each site, on CUDA."""
+        from executor.graphs.kernel import compile_all
+
+        compile_all(self._tables, frozenset(i for i, site in enumerate(self._taps.sites) if len(site.at) == 2))
+
+    def blank(self, rows: int) -> None:
+        """Have the next pass run no tap: a capture, whose rows are nobody's."""
+        self._tables.blank(rows)
+
+    def read_now(self) -> torch.Tensor:
+        """Return a copy of what the taps of the step have read: [elements]."""
+        assert self._outgoing is not None
+        return self._tables.read_now(self._outgoing)
 
     def hooked(self, sites: Iterable[int]) -> AbstractContextManager[None]:
         """Return a context in which the model's modules run the taps of some sites."""

@@ -160,6 +160,7 @@ class Tables:
         self._last: list[tuple[tuple[int, int], ...]] = [(), ()]
         self._outgoing = [Outgoing(0, 0, {}), Outgoing(0, 0, {})]
         self._writes = 0
+        self._laid_out: tuple[tuple[tuple[int, int], ...], int] | None = None  # what the rows on the device are
 
     @property
     def sites(self) -> frozenset[int]:
@@ -267,6 +268,16 @@ class Tables:
                 self._outgoing[area] = Outgoing(self._version[area], top, shares)
         return self._outgoing[LATER], self._outgoing[PROMPT]
 
+    def blank(self, rows: int) -> None:
+        """Have the next pass of so many rows run no tap."""
+        self.rows[:rows].fill_(self.slots)
+        self._laid_out = None
+
+    def read_now(self, outgoing: tuple[Outgoing, Outgoing]) -> torch.Tensor:
+        """Return a copy of the used part of the output after a step: [elements]."""
+        later, prompt = outgoing
+        return torch.cat([self.output[: later.top], self.output[self.split : self.split + prompt.top]])
+
     def _write(self, slot: int, joined: _Joined, step: int, count: int) -> None:
         """Write a request's record from a step on, until a window opens or closes."""
         if count > max(joined.rows, 1):
@@ -334,6 +345,10 @@ class Tables:
         for slot, record in self._dirty.items():
             self._copy(self.records[slot], record)
         self._dirty.clear()
+        laid_out = (tuple(batch), padded)
+        if laid_out == self._laid_out:
+            return
+        self._laid_out = laid_out
         table = np.full((padded, 2), self.slots, np.int32)
         counts = np.fromiter((count for _, count in batch), np.int64, len(batch))
         total = int(counts.sum())

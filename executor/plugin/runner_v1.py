@@ -63,7 +63,8 @@ class InterleavingRunnerV1(InterleavingRunner):
         if not self.riding or loops is None:
             yield
             return
-        loops.begin_step([(one, self._scheduled[one]) for one in self.input_batch.req_ids], padded)
+        batch = [(one, self._scheduled[one]) for one in self.input_batch.req_ids]
+        loops.begin_step(batch, self.riding, padded)
         with loops.hooked(loops.sites_of(self.riding)):
             yield
         loops.end_step()

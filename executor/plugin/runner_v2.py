@@ -16,7 +16,8 @@ step. Therefore rows are taken from the batch that was prepared for the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
+from executor.plugin.graphs import TableGraphs
 from executor.plugin.runner import InterleavingRunner, batch_of
 
 if TYPE_CHECKING:
@@ -52,18 +54,20 @@ class _Begun:
 
     Args:
         model: the model, to which every other use goes.
-        begin: called before the model runs.
+        begin: called before the model runs; returns a context for it.
         ran: called when the model has run.
     """
 
-    def __init__(self, model: torch.nn.Module, begin: Callable[[], None], ran: Callable[[], None]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, begin: Callable[[], AbstractContextManager[None]], ran: Callable[[], None]
+    ) -> None:
         self._model = model
         self._begin = begin
         self._ran = ran
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._begin()
-        output = self._model(*args, **kwargs)
+        with self._begin():
+            output = self._model(*args, **kwargs)
         self._ran()
         return output
 
@@ -72,39 +76,81 @@ class _Begun:
 
 
 class GPURunnerV2(InterleavingRunner, GPUModelRunner):
-    """The V2 runner."""
+    """The V2 runner.
+
+    Attributes:
+        prepared, laid_out: the batch of the running step, and where it is in the cache, while the step needs them.
+        graphs: the graphs of steps with loops in the tables; None: they run eager.
+    """
 
     sampled = torch.int64
     cudagraph_manager: Any
     model: Any
     sampler: Any
-    _prepared: InputBatch | None = None
+    prepared: Any = None
+    laid_out: Any = None
+    graphs: TableGraphs | None = None
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
-        def begin() -> None:
+        def begin() -> AbstractContextManager[None]:
             get_forward_context().skip_compiled = True
             interleaver.begin_step(self._batch())
+            return self._taps()
 
-        graphs, self.cudagraph_manager = self.cudagraph_manager, _NoGraphs()
-        model, self.model = self.model, _Begun(self.model, begin, interleaver.check_cache)
-        try:
+        with self._instead(_NoGraphs(), _Begun(self.model, begin, interleaver.check_cache)):
             return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+
+    def _execute_riding(
+        self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        @contextmanager
+        def begin() -> Iterator[None]:  # of a step that runs in no graph
+            get_forward_context().skip_compiled = True
+            with self.kernels.used(), self._taps():
+                yield
+
+        graphs = self.graphs if self.graphs is not None else _NoGraphs()
+        with self._instead(graphs, _Begun(self.model, begin, lambda: None)):
+            return GPUModelRunner.execute_model(self, scheduler_output, *args, **kwargs)
+
+    @contextmanager
+    def _instead(self, graphs: Any, model: Any) -> Iterator[None]:
+        """Return a context in which the runner has another graph manager and another model."""
+        before = self.cudagraph_manager, self.model
+        self.cudagraph_manager, self.model = graphs, model
+        try:
+            yield
+            if self.riding and self.interleaver is not None and self.interleaver.loops is not None:
+                self.interleaver.loops.end_step()
         finally:
-            self.model = model
-            self.cudagraph_manager = graphs
-            self._prepared = None
+            self.cudagraph_manager, self.model = before
+            self.prepared = self.laid_out = None
+
+    def _taps(self) -> AbstractContextManager[None]:
+        """Return a context in which the model runs the taps of the step's loops in the tables."""
+        loops = self.interleaver.loops if self.interleaver is not None else None
+        return loops.hooked(loops.sites_of(self.riding)) if loops is not None and self.riding else nullcontext()
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
         prepared = super().prepare_inputs(*args, **kwargs)
-        if self.tracing:
-            self._prepared = prepared
+        if self.tracing or self.riding:
+            self.prepared = prepared
+            if self.riding and self.interleaver is not None and self.interleaver.loops is not None:
+                rows = zip(prepared.req_ids, prepared.num_scheduled_tokens.tolist(), strict=False)
+                self.interleaver.loops.begin_step(rows, self.riding, prepared.num_tokens_after_padding)
         return prepared
+
+    def prepare_attn(self, *args: Any, **kwargs: Any) -> Any:
+        laid_out = super().prepare_attn(*args, **kwargs)
+        if self.riding:
+            self.laid_out = laid_out
+        return laid_out
 
     def _batch(self) -> Batch:
         """Return where the traced requests' rows are in the batch that was prepared for this step."""
-        prepared = self._prepared
+        prepared = self.prepared
         assert prepared is not None
         bounds = prepared.query_start_loc_np[: prepared.num_reqs + 1].tolist()
         rows = zip(prepared.req_ids, bounds, bounds[1:], strict=False)
@@ -114,7 +160,10 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
     ) -> Any:  # [requests, hidden]
         if not self.tracing:
-            return super().sample(hidden_states, input_batch, grammar_output)
+            output, sampled, rejected = super().sample(hidden_states, input_batch, grammar_output)
+            if self.riding:
+                self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
+            return output, sampled, rejected
         interleaver = self.interleaver
         assert interleaver is not None
         self.tracing = False
@@ -129,4 +178,5 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
         interleaver.end_step()
         self._over.sampled(input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
+        self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
         return output, sampled, rejected

@@ -83,7 +83,20 @@ class InterposeWorker(_Base):
         Compiling can take minutes.
         """
         self._tell("compiling the model" if self._compiles else "measuring memory")
-        return super().determine_available_memory()
+        available = super().determine_available_memory()
+        if not self._has_tables or self.cache_config.kv_cache_memory_bytes is not None:
+            return available
+        scheduling = self.vllm_config.scheduler_config
+        sites = 3 * sum(1 for _ in self.model_runner.get_model().modules())
+        rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
+        return max(0, available - GraphLimits().device_bytes(scheduling.max_num_seqs, sites, rows))
+
+    @property
+    def _has_tables(self) -> bool:
+        """Whether loops may run in the tables: not where ranks share the model, nor with adapters."""
+        settings = self.vllm_config.additional_config["interpose"]
+        alone = self.parallel_config.world_size == 1 and self.vllm_config.lora_config is None
+        return bool(settings["graphs"]) and alone
 
     @property
     def _compiles(self) -> bool:
@@ -110,7 +123,7 @@ class InterposeWorker(_Base):
             if pipelined:
                 join(tree, order)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
-            loops, forms = self._tables(tree) if settings["graphs"] else (None, {})
+            loops, forms = self._tables(tree) if self._has_tables else (None, {})
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -132,16 +145,16 @@ class InterposeWorker(_Base):
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
+        if loops is not None:
+            self._prepare_graphs(loops)
         if pipelined:  # The other engines run the stock worker's method, with no call in between.
             self.execute_model = self._execute_staged
         self._tell("ready")
         return warmed_up
 
-    def _tables(self, tree: ModuleTree) -> tuple[TableLoops | None, Forms]:
-        """Return what runs loops in the tables, None where ranks share the model; and the forms of the model's values."""
+    def _tables(self, tree: ModuleTree) -> tuple[TableLoops, Forms]:
+        """Return what runs loops in the tables, and the forms of the model's values."""
         forms = observe(tree, self._dummy_step)
-        if self.parallel_config.world_size > 1 or self.vllm_config.lora_config is not None:
-            return None, {} if self.parallel_config.world_size > 1 else forms
         scheduling = self.vllm_config.scheduler_config
         sites = sites_of(forms, self.model_config.dtype)
         limits = GraphLimits()
@@ -151,6 +164,9 @@ class InterposeWorker(_Base):
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
         outputs = Outputs(tables, copier_on(tables.output.device), limits.host_bytes)
         return TableLoops(Taps(modules, sites, tables), tables, outputs), forms
+
+    def _prepare_graphs(self, loops: TableLoops) -> None:
+        """Make ready to run loops in the tables in captured graphs, on devices that have graphs."""
 
     @torch.inference_mode()
     def _execute_staged(self, scheduler_output: SchedulerOutput) -> Any:

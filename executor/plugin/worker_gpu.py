@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker
 
+from executor.graphs.limits import GraphLimits
+from executor.graphs.loops import TableLoops
 from executor.plugin.runner_v1 import GPURunnerV1
 from executor.plugin.worker import InterposeWorker
+
+logger = init_logger(__name__)
 
 
 class InterposeGPUWorker(InterposeWorker, Worker):
@@ -19,3 +24,15 @@ class InterposeGPUWorker(InterposeWorker, Worker):
 
             return GPURunnerV2(self.vllm_config, self.device)
         return GPURunnerV1(self.vllm_config, self.device)
+
+    def _prepare_graphs(self, loops: TableLoops) -> None:
+        self._tell("compiling the kernel of taps")
+        loops.compile_kernels()
+        if self.use_v2_model_runner:
+            from executor.plugin.graphs import TableGraphs, why_not
+
+            why = why_not(self.model_runner)
+            if why:
+                logger.warning("Blocks run in no CUDA graphs: %s.", why)
+            else:
+                self.model_runner.graphs = TableGraphs(self.model_runner, loops, GraphLimits())

@@ -1,0 +1,205 @@
+"""Captured graphs with taps in vLLM's V2 runner: they stand in for its graph manager in a step with loops in the tables.
+
+vLLM's own graphs hold compiled code, which calls no modules. So a step with taps replays a graph of the uncompiled model, which
+is captured between two steps when the first step needs it. Its sizes are those of vLLM's own graphs, so that inputs are padded
+alike, and its output goes to vLLM's own buffer. A batch with prompts takes the sizes too, where the model's attention allows
+prompts in graphs.
+
+The runner asks its manager for a graph before it writes the inputs of the step. So a capture may use the same buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, get_attn_cg_support
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
+
+from executor.graphs.buffers import Event, Ticket
+from executor.graphs.cache import GraphCache, Key
+from executor.graphs.capture import Captured, CudaRecorder, capture
+from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
+from executor.graphs.limits import GraphLimits
+from executor.graphs.loops import TableLoops
+
+
+class TableGraphs:
+    """The graphs of one worker, in the place of the runner's manager in a step with loops in the tables.
+
+    Args:
+        runner: the V2 runner, warmed up.
+        loops: the loops in the tables.
+        limits: the bounds of graphs.
+
+    Attributes:
+        dispatcher: decides for each step.
+        decision: how the running step runs.
+    """
+
+    def __init__(self, runner: Any, loops: TableLoops, limits: GraphLimits) -> None:
+        self._runner = runner
+        self._manager = runner.cudagraph_manager
+        self._loops = loops
+        self._model = runner.model
+        self._recorder = CudaRecorder(runner.device, self._manager.pool)
+        self._warm: set[int] = set()
+        self._sizes = self._usable_sizes()
+        self.dispatcher = Dispatcher(
+            self, GraphCache(limits.graphs, limits.graph_bytes), on=bool(self._sizes), prompts=self._holds_prompts()
+        )
+        self.decision = Decision(Kind.STOCK)
+
+    def _usable_sizes(self) -> list[int]:
+        """Return the numbers of tokens for which there are buffers, in rising order."""
+        hidden = self._manager.hidden_states
+        if hidden is None or self._has_state():
+            return []
+        sizes = sorted(self._runner.vllm_config.compilation_config.cudagraph_capture_sizes or ())
+        return [size for size in sizes if size <= len(hidden)]
+
+    def _has_state(self) -> bool:
+        """Whether a layer carries state from step to step; its first step cannot be run twice."""
+        groups = [group for groups in self._runner.attn_groups for group in groups]
+        return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+
+    def _holds_prompts(self) -> bool:
+        support = get_attn_cg_support(self._runner.attn_groups, self._runner.vllm_config)
+        return bool(support.min_cg_support == AttentionCGSupport.ALWAYS)
+
+    # What the runner calls.
+
+    def dispatch(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        uniform_token_count: int | None,
+        num_active_loras: int = 0,
+        max_query_len: int | None = None,
+        num_ubatches: int = 1,
+    ) -> BatchExecutionDescriptor:
+        """Decide how the step runs; return the sizes of its graph, or that it runs eager."""
+        found = self._manager.dispatch(
+            num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len, num_ubatches
+        )
+        prompt = uniform_token_count != 1
+        fits = found if found.cg_mode == CUDAGraphMode.FULL and found.num_tokens in self._sizes else None
+        if fits is None:
+            size = next((size for size in self._sizes if size >= num_tokens), None)
+            if size is not None:
+                requests = min(size, self._manager.max_num_reqs)
+                fits = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests) if requests >= num_reqs else None
+        sites = self._loops.sites_of(self._runner.riding)
+        self.decision = self.dispatcher.decide(Step(fits, prompt, sites))
+        if self.decision.kind is Kind.GRAPH:
+            assert fits is not None
+            return fits
+        return BatchExecutionDescriptor(
+            cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs, num_active_loras=num_active_loras
+        )
+
+    def run_fullgraph(self, descriptor: BatchExecutionDescriptor) -> torch.Tensor:  # [tokens, hidden]
+        """Run the step in its graph; return what the model gives."""
+        assert self.decision.entry is not None
+        self.dispatcher.run(self.decision.entry)
+        hidden: torch.Tensor = self._manager.hidden_states[: descriptor.num_tokens]
+        return hidden
+
+    # What the dispatcher calls: `executor.graphs.dispatch.Device`.
+
+    def capture(self, key: Key) -> Captured:
+        """Capture a graph of the uncompiled model with the taps of some sites.
+
+        Raises:
+            CaptureFailed: nothing of the graph stays.
+        """
+        descriptor = key.descriptor
+        assert isinstance(descriptor, BatchExecutionDescriptor)
+        size = descriptor.num_tokens
+        self._loops.blank(size)
+        runner = self._runner
+
+        def prepare() -> Callable[[], None]:
+            metadata, slots = prepare_inputs_to_capture(
+                descriptor.num_reqs or min(size, self._manager.max_num_reqs),
+                size,
+                runner.model_state,
+                runner.input_buffers,
+                runner.block_tables,
+                runner.attn_groups,
+                runner.kv_cache_config,
+                full_cudagraph=True,
+                max_query_len=descriptor.max_query_len or descriptor.uniform_token_count,
+            )
+            runner.input_buffers.is_padding.fill_(True)
+            return lambda: self._store(size, self._forward(metadata, slots, size))
+
+        with torch.inference_mode(), runner.kernels.used(), self._loops.hooked(key.sites):
+            captured = capture(self._recorder, prepare, warm=size not in self._warm)
+        self._warm.add(size)
+        return captured
+
+    def replay(self, graph: Any) -> Ticket:
+        """Replay a graph on the inputs of the step."""
+        graph.replay()
+        return Event.now()
+
+    def agrees(self, graph: Any, key: Key) -> bool:
+        """Replay a graph, run the step eager with hooks, and return whether all values are equal."""
+        descriptor = key.descriptor
+        assert isinstance(descriptor, BatchExecutionDescriptor)
+        size, runner = descriptor.num_tokens, self._runner
+        batch, tokens = runner.prepared, runner.prepared.num_tokens
+        graph.replay()
+        mine = self._loops.read_now(), self._manager.hidden_states[:tokens].clone()
+        tables, mappings = runner.laid_out
+        metadata = runner.model_state.prepare_attn(
+            batch, CUDAGraphMode.FULL, tables, mappings, runner.attn_groups, runner.kv_cache_config
+        )
+        slots = build_slot_mappings_by_layer(mappings, runner.kv_cache_config)
+        with runner.kernels.used(), self._loops.hooked(key.sites):
+            self._store(size, self._forward(metadata, slots, size))
+        theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
+        return all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+    def _store(self, size: int, output: torch.Tensor) -> None:  # [size, hidden]
+        self._manager.hidden_states[:size] = output
+
+    def _forward(self, metadata: Any, slots: Any, size: int) -> torch.Tensor:
+        """Run the uncompiled model on the runner's buffers; return [size, hidden]."""
+        buffers = self._runner.input_buffers
+        with set_forward_context(
+            metadata,
+            self._runner.vllm_config,
+            num_tokens=size,
+            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            slot_mapping=slots,
+            skip_compiled=True,
+            is_padding=buffers.is_padding[:size],
+        ):
+            output: torch.Tensor = self._model(
+                input_ids=buffers.input_ids[:size],
+                positions=buffers.positions[:size],
+                intermediate_tensors=None,
+                inputs_embeds=None,
+            )
+        return output
+
+
+def why_not(runner: Any) -> str:
+    """Return why a runner can have no graphs with taps, "" if it can.
+
+    Its loops in the tables then run at hooks, in eager steps.
+    """
+    if getattr(runner, "cudagraph_manager", None) is None or runner.cudagraph_manager.hidden_states is None:
+        return "the engine captures no full graphs"
+    if runner.uses_inputs_embeds or runner.use_aux_hidden_state_outputs or runner.is_encoder_decoder:
+        return "the model takes or gives more than hidden states"
+    if runner.pcp_manager is not None or runner.ubatch_runner is not None:
+        return "a step's rows are spread"
+    return ""
