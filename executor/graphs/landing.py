@@ -38,12 +38,13 @@ def land(left: Left, member: Member, on: torch.device | None) -> None:
 
 
 def _in_step(values: Mapping[int, torch.Tensor], i: int) -> Any:
+    """Return what gives an output, [...], in step `i`; `values` are [steps, ...] each."""
     # A copy, because the block may change what it got of one step and keep what it got of another.
     return lambda output: values[output][i].clone()
 
 
 def _appended_at_once(plan: Plan, on: torch.device | None) -> dict[int, list[Append]]:
-    """Return the lists that get one tensor after the other and that the block does not use before it ends."""
+    """Return the lists that get tensors only, and that the block does not use before it ends."""
     found: dict[int, list[Append]] = {}
     if on is not None:
         return found
@@ -59,13 +60,23 @@ def _is_tensor(append: Append) -> bool:
 def _extend(
     container: list[Any], appends: Sequence[Append], values: Mapping[int, torch.Tensor], steps: int, member: Member
 ) -> None:
-    """Add the tensors of all steps to a list: views of one tensor where their shapes are equal."""
+    """Add the tensors of all steps to a list.
+
+    They are views of one tensor where their shapes are equal.
+
+    Args:
+        container: the list.
+        appends: where the block adds to it, in the order of a step.
+        values: the outputs of the plan, [steps, ...] each.
+        steps: how many.
+        member: the block.
+    """
     # What was saved is the value of that moment.
     outputs = [one.item.snapshot if one.item.snapshot >= 0 else one.item.output for one in appends]
     given = [values[output] for output in outputs]
     if len({(one.shape, one.dtype) for one in given}) == 1:
-        whole = given[0] if len(given) == 1 else torch.stack(given, 1).flatten(0, 1)
-        tensors: list[torch.Tensor] = list(whole.contiguous().unbind(0))
+        base = given[0] if len(given) == 1 else torch.stack(given, 1).flatten(0, 1)
+        tensors: list[torch.Tensor] = list(base.contiguous().unbind(0))
     else:
         tensors = [one[i] for i in range(steps) for one in given]
     container.extend(tensors)

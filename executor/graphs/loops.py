@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from executor.core.location import Location
 from executor.graphs.buffers import Collected, Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowered, SiteKey, lower
@@ -41,6 +43,18 @@ class Window:
     until: int
 
 
+class ComeBack(Protocol):
+    """Lets the block of a loop go on that has left the tables."""
+
+    def __call__(self, left: Left, again: bool) -> Location:
+        """Take what the loop left; return the step that the block waits for.
+
+        Args:
+            left: what the loop left.
+            again: whether the loop may go into the tables again, with the plan for the steps that follow.
+        """
+
+
 @dataclass(eq=False)
 class TableLoop:
     """A loop in the tables.
@@ -51,6 +65,7 @@ class TableLoop:
         window: its steps.
         next: the next step of the request.
         sites: where it has taps.
+        back: lets its block go on.
     """
 
     slot: int
@@ -59,6 +74,7 @@ class TableLoop:
     window: Window
     next: int
     sites: frozenset[int]
+    back: ComeBack
 
 
 @dataclass(frozen=True)
@@ -110,7 +126,7 @@ class TableLoops:
     def __bool__(self) -> bool:
         return bool(self._loops)
 
-    def enter(self, key: str, tenant: str, plan: Plan, member: Member, window: Window) -> str:
+    def enter(self, key: str, tenant: str, plan: Plan, member: Member, window: Window, back: ComeBack) -> str:
         """Put a loop into the tables; return why this cannot be, "" if it is there.
 
         Args:
@@ -119,6 +135,7 @@ class TableLoops:
             plan: what it does in each step.
             member: what its block reads.
             window: its steps; the plan's guards hold in all of them.
+            back: lets its block go on.
         """
         if not self._free:
             return "more requests than the tables have places"
@@ -133,7 +150,7 @@ class TableLoops:
             return str(why)
         self._free.pop()
         sites = frozenset(tap.site for tap in lowered.taps)
-        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites)
+        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, back)
         self._keys[slot] = key
         return ""
 

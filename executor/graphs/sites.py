@@ -1,4 +1,4 @@
-"""Finds the forms of a model's values and the sites of taps, in one pass of the model without a request."""
+"""Finds the forms of a model's values, and the sites of taps, in one pass of the model."""
 
 from __future__ import annotations
 

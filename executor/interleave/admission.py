@@ -28,6 +28,7 @@ from executor.core.errors import Refusal
 from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
 from executor.core.text import clip
+from executor.graphs.loops import TableLoops
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
 from executor.interleave.machine.events import Admitted, Event, Refused
@@ -61,7 +62,6 @@ class Requests:
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
         streams: sends what streamed traces save, by request id, where this rank reports.
-        planned: what runs the blocks whose steps may run as plans, by request id.
     """
 
     def __init__(self, host: Host) -> None:
@@ -69,7 +69,6 @@ class Requests:
         self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, TraceScope] = {}
         self.streams: dict[str, SaveStream] = {}
-        self.planned: dict[str, PlannedRunner] = {}
         self._host = host
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
@@ -84,6 +83,11 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
+
+    @property
+    def loops(self) -> TableLoops | None:
+        """The loops that run in the tables; None: none does."""
+        return self._host.loops
 
     def open(self, opened: Opened) -> None:
         """Take a trace whose requests come next.
@@ -218,8 +222,7 @@ class Requests:
             return Mediator(state, runner)
         tenant = opened.session if alone and not trace.stream else None
         text = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes), tenant)
-        planned = self.planned[identity.request_id] = PlannedRunner(state, runner, text, bounds, self._plans)
-        return Mediator(state, planned)
+        return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans))
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)
@@ -278,13 +281,11 @@ class Requests:
             The block, the names that it may give to other invokes, and what streams its saves.
         """
         self.ended.pop(key, None)
-        self.planned.pop(key, None)
         return self.mediators.pop(key), self._writes.pop(key), self.streams.pop(key, None)
 
     def forget(self, key: str) -> int:
         """Drop a block and its names; return how often a standing edit printed."""
         mediator = self.mediators.pop(key)
-        self.planned.pop(key, None)
         if not mediator.identity.edit:
             mediator.cancel()
         mediator.let_go(mediator.names.clear)

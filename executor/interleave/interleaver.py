@@ -19,6 +19,7 @@ from executor.core.ended import Ended, Ending
 from executor.core.location import Kind
 from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.core.text import clip
+from executor.graphs.loops import TableLoops
 from executor.interleave.admission import Requests
 from executor.interleave.comparing import Comparing
 from executor.interleave.context import Host
@@ -81,7 +82,6 @@ class Interleaver:
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
         waits: returns the keys of the blocks that wait for a coming step of a request.
-        loops: the loops that run in the tables, None: none does.
     """
 
     def __init__(self, host: Host) -> None:
@@ -98,7 +98,6 @@ class Interleaver:
         self._endings = Endings(self._requests, self._running, host)
         self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
-        self.loops = host.loops
         self._batch = Batch({}, 0, 0, 0)
         self._do: dict[type[Instruction], Callable[[Any], Event | None]] = {
             **self._running.handlers(),
@@ -123,6 +122,11 @@ class Interleaver:
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
         return self._machine.idle and not (self._requests or self._hooks)
+
+    @property
+    def loops(self) -> TableLoops | None:
+        """The loops that run in the tables; None: none does."""
+        return self._requests.loops
 
     def take_ended(self) -> dict[str, Ended]:
         """Return what `ended` holds, and empty it."""
@@ -205,9 +209,8 @@ class Interleaver:
         """
         if self.loops is None or key not in self.loops:
             return
-        runner = self._requests.planned[key]
         left = self.loops.leave(key, steps)
-        waits = runner.come_back(left, again)
+        waits = left.loop.back(left, again)
         self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away))
 
     def begin_step(self, batch: Batch) -> None:

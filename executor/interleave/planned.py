@@ -9,6 +9,8 @@ A loop whose plan the tables take (`executor.graphs.loops`) goes there before it
 steps: the greenlet stays parked, and the machine is told that the block is away. When the loop comes back, its lists get what the
 taps have read.
 
+Size: a block's run in three forms: its own code, a plan's step, and a loop in the tables.
+
 Only a trace of a single invoke is planned: blocks that run together may change each other's names between their turns.
 """
 
@@ -132,7 +134,6 @@ class PlannedRunner(Runner):
     Attributes:
         refused: why steps do not run as plans, None while they may.
 
-    Size: a block's run in three forms: its own code, a plan's step, a loop in the tables.
     """
 
     def __init__(
@@ -336,16 +337,13 @@ class PlannedRunner(Runner):
         window = _held(plan, window)
         if window.until <= window.first:
             return
-        self._stays = loops.enter(self._state.identity.request_id, self._tenant, plan, self._member, window)
+        self._stays = loops.enter(
+            self._state.identity.request_id, self._tenant, plan, self._member, window, self._come_back
+        )
         waits.away = not self._stays
 
-    def come_back(self, left: Left, again: bool) -> Location:
-        """Go on from the tables; return the step that the block waits for.
-
-        Args:
-            left: what the loop left.
-            again: whether the loop may go into the tables again, with the plan for the steps that follow.
-        """
+    def _come_back(self, left: Left, again: bool) -> Location:
+        """Go on from the tables, as of `ComeBack`."""
         state, loop = self._state, self._inner.loop
         assert loop is not None and self._member is not None and self._region is not None
         state.waits.away = False

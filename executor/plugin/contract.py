@@ -50,6 +50,7 @@ _CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 _CPU_RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+_V2 = "vllm.v1.worker.gpu"
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _QUEUE = "vllm.v1.core.sched.request_queue"
 _RAY = "vllm.v1.executor.ray_executor_v2"
@@ -224,6 +225,35 @@ RUNNERS = Group(
             "vllm.v1.worker.gpu.dp_utils.dispatch_cg_and_sync_dp",
             ("cudagraph_manager.dispatch(num_reqs, num_tokens,", "num_active_loras=num_active_loras"),
             "the manager without graphs takes the first two by position and the adapters by name",
+        ),
+        Call(
+            f"{_RUNNER_V2}.prepare_attn", "*args, **kwargs", "a graph's first step is run again on the same cache slots"
+        ),
+        Call(
+            f"{_V2}.attn_utils.build_slot_mappings_by_layer",
+            "slot_mappings, kv_cache_config",
+            "as a step's context has it",
+        ),
+        Call(f"{_V2}.attn_utils.get_attn_cg_support", "attn_groups, vllm_config", "whether prompts can be in graphs"),
+        Attributes(f"{_V2}.attn_utils.AttentionCGSupportInfo", _names("min_cg_support"), "the same"),
+        Attributes("vllm.v1.attention.backend.AttentionCGSupport", _names("ALWAYS"), "the same"),
+        Import("vllm.v1.kv_cache_interface.MambaSpec", "models whose layers carry state have no graphs of ours"),
+        Call(
+            f"{_V2}.cudagraph_utils.prepare_inputs_to_capture",
+            "num_reqs, num_tokens, model_state, input_buffers, block_tables, attn_groups, kv_cache_config, *, "
+            "full_cudagraph, max_query_len",
+            "the inputs of a capture",
+        ),
+        Attributes(
+            f"{_V2}.cudagraph_utils.ModelCudaGraphManager",
+            _names("pool hidden_states max_num_reqs run_fullgraph"),
+            "our graphs share memory, output and sizes with vLLM's",
+        ),
+        Attributes(
+            _RUNNER_V2,
+            _names("input_buffers block_tables attn_groups kv_cache_config model_state")
+            + _names("uses_inputs_embeds use_aux_hidden_state_outputs is_encoder_decoder pcp_manager ubatch_runner"),
+            "what a capture needs, and which models and layouts it cannot be made for",
         ),
         Method(
             "vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager.dispatch",

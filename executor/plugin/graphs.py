@@ -1,4 +1,6 @@
-"""Captured graphs with taps in vLLM's V2 runner: they stand in for its graph manager in a step with loops in the tables.
+"""Captured graphs with taps in vLLM's V2 runner.
+
+They stand in for the runner's graph manager in a step with loops in the tables.
 
 vLLM's own graphs hold compiled code, which calls no modules. So a step with taps replays a graph of the uncompiled model, which
 is captured between two steps when the first step needs it. Its sizes are those of vLLM's own graphs, so that inputs are padded
@@ -30,7 +32,7 @@ from executor.graphs.loops import TableLoops
 
 
 class TableGraphs:
-    """The graphs of one worker, in the place of the runner's manager in a step with loops in the tables.
+    """The graphs of one worker, in the place of the runner's manager.
 
     Args:
         runner: the V2 runner, warmed up.

@@ -84,7 +84,7 @@ class InterposeWorker(_Base):
         """
         self._tell("compiling the model" if self._compiles else "measuring memory")
         available = super().determine_available_memory()
-        if not self._has_tables or self.cache_config.kv_cache_memory_bytes is not None:
+        if not self._has_tables or self.vllm_config.cache_config.kv_cache_memory_bytes is not None:
             return available
         scheduling = self.vllm_config.scheduler_config
         sites = 3 * sum(1 for _ in self.model_runner.get_model().modules())

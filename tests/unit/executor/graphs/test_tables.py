@@ -103,7 +103,7 @@ def test_a_step_that_changes_no_tap_uploads_no_record(monkeypatch: pytest.Monkey
     for step in range(5):
         tables.begin_step([(0, 1)], {0: step}, 1)
     record = (tables.length,)
-    assert copied == [record, (1, 2), (1, 2), (1, 2), record, (1, 2), (1, 2)]
+    assert copied == [record, (1, 2), record]  # the same rows are not uploaded again
 
 
 def test_rows_of_a_request_are_chosen_from_its_own_first_row() -> None:
