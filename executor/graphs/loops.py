@@ -109,7 +109,7 @@ class TableLoops:
 
     def __init__(self, taps: Taps, tables: Tables, outputs: Outputs) -> None:
         self._taps = taps
-        self._numbers: dict[SiteKey, int] = {(one.path, one.kind, one.at): i for i, one in enumerate(taps.sites)}
+        self._numbers: dict[SiteKey, int] = {one.key: i for i, one in enumerate(taps.sites)}
         self._tables = tables
         self._outputs = outputs
         self._free = list(range(tables.slots))[::-1]
@@ -143,7 +143,7 @@ class TableLoops:
         try:
             constants = inputs_of(plan, member)
             steps = (window.first, window.until)
-            lowered = lower(plan, plan.functional.graph, constants, self._numbers, steps)
+            lowered = lower(plan, plan.functional.graph, constants, self._numbers, steps, tails=True)
             self._tables.join(slot, tenant, lowered.taps, 1)
         except (Refused, Full) as why:
             self.refused[str(why)] = self.refused.get(str(why), 0) + 1
@@ -249,18 +249,13 @@ def values_of(left: Left, on: torch.device | None) -> Mapping[int, torch.Tensor]
         left: what the loop left; it ran at least one step.
         on: the device on which the block goes on with them; None: they stay on the host.
     """
-    lowered = left.loop.lowered
-    found: dict[int, torch.Tensor] = {}
-    made: dict[int, torch.Tensor] = {}
-    for output, (tap, shape) in lowered.reads.items():
-        if tap not in made:
-            stacked = left.read.stacked(tap, left.ran)
-            assert stacked is not None and len(stacked) == left.ran
-            made[tap] = stacked if on is None else stacked.to(on)
-        found[output] = made[tap].reshape(left.ran, *shape)
-    for output, known in lowered.known.items():
-        found[output] = known.expand(left.ran, *known.shape)
-    return found
+
+    def stacked(tap: int) -> torch.Tensor:  # [steps, rows, columns]
+        values = left.read.stacked(tap, left.ran)
+        assert values is not None and len(values) == left.ran
+        return values if on is None else values.to(on)
+
+    return left.loop.lowered.values(stacked, left.ran)
 
 
 def locations_of(plan: Plan) -> tuple[Collection[str], Collection[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor.graphs.taps import Site
+from executor.graphs.taps import Site, with_replacing
 from executor.model.rows import Rows
 from executor.model.tree import ModuleTree
 from executor.plan.forms import Form
@@ -71,4 +71,4 @@ def sites_of(forms: Mapping[tuple[str, str], Form], dtype: torch.dtype) -> list[
             for (first, first_at), (second, second_at) in pairwise(leaves)
             if first.shape == second.shape and first_at[:-1] == second_at[:-1]
         ]
-    return found
+    return with_replacing(found)
