@@ -34,9 +34,10 @@ BENCHMARKS = (
     "encoding",
     "peers",
     "tiers",
+    "many_blocks",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
-_OPTIONS += ("rows", "profile", "service", "joined")
+_OPTIONS += ("rows", "profile", "service", "joined", "blocks")
 
 Run = Callable[..., dict[str, dict[str, float]]]
 
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     some.add_argument(
         "--seconds", type=float, help=f"in which a case ends, whatever rounds are left {_takers('seconds')}"
     )
+    some.add_argument("--blocks", type=_count, metavar="N", help=f"different blocks {_takers('blocks')}")
     some.add_argument("--case", dest="cases", choices=CASES, nargs="+", help=f"only these {_takers('cases')}")
     some.add_argument("--rows", choices=ROWS, nargs="+", help=f"only these {_takers('rows')}")
     some.add_argument(

@@ -124,19 +124,36 @@ class Engine:
         prompt: list[int] = next(self._prompts.setdefault(tokens, prompts(tokens)))
         return prompt
 
-    def sampling(self, tokens: int, extra_args: dict[str, Any] | None) -> Any:
-        """Return the sampling parameters of one request."""
+    def add(
+        self,
+        name: str,
+        prompt: int | list[int],
+        tokens: int,
+        extra_args: dict[str, Any] | None = None,
+        increments: bool = False,
+    ) -> None:
+        """Add a request to the engine.
+
+        Args:
+            name: the request's id.
+            prompt: its prompt, or the number of tokens of a new one.
+            tokens: how many tokens it generates.
+            extra_args: of the request, if it is traced.
+            increments: whether each token is an output; otherwise all of them are one.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(
+        params = SamplingParams(
             max_tokens=tokens,
             detokenize=self._detokenize,
             temperature=0.0,
             ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if increments else RequestOutputKind.FINAL_ONLY,
             extra_args=extra_args,
         )
+        ids = self.prompt(prompt) if isinstance(prompt, int) else prompt
+        self.llm.add_request(name, {"prompt_token_ids": ids}, params)
 
     def name(self) -> str:
         """Return an id for a request."""
@@ -186,7 +203,7 @@ class Batch:
         for name, prompt in self._prompts.items():
             trace, invoke = self._traced.get(name, (None, 0))
             extra_args = trace.extra_args(invoke) if trace is not None else None
-            llm.add_request(name, {"prompt_token_ids": prompt}, self._engine.sampling(self._tokens, extra_args))
+            self._engine.add(name, prompt, self._tokens, extra_args)
         marks.append(time.perf_counter())
         finished: dict[str, Any] = {}
         while llm.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""The engine of the benchmark of tiers runs every row, and notices values that do not come."""
+"""The engines of benchmarks run every row and many blocks, and notice values that do not come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.many_blocks_child import NEIGHBOURS, TOKENS, Turns
 from benchmarks.tier_child import Engine
 from benchmarks.tier_rows import ROWS
 from interpose.cli.demo_model import Shape, write_demo_model
@@ -57,3 +58,16 @@ def test_a_failed_block_leaves_the_engine_as_it_was(engine: Engine, monkeypatch:
     monkeypatch.setitem(ROWS, "steer", replace(ROWS["steer"], source="raise ValueError('no such thing')\n"))
     assert "no such thing" in engine.answer(row="steer", **REQUEST)
     assert isinstance(engine.answer(row="capture all", **REQUEST), float)
+
+
+def test_requests_in_turn_run_beside_plain_requests_that_go_on(engine: Engine) -> None:
+    turns = Turns(engine)
+    answer = turns.answer(["plain", 0, 1, 2, 3, 4, 5])
+    assert len(answer["longest"]) == 7
+    assert len(answer["gaps"]) >= NEIGHBOURS * 6 * TOKENS
+    assert answer["memory"]["host"] > 0
+    again = turns.answer([0])  # the time between the answers is no time between tokens
+    assert max(again["gaps"]) == again["longest"][0]
+    assert engine.llm.get_num_unfinished_requests() == NEIGHBOURS
+    turns.close()
+    assert not engine.llm.has_unfinished_requests()
