@@ -34,6 +34,7 @@ BENCHMARKS = (
     "encoding",
     "peers",
     "tiers",
+    "tier_scaling",
     "many_blocks",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")

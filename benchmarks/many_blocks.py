@@ -1,4 +1,4 @@
-"""What many different blocks cost an engine over time: its memory, and the plain requests beside them.
+"""What many different blocks cost plain requests beside them, and memory.
 
 Eight plain requests generate without an end; a ninth request follows the other for as long as the benchmark runs. In turn it is a
 plain request, one of a few known blocks, or a block that no request had before. Each block has its own text, so each is traced,
@@ -144,7 +144,7 @@ def _phase(child: Child, numbers: Sequence[int | str], seconds: float | None = N
 
 
 def figures(phases: dict[str, Phase]) -> dict[str, dict[str, float]]:
-    """Return the rows of the result: times beside each kind of requests, and memory before, after and at most.
+    """Return the rows of the result: the times beside each kind of requests, and memory.
 
     Args:
         phases: the kinds by name, in the order in which they ran; "plain requests" and "different blocks" are among them.

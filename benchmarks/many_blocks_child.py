@@ -1,4 +1,4 @@
-"""The engine of `benchmarks.many_blocks`, with plain requests that go on and requests in turn.
+"""The engine of `benchmarks.many_blocks`: plain requests that go on, and others in turn.
 
 `python -m benchmarks.many_blocks_child CHECKPOINT [OPTIONS]`. OPTIONS are further options of vLLM's LLM, as JSON.
 """
@@ -43,7 +43,7 @@ class Turns:
         self._neighbours: dict[str, float] = {}  # when each got its last token
 
     def answer(self, numbers: Sequence[int | str]) -> dict[str, Any]:
-        """Run requests in turn; return the seconds between tokens of the plain requests, and the memory.
+        """Run requests in turn; return the seconds between plain tokens, and the memory.
 
         Args:
             numbers: a block's number for each request, or "plain" for a request without a block.
@@ -68,7 +68,7 @@ class Turns:
         self._neighbours.clear()
 
     def _prepared(self, number: int | str) -> TracedTrace | None:
-        """Return the trace of a request, as far as notebook and engine prepare it outside of the workers."""
+        """Return a request's trace, as it is prepared outside of the workers."""
         if isinstance(number, str):
             return None
         uploads = self._engine.worker.interpose_outbox.uploads
@@ -85,7 +85,7 @@ class Turns:
             self._neighbours[name] = 0.0
 
     def _turn(self, trace: TracedTrace | None) -> list[float]:
-        """Run one request to its end; return the seconds between tokens of the plain requests meanwhile."""
+        """Run one request to its end; return the seconds between plain tokens meanwhile."""
         name = self._engine.name()
         self._engine.add(name, PROMPT_TOKENS, TOKENS, trace.extra_args(0) if trace is not None else None)
         gaps: list[float] = []

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.engine_child import CORES, BenchLimits, middle
 from benchmarks.models import prompts
 from benchmarks.rounds import answer_forever
-from benchmarks.tier_rows import ROWS, Row, constants
+from benchmarks.tier_rows import ROWS, Row, constants, with_locations
 from benchmarks.traced_batch import TracedBlock, TracedTrace
 
 TOP = 40  # functions of a profile that are shown
@@ -85,18 +85,28 @@ class Engine:
         return self.llm.model_executor.driver_worker.worker
 
     def answer(
-        self, row: str, batch: int, prompt_tokens: int, tokens: int, joined: bool = False, report: str = ""
+        self,
+        row: str,
+        batch: int,
+        prompt_tokens: int,
+        tokens: int,
+        joined: bool = False,
+        report: str = "",
+        locations: int = 0,
     ) -> Any:
         """Return the seconds of a batch, or why it does not count.
 
         Args:
-            row: one of `ROWS`. A stock engine runs its batch without blocks.
+            row: one of `ROWS`; with `locations` a kind of `with_locations`. A stock engine runs its batch without blocks.
             batch: requests of the batch.
             prompt_tokens, tokens: numbers of tokens of each request.
             joined: whether all requests with a block are invokes of one trace.
-            report: "parts" for the milliseconds of the batch's parts, "profile" for those and a profile, in place of the seconds.
+            report: in place of the seconds: "layers" for the number of the model's layers, "parts" for the milliseconds of the
+                batch's parts, "profile" for these and a profile.
+            locations: on how many layers the block works.
         """
-        run = Batch(self, ROWS[row], batch, prompt_tokens, tokens, joined)
+        chosen = with_locations(row, locations) if locations else ROWS[row]
+        run = Batch(self, chosen, batch, prompt_tokens, tokens, joined)
         profile = cProfile.Profile() if report == "profile" else None
         try:
             seconds = run.run(profile)
@@ -106,6 +116,8 @@ class Engine:
             return f"{type(error).__name__}: {error}"
         if not report:
             return seconds
+        if report == "layers":
+            return self._layers
         return {**run.parts(), **({"profile": shown(profile)} if profile is not None else {})}
 
     def traces(self, row: Row, count: int, joined: bool) -> list[TracedTrace]:

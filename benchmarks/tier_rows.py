@@ -78,7 +78,8 @@ class Row:
         captured: names of `constants` that the block reads.
         traced: requests of the batch that have the block; None for all.
         tokens: new tokens of each request; None for the number of the run.
-        kept: "one" or "all" if the block keeps a value of one or of every layer in each step; "" if it keeps none.
+        kept: whether the block keeps a value of "one", "some" or "all" layers in each step; "" if it keeps none.
+        layers: how many layers "some" are.
         goals: the ratio to stock that is to be reached, by model and batch size.
         extra: whether the row runs only where it is named.
     """
@@ -88,6 +89,7 @@ class Row:
     traced: int | None = None
     tokens: int | None = None
     kept: str = ""
+    layers: int = 0
     goals: Mapping[tuple[str, int], float] = field(default_factory=dict)
     extra: bool = False
 
@@ -98,7 +100,7 @@ class Row:
             layers: layers of the model.
             tokens: new tokens of the request.
         """
-        return tokens * {"": 0, "one": 1, "all": layers}[self.kept]
+        return tokens * {"": 0, "one": 1, "some": self.layers, "all": layers}[self.kept]
 
 
 def _goals(small: float | None, small_batch: float | None, large: float, large_one: bool = True) -> dict[Any, float]:
@@ -128,6 +130,22 @@ ROWS: dict[str, Row] = {
     "unplannable all": Row(UNPLANNABLE_ALL, ("vector",), goals=_goals(1.5, 4.0, 2.0)),
     "python one": Row(PYTHON_ONE, kept="one", goals=_goals(1.2, 1.5, 1.2), extra=True),
 }
+
+
+def with_locations(kind: str, count: int) -> Row:
+    """Return a row whose block works on the first layers, each at a line of its own.
+
+    Args:
+        kind: "capture" or "steer".
+        count: how many layers.
+    """
+    line = {
+        "capture": "kept.append(model.model.layers[{}].output[0].save())",
+        "steer": "model.model.layers[{}].output[0][:] += vector",
+    }[kind]
+    body = "".join(f"    {line.format(layer)}\n" for layer in range(count))
+    source = f"for step in tracer.iter[:]:\n{body}"
+    return Row(source, ("vector",)) if kind == "steer" else Row(f"kept = []\n{source}", kept="some", layers=count)
 
 
 def constants(hidden: int, dtype: Any) -> dict[str, Any]:
