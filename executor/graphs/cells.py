@@ -1,26 +1,92 @@
 """Follows a plan's program without values, as operations of the tables on columns of sites.
 
-Constants are computed here, by torch, as the block would compute them. A node that the tables cannot give is `Unknown`; the host
-may compute it from what taps read (`executor.graphs.tail`).
+A node that depends on no location is a `Constant`, which torch computes as the block would, when a request joins. A node that the
+tables cannot give is `Unknown`; the host may compute it from what taps read (`executor.graphs.tail`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from executor.graphs.operations import Code, Tap
+from executor.graphs.operations import Code, Refused, Tap
 from executor.model.bits import same_bits
 from executor.plan.ir import Plan
 
 _ATEN = torch.ops.aten
 _SAME = (_ATEN.clone.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.lift_fresh_copy.default)
 _SHAPES = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default, _ATEN.unsqueeze.default)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A node that depends on no location.
+
+    Attributes:
+        node: the node, or the input of the program.
+    """
+
+    node: fx.Node
+
+    @property
+    def like(self) -> torch.Tensor:  # any shape
+        """A tensor without elements, of the shape and dtype of the constant."""
+        found: torch.Tensor = self.node.meta["val"]
+        return found
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What an operation of the tables takes from a constant.
+
+    Attributes:
+        node: the constant.
+        shape: the shape of the block's tensor beside it.
+        flat: whether that shape has no dimension of rows.
+        negated: whether it is subtracted.
+    """
+
+    node: fx.Node
+    shape: tuple[int, ...]
+    flat: bool
+    negated: bool = False
+
+    def of(self, value: torch.Tensor) -> dict[str, Any]:  # any shape that spreads to `shape`
+        """Return the tap's vector or number.
+
+        Raises:
+            Refused: the rows of the request get several vectors.
+        """
+        if value.requires_grad:
+            raise Refused("a constant has gradients")
+        if value.dim() == 0:
+            return {"number": -float(value) if self.negated else float(value)}
+        spread = value.detach().broadcast_to(self.shape)
+        if not self.flat:
+            several = self.shape[0] > 1 and value.dim() == len(self.shape) and value.shape[0] > 1
+            if several and not all(same_bits(row, value[0]) for row in value):
+                raise Refused("the rows of a request get several vectors")
+            spread = spread[0]
+        vector = spread.reshape(-1)
+        return {"vector": -vector if self.negated else vector.clone()}
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """An operation of the tables before its constants are known.
+
+    Attributes:
+        tap: the operation, at no site.
+        operand: what it takes from a constant, if it does.
+    """
+
+    tap: Tap
+    operand: Operand | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +104,7 @@ class Cells:
 
     read: int
     leaves: tuple[int, ...]
-    done: tuple[Tap, ...]
+    done: tuple[Sketch, ...]
     columns: tuple[int, int]
     parts: tuple[int, ...]
     flat: bool = False
@@ -48,9 +114,10 @@ class Cells:
         """Return all columns of a tensor as the model gives it."""
         return cls(read, (leaf,), (), (0, width), (width,))
 
-    def then(self, **tap: Any) -> Cells:
+    def then(self, code: Code, operand: Operand | None = None, **numbers: float) -> Cells:
         """Return the columns after one more operation on them."""
-        return replace(self, done=(*self.done, Tap(-1, columns=self.columns, **tap)))
+        tap = replace(Tap(-1, code, self.columns), **numbers)  # type: ignore[arg-type]
+        return replace(self, done=(*self.done, Sketch(tap, operand)))
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of the block's tensor."""
@@ -93,7 +160,7 @@ class Walk:
     """Follows a program.
 
     Attributes:
-        values: what each node is: `Cells`, `Changed`, `Half`, `Unknown`, or a tensor.
+        values: what each node is: `Cells`, `Changed`, `Half`, `Unknown` or `Constant`.
     """
 
     plan: Plan
@@ -102,15 +169,8 @@ class Walk:
     def node(self, node: fx.Node) -> Any:
         """Return what a node gives."""
         inputs = [self.values[one] for one in node.all_input_nodes]
-        if not any(isinstance(one, Cells | Changed | Half | Unknown) for one in inputs):
-            named = {key: fx.node.map_arg(one, self.values.__getitem__) for key, one in node.kwargs.items()}
-            with torch.inference_mode(False), torch.no_grad():
-                return node.target(*fx.node.map_arg(node.args, self.values.__getitem__), **named)
-        if node.target in _FILLED:
-            like = node.meta["val"]
-            number = node.args[-1] if _FILLED[node.target] is None else _FILLED[node.target]
-            if isinstance(number, int | float):  # only the form of the first argument counts
-                return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
+        if all(isinstance(one, Constant) for one in inputs) or _filling(node) is not None:
+            return Constant(node)
         unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
         if unknown is not None:
             return unknown
@@ -138,7 +198,7 @@ class Walk:
                 same = (first.parts, first.flat) == (second.parts, second.flat) and len(leaves) == 2
                 return replace(first, leaves=leaves) if same else None
         if target is _ATEN.ne.Tensor and isinstance(first, Cells) and len(first.leaves) == 2 and not first.done:
-            now = self.computed(_ATEN.copy.default, [first, second]) if isinstance(second, torch.Tensor) else second
+            now = self.computed(_ATEN.copy.default, [first, second]) if isinstance(second, Constant) else second
             if isinstance(now, Cells) and (first.read, first.leaves, first.columns) == (
                 now.read,
                 now.leaves,
@@ -152,7 +212,7 @@ class Walk:
             return Half(first.leaves[0], second.now) if fits else None
         if target is _ATEN.where.self and isinstance(first, Changed) and first.fits:
             other = args[2]
-            constant = isinstance(second, torch.Tensor) and second is first.source
+            constant = isinstance(second, Constant) and second == first.source
             if not (constant or (isinstance(second, Cells) and second == first.now)):
                 return None
             if isinstance(other, Cells) and _is_half(other, first.now, 1):
@@ -211,12 +271,12 @@ class Walk:
         return replace(cells, columns=columns, parts=(end - begin, *cells.parts[1:]))
 
     def _scattered(self, cells: Cells, source: Any, part: Cells) -> Cells | None:
-        if isinstance(source, torch.Tensor):
+        if isinstance(source, Constant):
             source = self.computed(_ATEN.copy.default, [part, source])
         if not isinstance(source, Cells) or (source.read, source.leaves) != (cells.read, cells.leaves):
             return None
         new, (start, stop) = source.done[len(cells.done) :], part.columns
-        inside = all(start <= tap.columns[0] and tap.columns[1] <= stop for tap in new)
+        inside = all(start <= one.tap.columns[0] and one.tap.columns[1] <= stop for one in new)
         same = (source.columns, source.parts, source.flat) == (part.columns, part.parts, part.flat)
         if source.done[: len(cells.done)] != cells.done or not same or not inside:
             return None
@@ -226,43 +286,60 @@ class Walk:
         """Return columns after an operation with a number or a constant, None if there is none."""
         cells: Cells = args[0]
         if target is _ATEN.neg.default:
-            return cells.then(code=Code.MULTIPLY, number=-1.0)
+            return cells.then(Code.MULTIPLY, number=-1.0)
         if target is _ATEN.clamp.default:
             low, high = [*args[1:], None][:2]
             if low == 0 or high == 0:
                 return None
             bounds = {"low": low} if low is not None else {}
-            return cells.then(code=Code.CLAMP, **bounds, **({"high": high} if high is not None else {}))
+            return cells.then(Code.CLAMP, **bounds, **({"high": high} if high is not None else {}))
         code = _CODES.get(target)
-        operand = None if code is None or len(args) != 2 else self._operand(cells, args[1])
-        if code is None or operand is None:
+        if code is None or len(args) != 2:
             return None
-        if target is _ATEN.sub.Tensor:
-            operand = {key: -value for key, value in operand.items()}
-        return cells.then(code=code, **operand)
+        value, negated = args[1], target is _ATEN.sub.Tensor
+        if isinstance(value, Constant):
+            operand = self._operand(cells, value, negated)
+            return None if operand is None else cells.then(code, operand)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return cells.then(code, number=-float(value) if negated else float(value))
 
-    def _operand(self, cells: Cells, value: Any) -> dict[str, Any] | None:
-        if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
-            return None
-        if not isinstance(value, torch.Tensor):
-            return {"number": float(value)}
-        leaves = self.plan.reads[cells.read].form.leaves()
+    def _operand(self, cells: Cells, value: Constant, negated: bool) -> Operand | None:
+        leaves, like, shape = self.plan.reads[cells.read].form.leaves(), value.like, cells.shape(self.plan.rows)
         dtype = next(leaf.dtype for leaf, _ in leaves if leaf.index == cells.leaves[0])
-        if value.dtype != dtype or value.requires_grad:
-            return None
-        if value.dim() == 0:
-            return {"number": float(value)}
-        shape = cells.shape(self.plan.rows)
-        try:
-            spread = value.detach().broadcast_to(shape)
-        except RuntimeError:
-            return None
-        if not cells.flat:
-            several = self.plan.rows > 1 and value.dim() == len(shape) and value.shape[0] > 1
-            if several and not all(same_bits(row, value[0]) for row in value):
-                return None
-            spread = spread[0]
-        return {"vector": spread.reshape(-1).clone()}
+        spreads = len(like.shape) <= len(shape) and all(
+            one in (1, other) for one, other in zip(reversed(like.shape), reversed(shape), strict=False)
+        )
+        return Operand(value.node, shape, cells.flat, negated) if like.dtype == dtype and spreads else None
+
+
+def values_of(nodes: Sequence[fx.Node], given: Mapping[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+    """Return the values of constants.
+
+    Args:
+        nodes: the constants, in the order of the program.
+        given: the inputs of the program, any shape.
+    """
+    found = dict(given)
+    with torch.inference_mode(False), torch.no_grad():
+        for node in nodes:
+            number = _filling(node)
+            if number is not None:
+                like = node.meta["val"]
+                found[node] = torch.full(like.shape, number, dtype=like.dtype, device=like.device)
+            else:
+                named = fx.node.map_arg(node.kwargs, found.__getitem__)
+                found[node] = node.target(*fx.node.map_arg(node.args, found.__getitem__), **named)
+    return found
+
+
+def _filling(node: fx.Node) -> float | None:
+    """Return the number with which a node fills a tensor like another one; None if it does not."""
+    if node.target not in _FILLED:
+        return None
+    number = _FILLED[node.target]
+    number = node.args[-1] if number is None else number
+    return number if isinstance(number, int | float) else None
 
 
 def _is_half(cells: Cells, pair: Cells, which: int) -> bool:

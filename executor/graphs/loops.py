@@ -17,10 +17,11 @@ import torch
 from executor.core.location import Location
 from executor.graphs.buffers import Collected, Outputs
 from executor.graphs.extents import Full
-from executor.graphs.lower import Lowered, SiteKey, lower
+from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Code, Refused
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
+from executor.graphs.template import Lowered
 from executor.plan.ir import Plan
 from executor.plan.run import Member, inputs_of
 
@@ -109,7 +110,7 @@ class TableLoops:
 
     def __init__(self, taps: Taps, tables: Tables, outputs: Outputs) -> None:
         self._taps = taps
-        self._numbers: dict[SiteKey, int] = {one.key: i for i, one in enumerate(taps.sites)}
+        self._lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
         self._tables = tables
         self._outputs = outputs
         self._free = list(range(tables.slots))[::-1]
@@ -143,7 +144,7 @@ class TableLoops:
         try:
             constants = inputs_of(plan, member)
             steps = (window.first, window.until)
-            lowered = lower(plan, plan.functional.graph, constants, self._numbers, steps, tails=True)
+            lowered = self._lowerer.lower(plan, constants, steps)
             self._tables.join(slot, tenant, lowered.taps, 1)
         except (Refused, Full) as why:
             self.refused[str(why)] = self.refused.get(str(why), 0) + 1

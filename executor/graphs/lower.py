@@ -5,21 +5,26 @@ operations, and what the block keeps is the site's value after some of them, or 
 when the loop is over (`executor.graphs.tail`). A plan is not for the tables if it changes the model by another operation, or
 keeps something that no tail computes. `Tap.exact` holds for each tap that comes from here.
 
+What a program becomes does not depend on what its constants are. So it is followed once for all requests with the plan, and each
+request fills in its own constants (`executor.graphs.template`).
+
 A value that the block assigns takes the place of the model's tensor, which other parts of the model may still hold. So it has a
 site of its own, where the tensor is replaced before its taps run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
 
-from executor.graphs.cells import Cells, Half, Unknown, Walk
+from executor.graphs.cells import Cells, Constant, Half, Sketch, Unknown, Walk
 from executor.graphs.operations import ALL, Code, Refused, Tap
 from executor.graphs.tail import Passed, Tail, allowed, checked
+from executor.graphs.template import Lowered, Template
 from executor.model.items import Path
 from executor.plan.ir import Item, Plan, Write
 
@@ -31,38 +36,50 @@ SiteKey = tuple[str, str, tuple[Path, ...]] | tuple[str, str, tuple[Path, ...], 
 _Leaves = tuple[int, tuple[int, ...]]  # the index of a location, and tensors of it
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A plan in the tables.
+class Lowerer:
+    """Lowers the plans of one worker, each once.
 
-    Attributes:
-        taps: for `Tables.join`.
-        reads: for each output of the plan that a tap reads, the number of the tap, and the shape of the output.
-        known: the outputs that are constants.
-        tail: what the host computes of what the taps read; None: nothing.
+    Args:
+        sites: the sites of the model. At a location, a site of one tensor stands before a site of a pair with that tensor, and
+            both before a site whose tensor is replaced.
+        tails: whether the host may compute what blocks keep; the caller then takes the outputs from `Lowered.values`.
+        most: how many plans it remembers.
     """
 
-    taps: tuple[Tap, ...]
-    reads: Mapping[int, tuple[int, tuple[int, ...]]]
-    known: Mapping[int, torch.Tensor]
-    tail: Tail | None = None
+    def __init__(self, sites: Mapping[SiteKey, int], tails: bool = True, most: int = 512) -> None:
+        self._sites = sites
+        self._tails = tails
+        self._most = most
+        self._templates: OrderedDict[str, Template | str] = OrderedDict()
 
-    def values(self, stacked: Callable[[int], torch.Tensor], steps: int) -> dict[int, torch.Tensor]:
-        """Return the outputs of the plan in all steps: [steps, ...] each.
+    def lower(self, plan: Plan, constants: Mapping[int, torch.Tensor], steps: tuple[int, int] = (0, ALL)) -> Lowered:
+        """Return a plan as taps; the constants have any shape.
 
         Args:
-            stacked: returns what a tap read: [steps, rows, columns], all on one device.
-            steps: how many steps; at least one.
-        """
-        made = {tap: stacked(tap) for tap in dict.fromkeys(self._read())}
-        found = {output: made[tap].reshape(steps, *shape) for output, (tap, shape) in self.reads.items()}
-        found |= {output: known.expand(steps, *known.shape) for output, known in self.known.items()}
-        return found if self.tail is None else found | self.tail.run(made.__getitem__, steps)
+            plan: the plan.
+            constants: the tensors of its inputs that are no locations, by the index of the program's input: constants, literals,
+                and what the first step gets of the tensors that steps pass on.
+            steps: the first step and the step after the last, in which the plan's guards hold.
 
-    def _read(self) -> Iterator[int]:
-        yield from (tap for tap, _ in self.reads.values())
-        if self.tail is not None:
-            yield from (tap for tap, _ in self.tail.given.values())
+        Raises:
+            Refused: the plan is not for the tables; the text says why.
+        """
+        if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
+            raise Refused("the block does something else in some of the steps")
+        found = self._templates.get(plan.key)
+        if found is None:
+            try:
+                found = template_of(plan, plan.functional.graph, self._sites, self._tails)
+            except Refused as refused:
+                found = str(refused)
+            self._templates[plan.key] = found
+            if len(self._templates) > self._most:
+                self._templates.popitem(last=False)
+        else:
+            self._templates.move_to_end(plan.key)
+        if isinstance(found, str):
+            raise Refused(found)
+        return found.filled(constants, steps)
 
 
 def lower(
@@ -73,48 +90,42 @@ def lower(
     steps: tuple[int, int] = (0, ALL),
     tails: bool = False,
 ) -> Lowered:
-    """Return a plan as taps; the constants have any shape.
+    """Return a plan as taps, as `Lowerer.lower` does; the constants have any shape.
 
-    Args:
-        plan: the plan.
-        functional: its program without in-place operations.
-        constants: the tensors of its other inputs, by the index of the program's input: constants, literals, and what the first
-            step gets of the tensors that steps pass on.
-        sites: the sites of the model. At a location, a site of one tensor stands before a site of a pair with that tensor, and
-            both before a site whose tensor is replaced.
-        steps: the first step and the step after the last, in which the plan's guards hold.
-        tails: whether the host may compute what the block keeps; the caller then takes the outputs from `Lowered.values`.
+    `functional` is the plan's program without in-place operations.
+    """
+    if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
+        raise Refused("the block does something else in some of the steps")
+    return template_of(plan, functional, sites, tails).filled(constants, steps)
+
+
+def template_of(plan: Plan, functional: fx.Graph, sites: Mapping[SiteKey, int], tails: bool) -> Template:
+    """Return a plan in the tables, before its constants are known.
 
     Raises:
         Refused: the plan is not for the tables; the text says why.
     """
-    if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
-        raise Refused("the block does something else in some of the steps")
-    walk, inputs = Walk(plan), dict[int, object](constants)
+    walk = Walk(plan)
+    holders = [node for node in functional.nodes if node.op == "placeholder"]
+    for holder in holders:
+        walk.values[holder] = Constant(holder)
     for one in plan.carried:
-        inputs[one.input] = Unknown(f"{one.name} is carried from step to step")
+        walk.values[holders[one.input]] = Unknown(f"{one.name} is carried from step to step")
     for number, read in enumerate(plan.reads):
         for (leaf, _), index in zip(read.form.leaves(), read.inputs, strict=True):
             # A leaf of other than [rows, columns] is no site; it may be there unused.
             width = leaf.shape[0] if len(leaf.shape) == 1 else 0
-            inputs[index] = Cells.of_leaf(number, leaf.index, width)
+            walk.values[holders[index]] = Cells.of_leaf(number, leaf.index, width)
     results: Sequence[fx.Node] = ()
-    holders: list[fx.Node] = []
     for node in functional.nodes:
-        if node.op == "placeholder":
-            walk.values[node] = inputs[len(holders)]
-            holders.append(node)
-        elif node.op == "output":
+        if node.op == "output":
             results = node.args[0]
-        elif node.op != "call_function":
-            raise Refused(f"the program has a {node.op}")
-        else:
+        elif node.op == "call_function":
             walk.values[node] = walk.node(node)
-    passed = tuple(Passed(holders[one.input], results[one.output], constants[one.input]) for one in plan.carried)
-    made = _Gathered(walk, results, passed, sites, steps).lowered()
-    if made.tail is not None and not tails:
-        raise Refused("the block keeps a value that the model does not go on with")
-    return made
+        elif node.op != "placeholder":
+            raise Refused(f"the program has a {node.op}")
+    passed = tuple(Passed(holders[one.input], results[one.output]) for one in plan.carried)
+    return _Gathered(walk, results, passed, sites, tails).template(holders)
 
 
 @dataclass
@@ -126,25 +137,25 @@ class _Gathered:
         replaced: the sites at which the block assigned a new value.
         wanted: the nodes that taps read, with their columns.
         order: the operations of the tail.
-        tail_constants: the constants of the tail.
+        fixed: the constants of the tail.
     """
 
     walk: Walk
     results: Sequence[fx.Node]
     passed: tuple[Passed, ...]
     sites: Mapping[SiteKey, int]
-    steps: tuple[int, int]
-    final: dict[_Leaves, tuple[Tap, ...]] = field(default_factory=dict)
+    tails: bool
+    final: dict[_Leaves, tuple[Sketch, ...]] = field(default_factory=dict)
     replaced: set[_Leaves] = field(default_factory=set)
     wanted: dict[fx.Node, Cells] = field(default_factory=dict)
     order: dict[fx.Node, None] = field(default_factory=dict)
-    tail_constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+    fixed: dict[fx.Node, None] = field(default_factory=dict)
 
-    def lowered(self) -> Lowered:
+    def template(self, holders: Sequence[fx.Node]) -> Template:
         plan, values = self.walk.plan, self.walk.values
         kept = [*_outputs(plan), *(one.output for one in plan.carried)]
         outputs = {output: self.results[output] for output in sorted(set(kept))}
-        known = {i: values[node] for i, node in outputs.items() if isinstance(values[node], torch.Tensor)}
+        known = {i: node for i, node in outputs.items() if isinstance(values[node], Constant)}
         self._follow_writes([node for i, node in outputs.items() if i not in known])
         direct: dict[int, fx.Node] = {}
         computed: dict[int, fx.Node] = {}
@@ -154,24 +165,43 @@ class _Gathered:
                 (direct if node in self.wanted else computed)[i] = node
         for one in self.passed:
             self._need(one.out)
+        if computed and not self.tails:
+            raise Refused("the block keeps a value that the model does not go on with")
         taps, tap_of = self._taps()
         shapes = {node: (tap_of[node], tuple(node.meta["val"].shape)) for node in self.wanted}
         tail = self._tail(computed, shapes) if computed else None
-        return Lowered(tuple(taps), {i: shapes[node] for i, node in direct.items()}, known, tail)
+        needed = {*known.values(), *self.fixed, *(one.operand.node for one in taps if one.operand is not None)}
+        constants = self._with_sources(needed)
+        inputs = {
+            i: node for i, node in enumerate(holders) if node in constants or node in {one.into for one in self.passed}
+        }
+        return Template(
+            tuple(taps),
+            {i: shapes[node] for i, node in direct.items()},
+            tuple(node for node in values if node in constants and node.op == "call_function"),
+            known,
+            tail,
+            inputs,
+            any(map(checked, self.order)),
+        )
+
+    def _with_sources(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """Return some constants with all constants of which they are computed."""
+        found: set[fx.Node] = set()
+        todo = list(nodes)
+        while todo:
+            node = todo.pop()
+            if node not in found and isinstance(self.walk.values[node], Constant):
+                found.add(node)
+                todo.extend(node.all_input_nodes)
+        return found
 
     def _tail(self, results: dict[int, fx.Node], shapes: Mapping[fx.Node, tuple[int, tuple[int, ...]]]) -> Tail:
         used: set[fx.Node] = set(results.values()) | {one.out for one in self.passed}
         for node in self.order:
             used.update(node.all_input_nodes)
         given = {node: shape for node, shape in shapes.items() if node in used}
-        tail = Tail(tuple(self.order), given, self.tail_constants, self.passed, results)
-        if any(map(checked, self.order)):
-            rows = {tap: torch.zeros(1, *shape, dtype=node.meta["val"].dtype) for node, (tap, shape) in given.items()}
-            try:
-                tail.run(rows.__getitem__, 1)
-            except (IndexError, RuntimeError) as error:
-                raise Refused(f"the block's own code fails ({error})") from None
-        return tail
+        return Tail(tuple(self.order), given, tuple(self.fixed), self.passed, results)
 
     # What is kept.
 
@@ -188,11 +218,11 @@ class _Gathered:
             if ready:
                 self.order[node] = None
                 continue
-            if node in self.wanted or node in self.order or node in self.tail_constants or node in inputs:
+            if node in self.wanted or node in self.order or node in self.fixed or node in inputs:
                 continue
             value = self.walk.values[node]
-            if isinstance(value, torch.Tensor):
-                self.tail_constants[node] = value
+            if isinstance(value, Constant):
+                self.fixed[node] = None
             elif isinstance(value, Cells) and self._readable(value):
                 self.wanted[node] = value
             elif node.op == "call_function" and allowed(node):
@@ -224,7 +254,7 @@ class _Gathered:
             value, key = values[self.results[write.output]], (write.read, (write.leaf,))
             if isinstance(value, Unknown):
                 raise Refused(value.why)
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Constant):
                 value = self._set(write, value, [one for one in map(values.get, kept) if isinstance(one, Cells)])
             if not write.mutated:
                 self.replaced.add(key)
@@ -242,16 +272,16 @@ class _Gathered:
                 raise Refused("one half of the residual stream is changed alone")
             self.final[read, nows[0].leaves] = nows[0].done
 
-    def _set(self, write: Write, value: torch.Tensor, kept: Sequence[Cells]) -> Cells | None:  # [..., columns]
+    def _set(self, write: Write, value: Constant, kept: Sequence[Cells]) -> Cells | None:
         """Return a tensor of a location after the block has set all of it to a constant."""
         before = [cells.done for cells in kept if (cells.read, cells.leaves) == (write.read, (write.leaf,))]
-        base = Cells.of_leaf(write.read, write.leaf, value.shape[-1])
-        longest: tuple[Tap, ...] = max(before, key=len, default=())
+        base = Cells.of_leaf(write.read, write.leaf, value.like.shape[-1])
+        longest: tuple[Sketch, ...] = max(before, key=len, default=())
         return self.walk.computed(torch.ops.aten.copy.default, [replace(base, done=longest), value])
 
-    def _taps(self) -> tuple[list[Tap], dict[fx.Node, int]]:
+    def _taps(self) -> tuple[list[Sketch], dict[fx.Node, int]]:
         """Return the taps in the order in which they run, and the tap that reads each node."""
-        taps: list[Tap] = []
+        taps: list[Sketch] = []
         tap_of: dict[fx.Node, int] = {}
         for key in sorted({(cells.read, cells.leaves) for cells in self.wanted.values()} | set(self.final)):
             site = self._site(key)
@@ -265,14 +295,11 @@ class _Gathered:
                     if len(cells.done) == k:
                         if cells.columns not in at:
                             at[cells.columns] = len(taps)
-                            taps.append(Tap(site, Code.READ, cells.columns, steps=self.steps))
+                            taps.append(Sketch(Tap(site, Code.READ, cells.columns)))
                         tap_of[node] = at[cells.columns]
                 if k < len(done):
-                    taps.append(self._placed(done[k], site))
+                    taps.append(replace(done[k], tap=replace(done[k].tap, site=site)))
         return taps, tap_of
-
-    def _placed(self, tap: Tap, site: int) -> Tap:
-        return replace(tap, site=site, steps=self.steps)
 
     def _no_site(self, read: int) -> str:
         location = self.walk.plan.reads[read]

@@ -12,7 +12,7 @@ products, divisions and transcendental functions are not among them, because the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,12 +71,10 @@ class Passed:
     Attributes:
         into: the input of the program.
         out: the node that the next step gets.
-        first: what the first step gets.
     """
 
     into: fx.Node
     out: fx.Node
-    first: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,20 @@ class Tail:
         constants: the nodes that are constants.
         passed: what steps pass on.
         results: the node of each output of the plan that the tail computes.
+        values: the values of the constants, and what the first step gets.
     """
 
     nodes: tuple[fx.Node, ...]
     given: Mapping[fx.Node, tuple[int, tuple[int, ...]]]
-    constants: Mapping[fx.Node, torch.Tensor]
+    constants: tuple[fx.Node, ...]
     passed: tuple[Passed, ...]
     results: Mapping[int, fx.Node]
+    values: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
+
+    def filled(self, values: Mapping[fx.Node, torch.Tensor]) -> Tail:  # any shape
+        """Return the tail with its constants, and with what the first step gets."""
+        needed = (*self.constants, *(one.into for one in self.passed))
+        return replace(self, values={node: values[node] for node in needed})
 
     def run(self, stacked: Callable[[int], torch.Tensor], steps: int) -> dict[int, torch.Tensor]:
         """Return what the tail computes in all steps, by output: [steps, ...] each.
@@ -106,13 +111,13 @@ class Tail:
         """
         given = [stacked(tap).reshape(steps, *shape) for tap, shape in self.given.values()]
         device = given[0].device if given else torch.device("cpu")
-        constants = {node: tensor.detach().to(device) for node, tensor in self.constants.items()}
+        constants = {node: tensor.detach().to(device) for node, tensor in self.values.items()}
         outputs = list(self.results)
         with torch.inference_mode(False), torch.no_grad():
             if not self.passed and given:
                 made = torch.func.vmap(lambda *mine: self._step(mine, constants, {}))(*given)
             else:
-                made = self._steps(given, constants, steps, device)
+                made = self._steps(given, constants, steps)
         return dict(zip(outputs, made, strict=True))
 
     def _steps(
@@ -120,9 +125,8 @@ class Tail:
         given: list[torch.Tensor],  # [steps, ...]
         constants: Mapping[fx.Node, torch.Tensor],
         steps: int,
-        device: torch.device,
     ) -> list[torch.Tensor]:
-        state = {one.into: one.first.detach().to(device) for one in self.passed}
+        state = {one.into: constants[one.into] for one in self.passed}
         found: list[list[torch.Tensor]] = []
         for i in range(steps):
             env: dict[fx.Node, Any] = {}

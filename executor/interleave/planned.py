@@ -17,6 +17,7 @@ Only a trace of a single invoke is planned: blocks that run together may change 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import operator
@@ -420,12 +421,19 @@ def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | No
         return None
     lines, number = [], code.co_firstlineno
     while number in known:
-        lines.append(known[number] + "\n")
+        lines.append(known[number])
         number += 1
+    return _first_block("\n".join(lines) + "\n")
+
+
+@functools.lru_cache(512)
+def _first_block(text: str) -> str:
+    """Return the lines of the definition with which a text begins."""
+    lines = text.splitlines(keepends=True)
     try:
         return "".join(inspect.getblock(lines))
     except (SyntaxError, IndentationError):
-        return "".join(lines)
+        return text
 
 
 def why_not_planned(trace: pb.Trace, identity: Identity) -> str:

@@ -7,6 +7,7 @@ such a loop, up to where it asks for `tracer.result`.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,9 +75,26 @@ class Use:
 def regions(unit: Unit) -> list[Region]:
     """Return the parts of a block that can be plans, in their order.
 
+    A text is parsed once, however many requests have it.
+
     Raises:
         Refused: a part cannot be a plan; the first reason, with the notebook's line.
     """
+    found = _regions(unit)
+    if isinstance(found, Refused):
+        raise found.again()
+    return list(found)
+
+
+@functools.lru_cache(256)
+def _regions(unit: Unit) -> tuple[Region, ...] | Refused:
+    try:
+        return tuple(_found(unit))
+    except Refused as refused:
+        return refused.again()
+
+
+def _found(unit: Unit) -> list[Region]:
     if len(unit.source) > MOST_TEXT:
         raise Refused(
             unit.first_line, f"the block has more than {MOST_TEXT >> 10} KiB of text", "cut it into functions"

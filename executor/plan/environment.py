@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import hashlib
 import inspect
 import textwrap
@@ -230,15 +231,18 @@ class Walk:
         if source is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Refused(line, f"{name} is a function whose text a plan cannot read", "write its code into the block")
         self.filenames.add(code.co_filename)
-        body = _parsed(source, code.co_firstlineno, line, name)
-        check(body, function=True)
+        text = _text(source, code.co_firstlineno)
+        if text is None:
+            raise Refused(line, f"{name} is a function whose text a plan cannot read", "write it as a def")
+        if text.refused is not None:
+            raise text.refused.again()
         names = function.__globals__
         own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        here = list(uses(body))
+        here = text.uses
         for use in here:
             self._check_use(use, names, own)
         self._parts.append(("def", code.co_filename, code.co_firstlineno, source, function.__name__))
-        grows = grown(body)
+        grows = text.grown
         made_names: dict[str, Any] = {"__builtins__": names.get("__builtins__", builtins), "__name__": "__main__"}
         made = FunctionType(
             code, made_names, function.__name__, None, tuple(CellType() for _ in function.__closure__ or ())
@@ -295,8 +299,39 @@ class Walk:
                 raise Refused(line, "an attribute of a function is changed", "use a variable")
 
 
-def _parsed(source: str, first_line: int, line: int, name: str) -> list[ast.stmt]:
-    """Return the body of a function, with the notebook's line numbers."""
+@dataclass(frozen=True)
+class _Text:
+    """What the text of a function says.
+
+    Attributes:
+        uses, grown: as of the functions of `executor.plan.eligible`.
+        refused: why no plan can have it, None if it can.
+    """
+
+    uses: tuple[Use, ...]
+    grown: dict[str, frozenset[int]]
+    refused: Refused | None
+
+
+@functools.lru_cache(512)
+def _text(source: str, first_line: int) -> _Text | None:
+    """Return what the text of a function says, None if it cannot be read.
+
+    Its lines have the notebook's numbers.
+    """
+    body = _parsed(source, first_line)
+    if body is None:
+        return None
+    refused = None
+    try:
+        check(body, function=True)
+    except Refused as found:
+        refused = found.again()
+    return _Text(tuple(uses(body)), grown(body), refused)
+
+
+def _parsed(source: str, first_line: int) -> list[ast.stmt] | None:
+    """Return the body of a function, with the notebook's line numbers, or None."""
     try:
         tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:
@@ -304,7 +339,7 @@ def _parsed(source: str, first_line: int, line: int, name: str) -> list[ast.stmt
     if tree is None or not tree.body or not isinstance(tree.body[0], ast.FunctionDef):
         lambdas = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
         if len(lambdas) != 1:
-            raise Refused(line, f"{name} is a function whose text a plan cannot read", "write it as a def")
+            return None
         body: list[ast.stmt] = [ast.copy_location(ast.Expr(value=lambdas[0].body), lambdas[0].body)]
     else:
         body = tree.body[0].body

@@ -20,6 +20,10 @@ class Refused(Exception):
         self.what = what
         self.instead = instead
 
+    def again(self) -> Refused:
+        """Return the same reason without the frames that raised it."""
+        return Refused(self.line, self.what, self.instead, self.later)
+
     def __str__(self) -> str:
         where = f"line {self.line}: " if self.line else ""
         return f"{where}{self.what}" + (f"; {self.instead}" if self.instead else "")

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from executor.graphs.lower import Lowered, lower
+from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Refused
 from executor.graphs.tables import LATER, Tables
 from executor.graphs.taps import Site, Taps, with_replacing
+from executor.graphs.template import Lowered
 from executor.model.rows import Rows
 from executor.plan.compile import compile_region, survey
 from executor.plan.deliver import Delivery
@@ -70,7 +71,7 @@ class InTables(Run):
     """The requests of one batch, whose loops are in the tables from their third step on."""
 
     def go(self, inputs: Sequence[torch.Tensor]) -> InTables:
-        count = len(self.requests)
+        count, lowerer = len(self.requests), Lowerer(NUMBERS)
         tables = Tables([site.width for site in SITES], count, 64, torch.float32, CPU, LIMITS)
         taps = Taps({path: module for module, path in TREE.paths.items()}, SITES, tables)
         self.lowered: list[Lowered] = []
@@ -82,7 +83,7 @@ class InTables(Run):
             request.member = Member(survey(region, request.names, SOURCES.get), request.names, request.registry.mark)
             plan = compile_region(region, request.names, frozenset(request.writes), FIRST, context())
             constants = inputs_of(plan, request.member)
-            lowered = lower(plan, plan.functional.graph, constants, NUMBERS, (FIRST, last), tails=True)
+            lowered = lowerer.lower(plan, constants, (FIRST, last))
             tables.join(i, str(i), lowered.taps, 1)
             self.plans.append(plan)
             self.lowered.append(lowered)
