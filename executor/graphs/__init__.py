@@ -17,10 +17,12 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
 | `template` | the taps of a plan, before and after the constants of a request are known |
 | `tail` | what the host computes of what taps read, when a loop is over |
+| `programs` | other plans: programs between the modules, for all rows of a step at once |
+| `hoist`, `passes` | such a program without what needs constants alone, and one pass of it through the model |
+| `constants`, `emitted` | the large constants that requests share, and what a program leaves in a step, in the output |
 
 Nothing here runs in an engine yet. Still to come: `executor.plugin` implements `dispatch.Device` with vLLM's graph manager
 (descriptors, dummy inputs, replay) and sizes the KV cache less `limits.device_bytes`; `executor.interleave` asks `dispatch`
-where `_NoGraphs` stands today, and fills the lists of a plan from `buffers`. Plans inside a graph (a program between the modules,
-keyed by its hash) use the same cache and dispatch; their keys are in `cache.Key` already. A check of the KV cache in a kernel, in
+where `_NoGraphs` stands today, and fills the lists of a plan from `buffers`. A check of the KV cache in a kernel, in
 place of `CacheGuard`'s wait, is to stand at the end of a graph. Sites whose tensor is spread over ranks stay off the tables.
 """

@@ -19,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from executor.graphs.tables import LATER, PROMPT, Outgoing, Share, Tables
+from executor.graphs.emitted import unpacked
+from executor.graphs.tables import LATER, PROMPT, Outgoing, Part, Share, Tables
 
 
 class Ticket(Protocol):
@@ -252,7 +253,10 @@ class Collected:
         self._pieces = tuple(pieces)
 
     def steps_of(self, tap: int) -> list[torch.Tensor]:
-        """Return what a tap read: a tensor [rows, columns] for each step in which it was open."""
+        """Return what a tap read: a tensor [rows, columns] for each step in which it was open.
+
+        A value of a program has its own shape and dtype.
+        """
         return [one for values in self._values(tap) for one in values.unbind(0)]
 
     def stacked(self, tap: int, most: int | None = None) -> torch.Tensor | None:
@@ -270,11 +274,15 @@ class Collected:
 
     def _values(self, tap: int) -> list[torch.Tensor]:  # [steps, rows, columns] of each piece
         return [
-            piece.values[:, part.at : part.at + part.rows * part.width].unflatten(1, (part.rows, part.width))
+            _value(piece.values[:, part.at : part.at + part.rows * part.width], part)
             for piece in self._pieces
             for part in piece.share.parts
             if part.tap == tap
         ]
+
+
+def _value(lines: torch.Tensor, part: Part) -> torch.Tensor:  # [steps, elements] -> [steps, ...]
+    return lines.unflatten(1, (part.rows, part.width)) if part.form is None else unpacked(lines, *part.form)
 
 
 class Outputs:
@@ -289,7 +297,7 @@ class Outputs:
     def __init__(self, tables: Tables, copier: Copier, host_bytes: int) -> None:
         output = tables.output
         self._copier = copier
-        areas = output[: tables.split], output[tables.split :]
+        areas = output[: tables.split], output[tables.split : tables.scratch]
         pinned = output.device.type == "cuda"
 
         def host(elements: int) -> torch.Tensor:  # [elements]

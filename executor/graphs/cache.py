@@ -108,6 +108,11 @@ class GraphCache:
         del self._entries[entry.key]
         self._leaving.append(entry)
 
+    def forget(self, plan: str) -> None:
+        """Take out the graphs with a program that is gone, by its key."""
+        for entry in [one for key, one in self._entries.items() if plan in key.plans]:
+            self.drop(entry)
+
     def clear(self) -> None:
         """Take all graphs out, because weights or adapters were loaded anew into their memory."""
         for entry in list(self._entries.values()):

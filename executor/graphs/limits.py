@@ -19,6 +19,13 @@ class GraphLimits:
         prompt_bytes: of what the requests read of their prompts in one step, all together.
         graphs, graph_bytes: how many captured graphs there are at most, and their memory.
         host_bytes: of page-locked memory on the host.
+        emitted_bytes: of what the program of one request leaves in one step.
+        programs: how many programs there are at most.
+        program_bytes: of the constants of programs, and of what they carry from step to step.
+        program_share: the part of that memory that one tenant may have.
+        shared_bytes: requests share a constant of more bytes if its contents are equal; of a smaller one each has its own.
+
+    Size: data, one number for each bound.
     """
 
     taps: int = 128
@@ -29,6 +36,11 @@ class GraphLimits:
     graphs: int = 128
     graph_bytes: int = 512 * MIB
     host_bytes: int = 1024 * MIB
+    emitted_bytes: int = 1 * MIB
+    programs: int = 64
+    program_bytes: int = 256 * MIB
+    program_share: float = 0.75
+    shared_bytes: int = 64 << 10
 
     def device_bytes(self, slots: int, sites: int, rows: int) -> int:
         """Return what all of it may take of the device, to be kept free when the KV cache is sized.
@@ -38,8 +50,9 @@ class GraphLimits:
             sites: the sites of the model.
             rows: the most rows of a step.
         """
-        tables = (slots + 1) * (2 * sites + RECORD * self.taps) * 4 + rows * 8
-        return tables + self.bank_bytes + self.step_bytes + self.prompt_bytes + self.graph_bytes
+        tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 16) + rows * 8
+        output = self.step_bytes + self.prompt_bytes + self.emitted_bytes
+        return tables + self.bank_bytes + output + self.graph_bytes + self.program_bytes
 
 
 # The numbers of one tap in the tables: eight integers and eight floats.

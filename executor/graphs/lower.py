@@ -153,7 +153,7 @@ class _Gathered:
 
     def template(self, holders: Sequence[fx.Node]) -> Template:
         plan, values = self.walk.plan, self.walk.values
-        kept = [*_outputs(plan), *(one.output for one in plan.carried)]
+        kept = [*outputs_of(plan), *(one.output for one in plan.carried)]
         outputs = {output: self.results[output] for output in sorted(set(kept))}
         known = {i: node for i, node in outputs.items() if isinstance(values[node], Constant)}
         self._follow_writes([node for i, node in outputs.items() if i not in known])
@@ -315,7 +315,7 @@ class _Gathered:
         return self.sites.get((*plain, True) if key in self.replaced else plain)
 
 
-def _outputs(plan: Plan) -> Iterator[int]:
+def outputs_of(plan: Plan) -> Iterator[int]:
     """Return the outputs that the block's lists and names get."""
 
     def of(item: Item) -> Iterator[int]:

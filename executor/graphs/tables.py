@@ -14,6 +14,13 @@ the direction of FORM or the offset of READ in the output; then as float32: numb
 Values that taps read go to one flat tensor of the model's dtype. It has two areas: one for steps with one row of a request,
 whose used part is copied to the host in every step, and one for prompts. A request gets its ranges of both when it joins, so a
 step never lacks memory. A request that finds no room is refused with `Full`, and runs in another tier.
+
+A program (`programs`) runs for all rows at once, and takes from a third tensor what is open in this step:
+
+- `open_programs`, [slots + 1, 2], int64: where in the output the program of the slot's request leaves its values, and the
+  program's number. Without an open program these are the scratch range, which stands after both areas, and 0.
+
+Size: the tables and the way in which they are written are one thing.
 """
 
 from __future__ import annotations
@@ -21,12 +28,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from executor.graphs.bank import Bank
+from executor.graphs.emitted import Emitted, elements_of
 from executor.graphs.extents import Extents
 from executor.graphs.limits import RECORD, GraphLimits
 from executor.graphs.operations import ALL, Code, Refused, Tap
@@ -36,18 +45,20 @@ LATER, PROMPT = 0, 1
 
 @dataclass(frozen=True)
 class Part:
-    """What a READ leaves in its request's range of the output in a step.
+    """What a READ or a program leaves in its request's range of the output in a step.
 
     Attributes:
-        tap: the number of the tap among the request's.
+        tap: the number of the tap among the request's; the values of a program have the numbers after those of the taps.
         at: where it begins in the range, in elements.
         rows, width: its shape.
+        form: of a program's value, which lies there as elements of the output: its own shape and dtype.
     """
 
     tap: int
     at: int
     rows: int
     width: int
+    form: tuple[tuple[int, ...], torch.dtype] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,11 +103,13 @@ class _Joined:
         now: the rows of the step for which the record was written.
         open: the sites with open taps.
         share: its share in the area of the current steps.
+        emitted: what its program leaves.
     """
 
     taps: tuple[Tap, ...]
     vectors: list[tuple[int, int]]
     rows: int
+    emitted: Emitted | None = None
     starts: list[int] = field(default_factory=lambda: [-1, -1])
     until: int = -1
     since: int = 0
@@ -118,10 +131,10 @@ class Tables:
         limits: the bounds.
 
     Attributes:
-        rows, records: as above.
+        rows, records, open_programs: as above.
         output: the flat output, [elements].
         bank: the vectors.
-        split: where the area of prompts begins in the output.
+        split, scratch: where the area of prompts and the scratch range begin in the output.
         widths, slots: as given.
     """
 
@@ -145,15 +158,19 @@ class Tables:
             Extents("the output of a step", self.split),
             Extents("the output of prompts", limits.prompt_bytes // size),
         )
-        if self.split + self._areas[PROMPT].size > ALL or elements > ALL:
+        self.scratch = self.split + self._areas[PROMPT].size
+        if self.scratch > ALL or elements > ALL:
             raise Refused("the tables hold places as int32: 2**31 elements are the most")
-        self.output = torch.zeros(self.split + self._areas[PROMPT].size, dtype=dtype, device=device)
+        self.output = torch.zeros(self.scratch + limits.emitted_bytes // size, dtype=dtype, device=device)
         self._heads = 2 * len(self.widths)
         self.length = self._heads + RECORD * limits.taps
         self.records = torch.zeros(slots + 1, self.length, dtype=torch.int32, device=device)
         self.rows = torch.full((rows, 2), slots, dtype=torch.int32, device=device)
+        self._open_programs = np.full((slots + 1, 2), (self.scratch, 0), np.int64)
+        self.open_programs = torch.from_numpy(self._open_programs).to(device, copy=True)
+        self._programs_moved = False
         self._joined: dict[int, _Joined] = {}
-        self._open: Counter[int] = Counter()
+        self._sites: Counter[int] = Counter()
         self._dirty: dict[int, npt.NDArray[np.int32]] = {}
         self._version = [0, 0]
         self._epochs: dict[int, int] = {}
@@ -165,22 +182,23 @@ class Tables:
     @property
     def sites(self) -> frozenset[int]:
         """The sites at which a request has an open tap."""
-        return frozenset(self._open)
+        return frozenset(self._sites)
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._joined
 
-    def join(self, slot: int, tenant: str, taps: Iterable[Tap], rows: int) -> None:
-        """Give a request its taps.
+    def join(self, slot: int, tenant: str, taps: Iterable[Tap], rows: int, emitted: Emitted | None = None) -> None:
+        """Give a request its taps, and open its program in the program's steps.
 
         Args:
             slot: the request's.
             tenant: whose share of the bank its vectors are in.
             taps: in the order in which they run at a site.
             rows: the rows of its prompt, all in its first step.
+            emitted: what its program leaves; None: it has no program.
 
         Raises:
-            Refused: a tap does not fit its site, or the request has too many taps.
+            Refused: a tap does not fit its site, or the request has too many taps, or its program leaves too much.
             Full: there is no room for its vectors or for what it reads. Nothing of it stays.
         """
         if slot in self._joined or not 0 <= slot < self.slots:
@@ -194,7 +212,10 @@ class Tables:
             tap.check(self.widths[tap.site])
             if tap.exact and tap.vector is not None and tap.vector.dtype != self.output.dtype:
                 raise Refused(f"a vector in {tap.vector.dtype} for a model in {self.output.dtype}")
-        joined = _Joined(taps, [], rows)
+        own = emitted.elements(self.output.dtype) if emitted is not None else 0
+        if own > len(self.output) - self.scratch:
+            raise Refused(f"a program leaves {own} elements in a step, more than {len(self.output) - self.scratch}")
+        joined = _Joined(taps, [], rows, emitted)
         try:
             for tap in taps:
                 joined.vectors.append((-1, -1))
@@ -203,7 +224,7 @@ class Tables:
                         start = self.bank.add(tenant, vector)
                         joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
             for area, count in ((LATER, 1), (PROMPT, rows)):
-                needed = _most_read(taps, count)
+                needed = _most_read(taps, count) + (own if area == LATER else 0)
                 if needed and (area == LATER or count > 1):
                     joined.starts[area] = self._areas[area].take(needed)
         except BaseException:
@@ -217,6 +238,7 @@ class Tables:
         self._count(joined.open, frozenset())
         self._release(joined)
         self._dirty[slot] = np.zeros(self.length, np.int32)
+        self._open(slot, None, 0)
 
     def _release(self, joined: _Joined) -> None:
         for pair in joined.vectors:
@@ -287,7 +309,8 @@ class Tables:
             self._give(joined, PROMPT)
         elif area == PROMPT and joined.starts[PROMPT] < 0 and _most_read(joined.taps, count):
             raise Refused("a prompt's rows come after the prompt")
-        edges = sorted({edge for tap in joined.taps for edge in tap.steps} | {0, ALL})
+        emitted = joined.emitted
+        edges = sorted({edge for one in (*joined.taps, emitted) if one is not None for edge in one.steps} | {0, ALL})
         joined.since = max(edge for edge in edges if edge <= step)
         joined.until = min(edge for edge in edges if edge > step)
         joined.now = count
@@ -297,6 +320,15 @@ class Tables:
         floats = ints.view(np.float32)
         start = joined.starts[area]
         number, offset, parts = 0, 0, []
+        opened = emitted if emitted is not None and emitted.steps[0] <= step < emitted.steps[1] else None
+        if opened is not None:
+            if count != 1:
+                raise Refused(f"{count} rows of a request whose program is for one")
+            for i, (shape, form_dtype) in enumerate(opened.forms):
+                width = elements_of(shape, form_dtype, self.output.dtype)
+                parts.append(Part(len(joined.taps) + i, offset, 1, width, (shape, form_dtype)))
+                offset += width
+        self._open(slot, opened, start)
         order = sorted(range(len(joined.taps)), key=lambda i: joined.taps[i].site)
         for i in order:
             tap = joined.taps[i]
@@ -324,6 +356,13 @@ class Tables:
         self._writes += 1
         self._epochs[slot] = self._writes
 
+    def _open(self, slot: int, emitted: Emitted | None, start: int) -> None:
+        """Open a request's program from this step on, or close it."""
+        now = (self.scratch, 0) if emitted is None else (start if emitted.forms else self.scratch, emitted.program)
+        if tuple(self._open_programs[slot]) != now:
+            self._open_programs[slot] = now
+            self._programs_moved = True
+
     def _number(self, tap: Tap) -> float:
         """Return the number of a tap as torch has it on the device.
 
@@ -335,16 +374,19 @@ class Tables:
 
     def _count(self, before: frozenset[int], now: frozenset[int]) -> None:
         for site in before - now:
-            self._open[site] -= 1
-            if not self._open[site]:
-                del self._open[site]
+            self._sites[site] -= 1
+            if not self._sites[site]:
+                del self._sites[site]
         for site in now - before:
-            self._open[site] += 1
+            self._sites[site] += 1
 
     def _upload(self, batch: Sequence[tuple[int, int]], padded: int) -> None:
         for slot, record in self._dirty.items():
             self._copy(self.records[slot], record)
         self._dirty.clear()
+        if self._programs_moved:
+            self._copy(self.open_programs, self._open_programs.copy())
+            self._programs_moved = False
         laid_out = (tuple(batch), padded)
         if laid_out == self._laid_out:
             return
@@ -364,7 +406,7 @@ class Tables:
         self._copy(self.rows[:padded], table)
 
     @staticmethod
-    def _copy(target: torch.Tensor, values: npt.NDArray[np.int32]) -> None:  # int32, the same shape
+    def _copy(target: torch.Tensor, values: npt.NDArray[Any]) -> None:  # the same shape and dtype
         """Copy numbers to the device without a wait.
 
         Page-locked memory of torch's allocator is not given to another copy before this copy is over.

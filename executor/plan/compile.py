@@ -187,7 +187,7 @@ class _Compilation:
         reads = [read.inputs for read in results.reads]
         constants = tuple(Constant(name, tuple(tensor.shape), tensor.dtype) for name, tensor in environment.constants)
         shared = frozenset(node.name for node in holders if node.name.startswith(("const_", "literal_")))
-        text = repr((environment.fingerprint, results.reads, self._guards, graph))
+        text = repr((environment.fingerprint, results.reads, self._guards, str(graph)))
         return Plan(
             key=hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(),
             environment=environment.fingerprint,

@@ -24,7 +24,7 @@ arange scalar_tensor lift_fresh_copy new_zeros new_ones new_full _to_copy getite
 _reshape_alias as_strided_scatter"""
 _EXACT = """add sub mul div neg abs relu sqrt eq ne lt le gt ge where clamp clamp_min clamp_max maximum minimum logical_and
 logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor masked_fill sign ceil floor round trunc isnan
-isinf rsub argmax argmin reciprocal"""
+isinf rsub argmax argmin reciprocal any all"""
 _INEXACT = frozenset({"alpha", "rounding_mode", "decimals"})
 STABLE = frozenset(f"{_MOVES} {_EXACT}".split())
 

@@ -16,7 +16,7 @@ import torch
 from executor.model.items import kind_of, made_of
 from executor.plan.deliver import Delivery, Mark
 from executor.plan.environment import Environment
-from executor.plan.ir import Plan, Read
+from executor.plan.ir import Carried, Plan, Read
 from executor.plan.program import ProgramRun
 from executor.views.view import tensor_at
 
@@ -223,6 +223,8 @@ def leave(plan: Plan, member: Member, give: Delivery) -> None:
     """Leave a request what its block carries on from a step, and the names that the step leaves."""
     environment = member.environment
     for carried in plan.carried:
+        if is_kept(plan, carried):
+            continue
         now = give.tensor(carried.output)
         if not carried.mutated:
             environment.carried[carried.name] = now
@@ -234,6 +236,11 @@ def leave(plan: Plan, member: Member, give: Delivery) -> None:
         member.left.pop(name, None)
     left = {name for name, _ in plan.results}
     member.dropped = tuple(dict.fromkeys((*(name for name in member.dropped if name not in left), *plan.dropped)))
+
+
+def is_kept(plan: Plan, carried: Carried) -> bool:
+    """Return whether a step leaves a carried tensor as it was, which may be a saved one."""
+    return not carried.mutated and plan.program.results[carried.output] is plan.program.inputs[carried.input]
 
 
 def inputs_of(plan: Plan, member: Member) -> dict[int, torch.Tensor]:

@@ -83,3 +83,12 @@ def test_all_graphs_go_when_memory_is_allocated_anew() -> None:
     cache.clear()
     cache.reap()
     assert len(cache) == 0 and cache.size == 0 and cache.evicted == 0
+
+
+def test_the_graphs_of_a_program_go_with_the_program() -> None:
+    cache = GraphCache(8, 100)
+    for plans in (("a",), ("a", "b"), ("b",), ()):
+        cache.add(key(1, plans=plans), None, 1)
+    cache.forget("a")
+    assert cache.find(key(1, plans=("a",))) is None and cache.find(key(1, plans=("a", "b"))) is None
+    assert cache.find(key(1, plans=("b",))) is not None and cache.find(key(1)) is not None

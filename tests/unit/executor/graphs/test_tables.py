@@ -209,7 +209,7 @@ def test_more_rows_than_the_prompt_had_are_refused() -> None:
 
 
 def test_what_the_tables_take_is_what_the_limits_say() -> None:
-    limits = GraphLimits(bank_bytes=MIB, step_bytes=MIB, prompt_bytes=2 * MIB, graph_bytes=0)
+    limits = GraphLimits(bank_bytes=MIB, step_bytes=MIB, prompt_bytes=2 * MIB, graph_bytes=0, program_bytes=0)
     tables = Tables((8,) * 5, slots=7, rows=33, dtype=torch.bfloat16, device=CPU, limits=limits)
-    held = (tables.rows, tables.records, tables.output, tables.bank.values)
+    held = (tables.rows, tables.records, tables.open_programs, tables.output, tables.bank.values)
     assert sum(one.numel() * one.itemsize for one in held) == limits.device_bytes(slots=7, sites=5, rows=33)

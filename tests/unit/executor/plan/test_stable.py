@@ -28,6 +28,8 @@ OPERATIONS: dict[str, Operation] = {
     "minimum": lambda x, y: torch.minimum(x, y),
     "argmax": lambda x, y: x.argmax(-1),
     "argmin": lambda x, y: x.argmin(-1),
+    "any": lambda x, y: (x > 2.5).any(-1, keepdim=True),
+    "all": lambda x, y: (x > -2.5).all(-1),
     "masked_fill": lambda x, y: x.masked_fill(y > 0, 0),
     "floor": lambda x, y: (x * 3).floor(),
     "ceil": lambda x, y: (x * 3).ceil(),

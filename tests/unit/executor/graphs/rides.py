@@ -1,0 +1,240 @@
+"""A tiny model whose blocks' loops run as programs in padded batches, beside the same blocks in greenlets on the same rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from executor.core.location import Kind
+from executor.graphs.buffers import Outputs, PlainCopier
+from executor.graphs.limits import GraphLimits
+from executor.graphs.operations import ALL
+from executor.graphs.programs import InProgram, Programs
+from executor.graphs.tables import Tables
+from executor.model.rows import Rows
+from executor.plan.compile import compile_region, survey
+from executor.plan.deliver import Delivery
+from executor.plan.eligible import regions
+from executor.plan.ir import Plan
+from executor.plan.run import Member, leave
+from tests.unit.executor.plan import bench
+
+LIMITS = GraphLimits(
+    bank_bytes=1 << 12, step_bytes=1 << 16, prompt_bytes=1 << 12, host_bytes=1 << 20, emitted_bytes=1 << 14
+)
+SLOTS, ROWS = 8, 12
+
+
+def device() -> torch.device:
+    """Return where the model is now."""
+    return next(bench.MODEL.parameters()).device
+
+
+def machine(limits: GraphLimits = LIMITS, **rest: Any) -> Programs:
+    """Return programs of the tiny model in tables of their own."""
+    dtype = next(bench.MODEL.parameters()).dtype
+    tables = Tables((), SLOTS, ROWS, dtype, device(), limits)
+    modules = {path: module for module, path in bench.TREE.paths.items() if path}
+    return Programs(modules, tables, limits, **rest)
+
+
+@dataclass
+class Ride:
+    """A request whose loop runs as programs.
+
+    Attributes:
+        twin: the same request in a greenlet.
+        mine: the request.
+        slot: where it is in the tables.
+        plan, program: what runs now.
+        first: the first step of it.
+    """
+
+    twin: bench.Request
+    mine: bench.Request
+    slot: int
+    member: Member | None = None
+    plan: Plan | None = None
+    program: InProgram | None = None
+    first: int = 0
+
+
+@dataclass
+class Rides:
+    """Some requests in one engine, and what became of them.
+
+    Args:
+        texts: the block of each request.
+        names: what the notebook of each has.
+        programs: runs them.
+        ahead: how many steps run after the last of each request, as an engine runs steps ahead.
+
+    Attributes:
+        unstable: the operations that may be off in their last bits.
+        keys: the programs that ran.
+        hidden: of each step what the model computed, with the greenlets and with the programs.
+    """
+
+    texts: Sequence[str]
+    names: Callable[[int], dict[str, Any]]
+    programs: Programs
+    ahead: int = 0
+    unstable: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+    hidden: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    run: Callable[[Programs, Sequence[str], torch.Tensor], torch.Tensor] | None = None
+
+    def go(self, steps: int, seed: int = 0) -> Rides:
+        rng, made = random.Random(seed), torch.Generator().manual_seed(seed)
+        slots = rng.sample(range(SLOTS), len(self.texts))
+        self.rides = [
+            Ride(bench.Request(text, self.names(i), i), bench.Request(text, self.names(i), i), slots[i])
+            for i, text in enumerate(self.texts)
+        ]
+        self.tables = self.programs._tables
+        self.outputs = Outputs(self.tables, PlainCopier(), LIMITS.host_bytes)
+        kind = {"dtype": next(bench.MODEL.parameters()).dtype, "device": device()}
+        for step in range(bench.FIRST):
+            rows = bench.PROMPT if step == 0 else 1
+            x = torch.randn(len(self.rides) * rows, bench.HIDDEN, generator=made).to(**kind)
+            for which in ("twin", "mine"):
+                self._greenlets(which, x, [(ride, i * rows, (i + 1) * rows) for i, ride in enumerate(self.rides)])
+        for step in range(bench.FIRST, steps):
+            padded = rng.randint(len(self.rides), ROWS)
+            at = rng.sample(range(padded), len(self.rides))
+            x = torch.randn(padded, bench.HIDDEN, generator=made).to(**kind)
+            twins = self._greenlets("twin", x, [(ride, i, i + 1) for ride, i in zip(self.rides, at, strict=True)])
+            hidden = self._step(step, x, at)
+            self.hidden.append((twins, hidden))
+            plain = torch.tensor([i not in at for i in range(padded)])
+            assert torch.equal(hidden[plain], twins[plain]), "rows of other requests"
+        for step in range(steps, steps + self.ahead):
+            x = torch.randn(ROWS, bench.HIDDEN, generator=made).to(**kind)
+            self._pass(x, list(range(len(self.rides))), step)
+        for ride in self.rides:
+            self._land(ride, steps)
+            assert ride.member is not None
+            ride.member.deliver()
+            ride.mine.mediator.state.progress.step = ride.twin.mediator.state.progress.step
+            ride.mine.finish()
+            ride.twin.finish()
+        assert self.outputs.idle
+        return self
+
+    def _greenlets(self, which: str, x: torch.Tensor, at: Sequence[tuple[Ride, int, int]]) -> torch.Tensor:
+        """Run a step in greenlets; `at` is where the rows of each request are. Returns [rows, hidden]."""
+        requests = [(getattr(ride, which), Rows(start, stop, len(x), len(x))) for ride, start, stop in at]
+        for request, _ in requests:
+            request.begin()
+
+        def visit(path: str, kind: str, value: Any) -> Any:
+            for request, rows in requests:
+                if path != bench.LOGITS:
+                    value = request.visit(path, kind, value, rows)
+            return value
+
+        hidden, _ = bench.hooked(visit, x.clone)
+        for request, _ in requests:
+            request.mediator.pass_step()
+        return hidden
+
+    def _step(self, step: int, x: torch.Tensor, at: list[int]) -> torch.Tensor:
+        """Run a step in programs; [rows, hidden]."""
+        for ride in self.rides:
+            request = ride.mine
+            if ride.plan is not None and ride.plan.holds(max(step, ride.first)):
+                continue
+            [region] = regions(request.unit)
+            if ride.member is None:
+                waits = request.mediator.state.waits.location
+                assert waits is not None and waits.kind == Kind.STEP
+                found = survey(region, request.names, bench.SOURCES.get)
+                ride.member = Member(found, request.names, request.registry.mark)
+                ride.first = waits.step
+            else:
+                self._land(ride, step)
+                ride.first = step
+            first, live = ride.first, frozenset(request.writes)
+            ride.plan = compile_region(region, request.names, live, first, bench.context())
+            ride.program = self.programs.join(ride.slot, "a", ride.plan, ride.member.environment, (first, ALL))
+            self.tables.join(ride.slot, "a", (), 1, ride.program.emitted)
+            self.unstable |= {ride.program.unstable} - {""}
+        return self._pass(x, at, step)
+
+    def _pass(self, x: torch.Tensor, at: list[int], step: int) -> torch.Tensor:  # [rows, hidden]
+        batch = [(self.tables.slots, 1)] * len(x)
+        for ride, i in zip(self.rides, at, strict=True):
+            batch[i] = (ride.slot, 1)
+        outgoing = self.tables.begin_step(batch, dict.fromkeys([ride.slot for ride in self.rides], step), len(x))
+        keys = sorted({ride.program.key for ride in self.rides if ride.program is not None})
+        self.keys |= set(keys)
+        self.outputs.before()
+        hidden = (self.run or in_hooks)(self.programs, keys, x)
+        self.outputs.after(outgoing, {ride.slot: str(ride.slot) for ride in self.rides})
+        return hidden
+
+    def _land(self, ride: Ride, until: int) -> None:
+        """Give a block what its steps so far left."""
+        if ride.program is None or ride.plan is None or ride.member is None:
+            return
+        self.tables.leave(ride.slot)
+        self.programs.leave(ride.slot)
+        read, ran = self.outputs.collect(str(ride.slot)), until - ride.first
+
+        def stacked(number: int) -> torch.Tensor:  # [steps, ...]
+            found = read.stacked(number, ran)
+            assert found is not None and len(found) == ran
+            return found
+
+        values = ride.program.lowered.values(stacked, ran)
+        for i in range(until - ride.first):
+            give = Delivery(
+                lambda output, i=i: values[output][i].to(device()).clone(), ride.first + i, ride.member.mark
+            )
+            for append in ride.plan.appends:
+                give.add(append, ride.member.environment)
+        leave(ride.plan, ride.member, give)
+        ride.member.deliver()
+
+
+def in_hooks(programs: Programs, keys: Sequence[str], x: torch.Tensor) -> torch.Tensor:
+    """Run the model with programs at hooks: [rows, hidden]."""
+    with torch.inference_mode(), programs.hooked(keys):
+        return bench.MODEL(x.clone())
+
+
+def compare(rides: Rides) -> None:
+    """Compare programs with greenlets: to the bit, or within rounding where an operation is not stable."""
+    exact = not rides.unstable
+    for twins, hidden in rides.hidden:
+        near(hidden, twins, exact, "hidden")
+    for i, ride in enumerate(rides.rides):
+        near(ride.mine.saved(), ride.twin.saved(), exact, f"request {i}")
+
+
+def near(one: Any, other: Any, exact: bool, where: str) -> None:
+    """Compare two values; `exact` is to the bit."""
+    assert type(one) is type(other), (where, one, other)
+    if isinstance(one, torch.Tensor):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), where
+        one, other = one.cpu(), other.cpu()
+        if exact:
+            assert one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes(), (where, one, other)
+        else:
+            torch.testing.assert_close(
+                one, other, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda text: f"{where}: {text}"
+            )
+    elif isinstance(one, list):
+        assert len(one) == len(other), (where, one, other)
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            near(*pair, exact, f"{where}[{i}]")
+    elif isinstance(one, dict):
+        assert list(one) == list(other), (where, one, other)
+        for key in one:
+            near(one[key], other[key], exact, f"{where}[{key!r}]")
+    else:
+        assert one == other, (where, one, other)
