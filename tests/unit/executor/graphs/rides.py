@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from executor.plan.eligible import regions
 from executor.plan.ir import Plan
 from executor.plan.run import Member, leave
 from tests.unit.executor.plan import bench
+from tests.unit.executor.plan.test_cases import names
 
 LIMITS = GraphLimits(
     bank_bytes=1 << 12, step_bytes=1 << 16, prompt_bytes=1 << 12, host_bytes=1 << 20, emitted_bytes=1 << 14
@@ -32,6 +34,21 @@ SLOTS, ROWS = 8, 12
 def device() -> torch.device:
     """Return where the model is now."""
     return next(bench.MODEL.parameters()).device
+
+
+@contextmanager
+def moved(to: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Return a context in which the model is on another device and in another dtype."""
+    tree: Any = bench.TREE
+    bench.MODEL.to(to, dtype)
+    tree.device = to
+    bench.FORMS.clear()
+    try:
+        yield
+    finally:
+        bench.MODEL.to("cpu", torch.float32)
+        tree.device = torch.device("cpu")
+        bench.FORMS.clear()
 
 
 def machine(limits: GraphLimits = LIMITS, **rest: Any) -> Programs:
@@ -223,7 +240,8 @@ def near(one: Any, other: Any, exact: bool, where: str) -> None:
         assert (one.shape, one.dtype) == (other.shape, other.dtype), where
         one, other = one.cpu(), other.cpu()
         if exact:
-            assert one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes(), (where, one, other)
+            bits = [value.reshape(-1).clone().view(torch.uint8) for value in (one, other)]
+            assert torch.equal(*bits), (where, one, other)
         else:
             torch.testing.assert_close(
                 one, other, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda text: f"{where}: {text}"
@@ -238,3 +256,65 @@ def near(one: Any, other: Any, exact: bool, where: str) -> None:
             near(one[key], other[key], exact, f"{where}[{key!r}]")
     else:
         assert one == other, (where, one, other)
+
+
+# Bodies of loops for a model on any device; `zero` is a number in the model's dtype, and `none` a row of zeros.
+ELEMENTWISE = {
+    "a capture": ("kept.append(model.layers[1].output[0].save())", "", ""),
+    "steering": ("model.layers[1].output[0][:] += alpha * v", "", ""),
+    "steering of the stream": ("model.layers[1].resid_post += scale * v", "", ""),
+    "an assignment": ("model.layers[1].mlp.output = model.layers[1].mlp.output.relu()", "", ""),
+    "an input is assigned": ("model.layers[1].mlp.input = model.layers[1].mlp.input * 0.5", "", ""),
+    "columns": ("h = model.layers[1].attn.qkv.q\nh[:, neurons] = 0\nh[:, ::2] *= fine", "", ""),
+    "a carried sum": ("total = total + model.layers[1].mlp.output", "total = none * 1", "total.save()"),
+    "a carried sum in place": ("total += model.layers[1].mlp.output[0]", "total = (none[0] * 1).save()", ""),
+    "the step before": (
+        "h = model.layers[1].mlp.output\nkept.append((h - previous).save())\nprevious = h.clone()",
+        "previous = none * 1",
+        "",
+    ),
+    "several locations": (
+        "a = model.layers[0].mlp.output.clone()\nb = model.layers[2].output[0]\nb[:] = torch.where(b > 0, a, b)\n"
+        "table[step] = [a.save(), (b > a).save(), (a * 2).to(torch.float64)]",
+        "",
+        "",
+    ),
+    "the step as a number": ("model.layers[1].mlp.output[:] *= 0.25\nkept.append((step, fine * 2))", "", ""),
+}
+WITH_SUMS = {
+    "a probe": ("kept.append(torch.sigmoid(model.layers[2].output[1] @ w).save())", "", ""),
+    "a gate": (
+        "h = model.layers[1].mlp.output\nh[:] = torch.where((h @ w).amax(-1, keepdim=True) > 0.1, h + v, h)",
+        "",
+        "",
+    ),
+    "an autoencoder": (
+        "h = model.layers[1].resid_post\na = torch.relu(h @ sae['enc'])\nkept.append(a.topk(3).values.save())\n"
+        "h[:] = a @ sae['dec'][0]",
+        "",
+        "",
+    ),
+    "norms": (
+        "h = model.layers[0].resid_post\nkept.append(h.norm())\npeak = torch.maximum(peak, h.norm())\nh /= h.norm()",
+        "peak = zero * 1",
+        "peak.save()",
+    ),
+    "a normalisation": ("kept.append(F.layer_norm(model.layers[2].resid_post, (19,)).save())", "", ""),
+    "a shared matrix": ("kept.append((model.layers[1].mlp.output @ shared).save())", "", ""),
+}
+
+
+def names_here(number: int) -> dict[str, Any]:
+    """Return what a request's notebook has, on the model's device and in its dtype."""
+    like = next(bench.MODEL.parameters())
+
+    def here(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(like if value.is_floating_point() else like.device)
+        if type(value) is dict:
+            return {key: here(one) for key, one in value.items()}
+        return [here(one) for one in value] if type(value) is list else value
+
+    zeros = {"zero": torch.zeros(()), "none": torch.zeros(1, bench.HIDDEN)}
+    made = here({**names(number), **zeros})
+    return {**made, "fine": (made["scale"] * 3).float()}

@@ -19,7 +19,18 @@ from executor.plan.compile import survey
 from executor.plan.eligible import regions
 from executor.plan.environment import Environment
 from executor.plan.ir import Plan
-from tests.unit.executor.graphs.rides import LIMITS, SLOTS, Rides, compare, in_hooks, machine
+from tests.unit.executor.graphs.rides import (
+    ELEMENTWISE,
+    LIMITS,
+    SLOTS,
+    Rides,
+    compare,
+    in_hooks,
+    machine,
+    moved,
+    names_here,
+)
+from tests.unit.executor.graphs.samples import CPU
 from tests.unit.executor.plan.bench import HIDDEN, MODEL, SOURCES, Request
 from tests.unit.executor.plan.test_cases import ELIGIBLE, block, names, plan_of
 from tests.unit.executor.plan.test_random import FLAGS, Author
@@ -49,6 +60,15 @@ def test_other_plans_are_refused(name: str) -> None:
     body, before, after = ELIGIBLE[name]
     with pytest.raises(Refused, match="outside of the model's pass|reads no location"):
         joined(machine(), 0, block(body, before, after))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_programs_give_the_bits_of_the_greenlet(name: str, dtype: torch.dtype) -> None:
+    with moved(CPU, dtype):
+        rides = Rides([block(*ELEMENTWISE[name])] * 3, names_here, machine(), ahead=1).go(steps=6)
+        rides.unstable.clear()  # a number that is one of each row is among them, and has its bits here too
+        compare(rides)
 
 
 def test_requests_of_several_programs_share_a_batch() -> None:

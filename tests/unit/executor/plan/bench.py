@@ -136,7 +136,10 @@ class Forms:
         def see(path: str, kind: str, value: Any) -> None:
             self._known[path, kind] = Form.of(value, mine, lambda tensor, _: mine.of(tensor))
 
-        hooked(lambda path, kind, value: see(path, kind, value), lambda: torch.randn(rows, HIDDEN))
+        hooked(
+            lambda path, kind, value: see(path, kind, value),
+            lambda: torch.randn(rows, HIDDEN).to(next(MODEL.parameters())),
+        )
 
     def __call__(self, path: str, kind: str) -> Form | None:
         return self._known.get((path, kind))
