@@ -15,6 +15,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `buffers` | values on their way to the host: one copy a step, one gather per request at its end |
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
+| `operands` | what taps take from a plan's constants |
 | `template` | the taps of a plan, before and after the constants of a request are known |
 | `tail` | what the host computes of what taps read, when a loop is over |
 | `programs` | other plans: programs between the modules, for all rows of a step at once |

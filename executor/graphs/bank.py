@@ -49,26 +49,32 @@ class Bank:
         self._known: dict[tuple[str, bytes], int] = {}
         self._tenants: dict[str, int] = {}
 
-    def add(self, tenant: str, vector: torch.Tensor) -> int:  # [...]
-        """Put a vector into the bank; return where it begins.
+    def add(self, tenant: str, vector: torch.Tensor, wide: bool = False) -> int:  # [...]
+        """Put a vector into the bank; return where it begins, at a multiple of four bytes.
 
-        The vector is rounded to the dtype of the bank. It must be ordered before the next step's replay: the copy runs on the
-        current stream.
+        It must be ordered before the next step's replay: the copy runs on the current stream.
+
+        Args:
+            tenant: whose share it takes.
+            vector: the vector; it is rounded to the dtype of the bank.
+            wide: whether it stays float32; its bytes then lie in the bank, which has a narrower dtype.
 
         Raises:
             Full: the bank or the tenant's share has no room.
         """
-        values = torch.empty(vector.numel(), dtype=self.values.dtype).copy_(vector.detach().reshape(-1))
+        flat, dtype = vector.detach().reshape(-1), self.values.dtype
+        values = torch.empty(vector.numel(), dtype=torch.float32 if wide else dtype).copy_(flat).view(dtype)
         key = (tenant, hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).digest())
         found = self._known.get(key)
         if found is not None:
             self._held[found].users += 1
             return found
-        length = values.numel()
+        even = 4 // dtype.itemsize
+        length = -(-values.numel() // even) * even
         if self._tenants.get(tenant, 0) + length > self._most:
             raise Full(f"the share of {tenant or 'a tenant'} in the bank of vectors", length)
         start = self._extents.take(length)
-        self.values[start : start + length].copy_(values)
+        self.values[start : start + values.numel()].copy_(values)
         self._held[start] = _Held(key, length, 1)
         self._known[key] = start
         self._tenants[tenant] = self._tenants.get(tenant, 0) + length

@@ -7,86 +7,20 @@ tables cannot give is `Unknown`; the host may compute it from what taps read (`e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from executor.graphs.operations import Code, Refused, Tap
-from executor.model.bits import same_bits
+from executor.graphs.operands import Constant, Operand, Sketch, filling
+from executor.graphs.operations import Code, Tap
 from executor.plan.ir import Plan
 
 _ATEN = torch.ops.aten
 _SAME = (_ATEN.clone.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.lift_fresh_copy.default)
 _SHAPES = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default, _ATEN.unsqueeze.default)
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A node that depends on no location.
-
-    Attributes:
-        node: the node, or the input of the program.
-    """
-
-    node: fx.Node
-
-    @property
-    def like(self) -> torch.Tensor:  # any shape
-        """A tensor without elements, of the shape and dtype of the constant."""
-        found: torch.Tensor = self.node.meta["val"]
-        return found
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What an operation of the tables takes from a constant.
-
-    Attributes:
-        node: the constant.
-        shape: the shape of the block's tensor beside it.
-        flat: whether that shape has no dimension of rows.
-        negated: whether it is subtracted.
-    """
-
-    node: fx.Node
-    shape: tuple[int, ...]
-    flat: bool
-    negated: bool = False
-
-    def of(self, value: torch.Tensor) -> dict[str, Any]:  # any shape that spreads to `shape`
-        """Return the tap's vector or number.
-
-        Raises:
-            Refused: the rows of the request get several vectors.
-        """
-        if value.requires_grad:
-            raise Refused("a constant has gradients")
-        if value.dim() == 0:
-            return {"number": -float(value) if self.negated else float(value)}
-        spread = value.detach().broadcast_to(self.shape)
-        if not self.flat:
-            several = self.shape[0] > 1 and value.dim() == len(self.shape) and value.shape[0] > 1
-            if several and not all(same_bits(row, value[0]) for row in value):
-                raise Refused("the rows of a request get several vectors")
-            spread = spread[0]
-        vector = spread.reshape(-1)
-        return {"vector": -vector if self.negated else vector.clone()}
-
-
-@dataclass(frozen=True, eq=False)
-class Sketch:
-    """An operation of the tables before its constants are known.
-
-    Attributes:
-        tap: the operation, at no site.
-        operand: what it takes from a constant, if it does.
-    """
-
-    tap: Tap
-    operand: Operand | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +34,8 @@ class Cells:
         columns: the first column and the column after the last.
         parts: the shape of a row: (columns,), (heads, columns of a head), or () for one column.
         flat: whether the dimension of rows is gone, of a single row.
+        wide: whether the block has them in float32, where the model has a narrower dtype: 1 as they are, 2 after an operation
+            whose result is not rounded yet.
     """
 
     read: int
@@ -108,6 +44,7 @@ class Cells:
     columns: tuple[int, int]
     parts: tuple[int, ...]
     flat: bool = False
+    wide: int = 0
 
     @classmethod
     def of_leaf(cls, read: int, leaf: int, width: int) -> Cells:
@@ -169,7 +106,7 @@ class Walk:
     def node(self, node: fx.Node) -> Any:
         """Return what a node gives."""
         inputs = [self.values[one] for one in node.all_input_nodes]
-        if all(isinstance(one, Constant) for one in inputs) or _filling(node) is not None:
+        if all(isinstance(one, Constant) for one in inputs) or filling(node) is not None:
             return Constant(node)
         unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
         if unknown is not None:
@@ -177,13 +114,33 @@ class Walk:
         args = [self.values[one] if isinstance(one, fx.Node) else one for one in node.args]
         rest = {key for key in node.kwargs if key != "memory_format"}
         made = self._pair(node.target, args)
-        if made is None and isinstance(args[0], Cells) and not rest:
+        if made is None and isinstance(args[0], Cells) and node.target is _ATEN._to_copy.default:
+            made = self._cast(args[0], node)
+        elif made is None and isinstance(args[0], Cells) and not rest:
             made = self._moved(node, args) if node.target in _MOVES else self.computed(node.target, args)
         if made is None and len(args) == 2 and isinstance(args[1], Cells) and not rest and node.target in _EITHER:
             made = self.computed(node.target, args[::-1])
-        if made is None or (isinstance(made, Cells) and made.shape(self.plan.rows) != tuple(node.meta["val"].shape)):
+        if made is None or (isinstance(made, Cells) and not self._fits(made, node.meta["val"])):
             return Unknown(f"the tables have no {node.target} as the block uses it")
         return made
+
+    def _fits(self, cells: Cells, like: torch.Tensor) -> bool:  # any shape
+        """Return whether the columns have the shape and dtype of a node."""
+        dtype = torch.float32 if cells.wide else self._dtype(cells)
+        return cells.shape(self.plan.rows) == tuple(like.shape) and like.dtype == dtype
+
+    def _dtype(self, cells: Cells) -> torch.dtype:
+        leaves = self.plan.reads[cells.read].form.leaves()
+        return next(leaf.dtype for leaf, _ in leaves if leaf.index == cells.leaves[0])
+
+    def _cast(self, cells: Cells, node: fx.Node) -> Cells | None:
+        """Return the same columns in another dtype."""
+        if set(node.kwargs) - {"dtype", "layout", "memory_format", "non_blocking"}:
+            return None
+        dtype, narrow = node.meta["val"].dtype, self._dtype(cells)
+        if dtype == narrow:
+            return replace(cells, wide=0)
+        return replace(cells, wide=cells.wide or 1) if dtype == torch.float32 and narrow in _NARROW else None
 
     def _pair(self, target: Any, args: Sequence[Any]) -> Any:
         """Return the result of an operation of a residual pair.
@@ -191,6 +148,8 @@ class Walk:
         It is the sum, or the way back (`executor.views.view.Stream`).
         """
         first, second = args[0], args[1] if len(args) > 1 else None
+        if any(isinstance(one, Cells) and one.wide for one in (first, second)):
+            return None
         if target is _ATEN.add.Tensor and isinstance(first, Cells) and isinstance(second, Cells):
             raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
             if raw and first.read == second.read and len(first.leaves) == len(second.leaves) == 1:
@@ -278,13 +237,18 @@ class Walk:
         new, (start, stop) = source.done[len(cells.done) :], part.columns
         inside = all(start <= one.tap.columns[0] and one.tap.columns[1] <= stop for one in new)
         same = (source.columns, source.parts, source.flat) == (part.columns, part.parts, part.flat)
-        if source.done[: len(cells.done)] != cells.done or not same or not inside:
+        if source.done[: len(cells.done)] != cells.done or not same or not inside or source.wide or cells.wide:
             return None
         return replace(cells, done=source.done)
 
     def computed(self, target: Any, args: Sequence[Any]) -> Cells | None:
         """Return columns after an operation with a number or a constant, None if there is none."""
         cells: Cells = args[0]
+        if target is _ATEN.copy.default and isinstance(args[1], Cells):
+            return self._copied(cells, args[1])
+        if cells.wide == 2:
+            return None
+        cells = replace(cells, wide=2 * cells.wide)
         if target is _ATEN.neg.default:
             return cells.then(Code.MULTIPLY, number=-1.0)
         if target is _ATEN.clamp.default:
@@ -298,48 +262,34 @@ class Walk:
             return None
         value, negated = args[1], target is _ATEN.sub.Tensor
         if isinstance(value, Constant):
-            operand = self._operand(cells, value, negated)
-            return None if operand is None else cells.then(code, operand)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+            return self._with_constant(cells, code, value, negated)
+        # Beside a float32 tensor a number is used as it is, and beside a narrower tensor a CPU rounds it before it adds it.
+        if isinstance(value, bool) or not isinstance(value, int | float) or (cells.wide and code is Code.ADD):
             return None
         return cells.then(code, number=-float(value) if negated else float(value))
 
-    def _operand(self, cells: Cells, value: Constant, negated: bool) -> Operand | None:
-        leaves, like, shape = self.plan.reads[cells.read].form.leaves(), value.like, cells.shape(self.plan.rows)
-        dtype = next(leaf.dtype for leaf, _ in leaves if leaf.index == cells.leaves[0])
+    def _with_constant(self, cells: Cells, code: Code, value: Constant, negated: bool) -> Cells | None:
+        like, shape, narrow = value.like, cells.shape(self.plan.rows), self._dtype(cells)
+        given, dtype = like.dtype, narrow
+        if code is Code.SET:
+            fits = given.is_floating_point and not cells.wide
+        elif not like.dim():
+            fits = given == narrow and not cells.wide
+        elif given == torch.float32 and narrow in _NARROW:
+            # The result is float32, whatever the dtype of the columns.
+            fits, dtype, cells = True, torch.float32, replace(cells, wide=2)
+        else:
+            fits = given == narrow
         spreads = len(like.shape) <= len(shape) and all(
             one in (1, other) for one, other in zip(reversed(like.shape), reversed(shape), strict=False)
         )
-        return Operand(value.node, shape, cells.flat, negated) if like.dtype == dtype and spreads else None
+        return cells.then(code, Operand(value.node, shape, cells.flat, dtype, negated)) if fits and spreads else None
 
-
-def values_of(nodes: Sequence[fx.Node], given: Mapping[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
-    """Return the values of constants.
-
-    Args:
-        nodes: the constants, in the order of the program.
-        given: the inputs of the program, any shape.
-    """
-    found = dict(given)
-    with torch.inference_mode(False), torch.no_grad():
-        for node in nodes:
-            number = _filling(node)
-            if number is not None:
-                like = node.meta["val"]
-                found[node] = torch.full(like.shape, number, dtype=like.dtype, device=like.device)
-            else:
-                named = fx.node.map_arg(node.kwargs, found.__getitem__)
-                found[node] = node.target(*fx.node.map_arg(node.args, found.__getitem__), **named)
-    return found
-
-
-def _filling(node: fx.Node) -> float | None:
-    """Return the number with which a node fills a tensor like another one; None if it does not."""
-    if node.target not in _FILLED:
-        return None
-    number = _FILLED[node.target]
-    number = node.args[-1] if number is None else number
-    return number if isinstance(number, int | float) else None
+    def _copied(self, cells: Cells, source: Cells) -> Cells | None:
+        """Return columns into which the block wrote what it made of them."""
+        same = (cells.read, cells.leaves, cells.columns, cells.parts, cells.flat, cells.wide)
+        fits = same == (source.read, source.leaves, source.columns, source.parts, source.flat, 0)
+        return replace(source, wide=0) if fits else None
 
 
 def _is_half(cells: Cells, pair: Cells, which: int) -> bool:
@@ -348,6 +298,7 @@ def _is_half(cells: Cells, pair: Cells, which: int) -> bool:
     return same and not cells.done
 
 
+_NARROW = (torch.bfloat16, torch.float16)
 _MOVES = (
     *_SAME,
     *_SHAPES,
@@ -362,14 +313,5 @@ _CODES = {
     _ATEN.mul.Tensor: Code.MULTIPLY,
     _ATEN.copy.default: Code.SET,
     _ATEN.fill.Scalar: Code.SET,
-}
-# What fills a tensor like another one, with the number; None: the last argument.
-_FILLED = {
-    _ATEN.zeros_like.default: 0,
-    _ATEN.ones_like.default: 1,
-    _ATEN.full_like.default: None,
-    _ATEN.new_zeros.default: 0,
-    _ATEN.new_ones.default: 1,
-    _ATEN.new_full.default: None,
 }
 _EITHER = (_ATEN.add.Tensor, _ATEN.mul.Tensor)

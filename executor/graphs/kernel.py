@@ -33,6 +33,7 @@ def _tap_rows(  # type: ignore[no-untyped-def]
     second_ptr,
     out_ptr,
     bank_ptr,
+    wide_ptr,
     rows_ptr,
     ints_ptr,
     floats_ptr,
@@ -82,8 +83,13 @@ def _tap_rows(  # type: ignore[no-untyped-def]
                     high = tl.load(floats_ptr + tap + 14)
                     operand = tl.zeros([BLOCK], tl.float32) + number
                     if vector >= 0:
-                        source = bank_ptr + vector + (at - begin).to(tl.int64) * stride
-                        operand = tl.load(source + (columns - start), mask=mine, other=0.0).to(tl.float32)
+                        skipped = (at - begin).to(tl.int64) * stride
+                        if tl.load(ints_ptr + tap + 15) != 0:
+                            wide = wide_ptr + vector // 2 + skipped
+                            operand = tl.load(wide + (columns - start), mask=mine, other=0.0)
+                        else:
+                            source = bank_ptr + vector + skipped
+                            operand = tl.load(source + (columns - start), mask=mine, other=0.0).to(tl.float32)
                     made = operand
                     if code == _ADD:
                         made = x + operand
@@ -137,6 +143,7 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
         first if second is None else second,
         tables.output,
         tables.bank.values,
+        tables.bank.values.view(torch.float32),
         tables.rows,
         tables.records,
         tables.records.view(torch.float32),

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from executor.graphs.cells import Cells, Constant, Half, Sketch, Unknown, Walk
+from executor.graphs.cells import Cells, Half, Unknown, Walk
+from executor.graphs.operands import Constant, Sketch
 from executor.graphs.operations import ALL, Code, Refused, Tap
 from executor.graphs.tail import Passed, Tail, allowed, checked
 from executor.graphs.template import Lowered, Template
@@ -238,6 +239,8 @@ class _Gathered:
     def _readable(self, cells: Cells) -> bool:
         """Return whether the model has the columns at a site at some point."""
         key = (cells.read, cells.leaves)
+        if cells.wide:
+            return False
         if cells.done != self.final.get(key, ())[: len(cells.done)] or self._site(key) is None:
             return False
         # A site of one tensor stands before the pair's, and a site that replaces stands after it.
@@ -262,7 +265,7 @@ class _Gathered:
                     raise Refused("a tensor that stands in a value twice is assigned")
             if isinstance(value, Half) and value.leaf == write.leaf and write.mutated:
                 halves.setdefault(write.read, {})[write.leaf] = value.now
-            elif isinstance(value, Cells) and (value.read, value.leaves) == key and value.columns[0] == 0:
+            elif isinstance(value, Cells) and (value.read, value.leaves, value.wide, value.columns[0]) == (*key, 0, 0):
                 self.final[key] = value.done
             else:
                 raise Refused("the block writes a value that is not made of the location's own")

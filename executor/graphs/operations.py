@@ -14,6 +14,7 @@ So the elementwise operations give the same bits as torch's own, on CPUs and on 
 | SET | `x[:] = v`, `x[:] = 0` | v |
 | CLAMP | `x.clamp_(low, high)` | x between the bounds; NaN stays NaN |
 
+A vector in float32 is used as it is, and the result rounded to D, as torch does for `x += v` and for `x[:] = x.float() * v`.
 A number beside a tensor is used in float32, as torch does; on a CPU, a number that is added is rounded to D first, as torch does.
 Subtraction of v is addition of -v, with the same bits. Some operations of torch are not among them, because their bits depend on
 the device or on the kernel: division (on CUDA torch multiplies by the inverse), `torch.add(x, v, alpha=a)` (one rounding or two),
@@ -64,7 +65,8 @@ class Tap:
         columns: the first column and the column after the last. A request sees a canonical view as columns of a site.
         rows: the first row and the row after the last, counted from the first row of the request in the step.
         steps: the first step and the step after the last in which the tap is open.
-        vector: the operand of ADD, MULTIPLY and SET, or w of FORM: [columns] for all rows, or [rows, columns] for a row each.
+        vector: the operand of ADD, MULTIPLY and SET, or w of FORM: [columns] for all rows, or [rows, columns] for a row each. An
+            operand has the dtype D, or is float32.
         number: the operand, if there is no vector.
         direction: u of FORM, [columns].
         coefficients: c0, c1, c2, c3 of FORM.

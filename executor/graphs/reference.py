@@ -30,7 +30,7 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
         taps = record[heads:].view(-1, RECORD)
         wrote = False
         for k in range(begin, begin + count):
-            wrote |= _run(tables, taps[k, :8].tolist(), taps[k].view(torch.float32)[8:], at, x)
+            wrote |= _run(tables, [*taps[k, :8].tolist(), int(taps[k, 15])], taps[k].view(torch.float32)[8:], at, x)
         if second is None:
             first[row] = x
         elif wrote and bool((before != x).any()):
@@ -43,7 +43,7 @@ def _run(tables: Tables, tap: list[int], numbers: torch.Tensor, at: int, row: to
 
     `numbers` are the tap's float32 parameters, [8].
     """
-    code, start, stop, first, after, vector, stride, last = tap
+    code, start, stop, first, after, vector, stride, last, wide_vector = tap
     if not first <= at < after:
         return False
     x = row[start:stop]
@@ -56,8 +56,10 @@ def _run(tables: Tables, tap: list[int], numbers: torch.Tensor, at: int, row: to
     number, c0, c1, c2, c3, low, high = numbers[:7]
     operand = number.expand(width)
     if vector >= 0:
-        offset = vector + (at - first) * stride
-        operand = tables.bank.values[offset : offset + width].float()
+        size = 2 if wide_vector else 1
+        offset = vector + (at - first) * stride * size
+        held = tables.bank.values[offset : offset + width * size]
+        operand = held.view(torch.float32) if wide_vector else held.float()
     if code == Code.ADD:
         made = wide + operand
     elif code == Code.MULTIPLY:

@@ -9,7 +9,9 @@ Two tensors, allocated once, whose addresses every captured graph holds:
   a window of steps opens or closes.
 
 A tap's record: code, first column, column after the last, first row, row after the last, vector, its stride from row to row, and
-the direction of FORM or the offset of READ in the output; then as float32: number, c0, c1, c2, c3, low, high, 0.
+the direction of FORM or the offset of READ in the output; then as float32: number, c0, c1, c2, c3, low, high; then 1 for a wide
+vector, which is float32 in a bank of a narrower dtype. Where a vector begins is counted in numbers of the bank, its stride in its
+own numbers.
 
 Values that taps read go to one flat tensor of the model's dtype. It has two areas: one for steps with one row of a request,
 whose used part is copied to the host in every step, and one for prompts. A request gets its ranges of both when it joins, so a
@@ -210,8 +212,9 @@ class Tables:
             if not 0 <= tap.site < len(self.widths):
                 raise Refused(f"there is no site {tap.site}")
             tap.check(self.widths[tap.site])
-            if tap.exact and tap.vector is not None and tap.vector.dtype != self.output.dtype:
-                raise Refused(f"a vector in {tap.vector.dtype} for a model in {self.output.dtype}")
+            vector = tap.vector
+            if tap.exact and vector is not None and vector.dtype != self.output.dtype and not self._wide(tap):
+                raise Refused(f"a vector in {vector.dtype} for a model in {self.output.dtype}")
         own = emitted.elements(self.output.dtype) if emitted is not None else 0
         if own > len(self.output) - self.scratch:
             raise Refused(f"a program leaves {own} elements in a step, more than {len(self.output) - self.scratch}")
@@ -221,7 +224,7 @@ class Tables:
                 joined.vectors.append((-1, -1))
                 for i, vector in enumerate((tap.vector, tap.direction)):
                     if vector is not None:
-                        start = self.bank.add(tenant, vector)
+                        start = self.bank.add(tenant, vector, wide=i == 0 and self._wide(tap))
                         joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
             for area, count in ((LATER, 1), (PROMPT, rows)):
                 needed = _most_read(taps, count) + (own if area == LATER else 0)
@@ -343,6 +346,7 @@ class Tables:
             stride = tap.width if tap.vector is not None and tap.vector.dim() == 2 else 0
             ints[number, :8] = (tap.code, *tap.columns, first, after, vector, stride, last)
             with np.errstate(over="ignore"):
+                ints[number, 15] = self._wide(tap)
                 floats[number, 8:15] = (self._number(tap), *tap.coefficients, tap.low, tap.high)
             if not heads[tap.site, 1]:
                 heads[tap.site, 0] = number
@@ -362,6 +366,11 @@ class Tables:
         if tuple(self._open_programs[slot]) != now:
             self._open_programs[slot] = now
             self._programs_moved = True
+
+    def _wide(self, tap: Tap) -> bool:
+        """Return whether a tap's vector is wider than the model's numbers."""
+        vector = tap.vector
+        return tap.exact and self.output.itemsize < 4 and vector is not None and vector.dtype == torch.float32
 
     def _number(self, tap: Tap) -> float:
         """Return the number of a tap as torch has it on the device.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from executor.graphs.cells import Sketch, values_of
+from executor.graphs.operands import Sketch, values_of
 from executor.graphs.operations import Refused, Tap
 from executor.graphs.tail import Tail
 

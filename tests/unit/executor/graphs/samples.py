@@ -69,7 +69,8 @@ def random_tap(rng: random.Random, widths: tuple[int, ...], dtype: torch.dtype, 
         return Tap(**tap, number=rng.uniform(-3, 3))
     each = span[1] != ALL and rng.random() < 0.5
     shape = (span[1] - span[0], width) if each else (width,)
-    return Tap(**tap, vector=numbers(rng, *shape, dtype=dtype, special=not form))
+    wide = dtype != torch.float32 and rng.random() < 0.4
+    return Tap(**tap, vector=numbers(rng, *shape, dtype=torch.float32 if wide else dtype, special=not form))
 
 
 @dataclass

@@ -194,8 +194,36 @@ def stream_set(h: Any, r: Any, p: Any, c: Any) -> list[Any]:
     return [s]
 
 
-BLOCKS = [slicing, stream, stream_columns, whole, scaled, numbers_only, reading, fused, heads, one_column, stream_set]
-TAILS = [one_half, half_and_sum, kept_elsewhere, not_the_last, strided]
+def wide(h: Any, r: Any, p: Any, c: Any) -> list[Any]:
+    p += c[0].float() + 1e-5
+    s = h + r
+    s[:, 2:6] -= c[1][2:6].float() * 0.3
+    put(h, r, s)
+    p[:] = p.float() * (c[1].float() * 0.7)
+    p[:, :4] = p[:, :4] + c[0][:4].float() / 3
+    p[:, 6:] = c[0][6:].float() / 7
+    return [p, s]
+
+
+def widened(h: Any, r: Any, p: Any, c: Any) -> list[Any]:
+    return [p.float(), p.float() - c[0].float(), (p.float() * c[0].float())[:, 2:]]
+
+
+BLOCKS = [
+    slicing,
+    stream,
+    stream_columns,
+    whole,
+    scaled,
+    numbers_only,
+    reading,
+    fused,
+    heads,
+    one_column,
+    stream_set,
+    wide,
+]
+TAILS = [one_half, half_and_sum, kept_elsewhere, not_the_last, strided, widened]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -243,7 +271,9 @@ REFUSED: list[tuple[Block, str]] = [
     (lambda h, r, p, c: [p.norm()], "aten"),
     (lambda h, r, p, c: [p.add_(c[0], alpha=2)], "aten.add.Tensor"),
     (lambda h, r, p, c: [p.clamp_(min=0)], "aten.clamp"),
-    (lambda h, r, p, c: [p.add_(c[0].float())], "aten"),
+    (lambda h, r, p, c: [p.add_(c[0].double())], "aten"),
+    (lambda h, r, p, c: [p.copy_(p.float() * c[0].float() + c[1].float())], "aten.add"),
+    (lambda h, r, p, c: [p.copy_(p.float() + 0.1)], "aten.add"),
     (lambda h, r, p, c: [p.copy_(h)], "aten.copy|not made of the location"),
 ]
 

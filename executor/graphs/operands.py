@@ -1,0 +1,121 @@
+"""The constants of a plan in the tables, which torch computes when a request joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from executor.graphs.operations import Refused, Tap
+from executor.model.bits import same_bits
+
+_ATEN = torch.ops.aten
+# What fills a tensor like another one, with the number; None: the last argument.
+_FILLED = {
+    _ATEN.zeros_like.default: 0,
+    _ATEN.ones_like.default: 1,
+    _ATEN.full_like.default: None,
+    _ATEN.new_zeros.default: 0,
+    _ATEN.new_ones.default: 1,
+    _ATEN.new_full.default: None,
+}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A node that depends on no location.
+
+    Attributes:
+        node: the node, or the input of the program.
+    """
+
+    node: fx.Node
+
+    @property
+    def like(self) -> torch.Tensor:  # any shape
+        """A tensor without elements, of the shape and dtype of the constant."""
+        found: torch.Tensor = self.node.meta["val"]
+        return found
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What an operation of the tables takes from a constant.
+
+    Attributes:
+        node: the constant.
+        shape: the shape of the block's tensor beside it.
+        flat: whether that shape has no dimension of rows.
+        dtype: in which the operation takes it.
+        negated: whether it is subtracted.
+    """
+
+    node: fx.Node
+    shape: tuple[int, ...]
+    flat: bool
+    dtype: torch.dtype
+    negated: bool = False
+
+    def of(self, value: torch.Tensor) -> dict[str, Any]:  # any shape that spreads to `shape`
+        """Return the tap's vector or number.
+
+        Raises:
+            Refused: the rows of the request get several vectors.
+        """
+        if value.requires_grad:
+            raise Refused("a constant has gradients")
+        if value.dim() == 0:
+            return {"number": -float(value) if self.negated else float(value)}
+        spread = value.detach().to(self.dtype).broadcast_to(self.shape)
+        if not self.flat:
+            several = self.shape[0] > 1 and value.dim() == len(self.shape) and value.shape[0] > 1
+            if several and not all(same_bits(row, value[0]) for row in value):
+                raise Refused("the rows of a request get several vectors")
+            spread = spread[0]
+        vector = spread.reshape(-1)
+        return {"vector": -vector if self.negated else vector.clone()}
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """An operation of the tables before its constants are known.
+
+    Attributes:
+        tap: the operation, at no site.
+        operand: what it takes from a constant, if it does.
+    """
+
+    tap: Tap
+    operand: Operand | None = None
+
+
+def values_of(nodes: Sequence[fx.Node], given: Mapping[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+    """Return the values of constants.
+
+    Args:
+        nodes: the constants, in the order of the program.
+        given: the inputs of the program, any shape.
+    """
+    found = dict(given)
+    with torch.inference_mode(False), torch.no_grad():
+        for node in nodes:
+            number = filling(node)
+            if number is not None:
+                like = node.meta["val"]
+                found[node] = torch.full(like.shape, number, dtype=like.dtype, device=like.device)
+            else:
+                named = fx.node.map_arg(node.kwargs, found.__getitem__)
+                found[node] = node.target(*fx.node.map_arg(node.args, found.__getitem__), **named)
+    return found
+
+
+def filling(node: fx.Node) -> float | None:
+    """Return the number with which a node fills a tensor like another one; None if it does not."""
+    if node.target not in _FILLED:
+        return None
+    number = _FILLED[node.target]
+    number = node.args[-1] if number is None else number
+    return number if isinstance(number, int | float) else None
