@@ -28,10 +28,11 @@ from executor.graphs.emitted import Emitted
 from executor.graphs.extents import Full
 from executor.graphs.hoist import Hoisted, hoist
 from executor.graphs.limits import GraphLimits
-from executor.graphs.lower import Lowered, outputs_of
+from executor.graphs.lower import outputs_of
 from executor.graphs.operations import Refused
 from executor.graphs.passes import Program, emitted_at, hooked, try_out
 from executor.graphs.tables import Tables
+from executor.graphs.template import Lowered
 from executor.model.items import Path
 from executor.plan.environment import Environment
 from executor.plan.ir import Plan
