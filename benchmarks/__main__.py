@@ -35,6 +35,7 @@ BENCHMARKS = (
     "peers",
     "tiers",
     "tier_scaling",
+    "tier_ranks",
     "many_blocks",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")

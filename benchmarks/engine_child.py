@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -13,12 +14,14 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.blocks import TracedRequest
+from benchmarks.blocks import BLOCKS
 from benchmarks.rounds import answer_forever
+from benchmarks.traced_batch import TracedBlock
 
 STRETCH = 8  # steps between two switches
 SETTLING = 2  # steps after a switch that do not count
 CORES = 4  # cores that an engine on a GPU runs on
+SWITCHES = ("plans", "graphs")  # settings of traces that are on, as far as the engine has them
 
 
 class BenchLimits:
@@ -28,6 +31,16 @@ class BenchLimits:
     block_memory_bytes = 4 << 30
     inline_bytes = 16 << 10
     max_saved_bytes = 4 << 30
+
+
+def switched_on(taker: Any) -> dict[str, bool]:
+    """Return `SWITCHES` as keywords, as far as they are known.
+
+    Args:
+        taker: a function with keywords, or a model of settings with fields.
+    """
+    known = getattr(taker, "model_fields", None) or inspect.signature(taker).parameters
+    return {name: True for name in SWITCHES if name in known}
 
 
 def main(kind: str, checkpoint: str, given: str = "{}") -> None:
@@ -51,7 +64,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     if kind == "interpose":
         from executor.plugin.config import trace_options
 
-        options |= trace_options(BenchLimits, "local")
+        options |= trace_options(BenchLimits, "local", **switched_on(trace_options))
     llm = LLM(model=checkpoint, **options)
     if current_platform.is_cuda():
         # The compared engines answer one at a time. On the same cores, none has better cores. Where vLLM computes on CPUs, it
@@ -60,6 +73,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     engine: Any = llm.llm_engine
     config = engine.model_config
     vector = torch.full((config.get_hidden_size(),), 0.01, dtype=config.dtype)
+    prepared: dict[str, TracedBlock] = {}
 
     def generate(
         batch: int,
@@ -70,7 +84,7 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
         plain_only: bool = False,
         typical: bool = False,
     ) -> float:
-        """Return the seconds that a batch takes.
+        """Return the seconds that a batch takes, with its values as tensors in this process.
 
         The first `traced` requests have the block `work`, if it is given. With `plain_only` the time ends with the last request
         without a block; these requests do not wait for requests with a block. With `typical` it is the time of the batch if all
@@ -79,14 +93,16 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
         prompts = [[(7 * i + 3 * j) % 400 + 5 for j in range(prompt_tokens)] for i in range(batch)]
         given: dict[str, Any] = {"max_tokens": tokens, "detokenize": not config.skip_tokenizer_init}
         given |= {"temperature": 0.0, "ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
-        blocks = [TracedRequest(work, vector=vector) for _ in range(traced if work else 0)]
+        if work and work not in prepared:
+            prepared[work] = TracedBlock(BLOCKS[work], {"vector": vector}, {})
+        blocks = prepared[work].batches(traced) if work else []
         finished: dict[str, Any] = {}
         ends = 0.0
         began = time.perf_counter()
         for i, prompt in enumerate(prompts):
             params = SamplingParams(**given)
             if i < len(blocks):
-                params.extra_args = blocks[i].extra_args()
+                params.extra_args = blocks[i].extra_args(0)
             engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
         steps = [began]
         while engine.has_unfinished_requests():
@@ -95,7 +111,11 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
             if plain_only and not ends and all(str(i) in finished for i in range(len(blocks), batch)):
                 ends = time.perf_counter()
         for i, block in enumerate(blocks):
-            block.finish(engine.model_executor.driver_worker.worker, finished[str(i)])
+            worker = engine.model_executor.driver_worker.worker
+            block.finish(worker, 0, finished[str(i)])
+            list(
+                block.values(worker.interpose_outbox.blobs)
+            )  # As other libraries do, the batch ends with tensors here.
         if typical:
             return tokens * middle([later - earlier for earlier, later in itertools.pairwise(steps)])
         return (ends or time.perf_counter()) - began

@@ -65,18 +65,24 @@ class Requests:
         self._prompts: dict[int, Iterator[list[int]]] = {}
         self._ids = itertools.count()
 
-    def answer(self, prompt_tokens: int, tokens: int, pause: float = 0.0, numbers: int = 0) -> float:
-        """Return the seconds of a request, and of bringing a tensor from rank 0 to this process.
+    def answer(self, prompt_tokens: int, tokens: int, pause: float = 0.0, numbers: int = 0, batch: int = 1) -> float:
+        """Return the seconds of a batch, and of bringing a tensor from rank 0 to this process.
 
         Args:
-            prompt_tokens, tokens: numbers of tokens that the request reads and generates.
-            pause: seconds to wait before the request.
+            prompt_tokens, tokens: numbers of tokens that each request reads and generates.
+            pause: seconds to wait before the batch.
             numbers: elements of the tensor, in the model's type; 0 for no tensor.
+            batch: requests at a time.
         """
-        prompt = next(self._prompts.setdefault(prompt_tokens, prompts(prompt_tokens)))
+        some = self._prompts.setdefault(prompt_tokens, prompts(prompt_tokens))
+        batch_prompts = [next(some) for _ in range(batch)]
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(self._run(prompt, tokens, numbers) for prompt in batch_prompts))
+
         time.sleep(pause)
         began = time.perf_counter()
-        self._loop.run_until_complete(self._run(prompt, tokens, numbers))
+        self._loop.run_until_complete(all_of_them())
         return time.perf_counter() - began
 
     async def _run(self, prompt: list[int], tokens: int, numbers: int) -> None:

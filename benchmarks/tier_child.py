@@ -7,7 +7,6 @@ answer is the seconds of a batch, a report of its parts, or a text that says why
 from __future__ import annotations
 
 import cProfile
-import inspect
 import io
 import itertools
 import json
@@ -18,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.engine_child import CORES, BenchLimits, middle
+from benchmarks.engine_child import CORES, BenchLimits, middle, switched_on
 from benchmarks.models import prompts
 from benchmarks.rounds import answer_forever
 from benchmarks.tier_rows import ROWS, Row, constants, with_locations
@@ -26,7 +25,6 @@ from benchmarks.traced_batch import TracedBlock, TracedTrace
 
 TOP = 40  # functions of a profile that are shown
 ENGINE = {"enable_chunked_prefill": False, "enable_prefix_caching": False}  # options of vLLM's engine
-SWITCHES = ("plans", "graphs")  # settings of traces that are on, as far as the engine has them
 
 
 def main(kind: str, checkpoint: str, given: str = "{}") -> None:
@@ -34,16 +32,6 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
     engine = Engine(kind, checkpoint, json.loads(given))
     answer_forever(engine.answer)
-
-
-def switched_on(taker: Any) -> dict[str, bool]:
-    """Return `SWITCHES` as keywords, as far as they are known.
-
-    Args:
-        taker: a function with keywords, or a model of settings with fields.
-    """
-    known = getattr(taker, "model_fields", None) or inspect.signature(taker).parameters
-    return {name: True for name in SWITCHES if name in known}
 
 
 class Engine:

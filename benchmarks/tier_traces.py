@@ -171,9 +171,11 @@ class TraceRows:
 
     Args:
         address: returns the service's address, when the first batch is asked for.
+        name: name of the model, a llama; None for the only model.
     """
 
-    def __init__(self, address: Callable[[], str]) -> None:
+    def __init__(self, address: Callable[[], str], name: str | None = None) -> None:
+        self._name = name
         self._address = address
         self._client: interpose.Client | None = None
         self._model: Any = None
@@ -238,7 +240,7 @@ class TraceRows:
     def _connect(self) -> None:
         if self._client is None:
             self._client = interpose.connect(self._address(), progress=False)
-            self._model = self._client.model()
+            self._model = self._client.model(self._name)
             self._layers = len(self._model.model.layers)
             hidden, dtype = self._sizes()
             self._values = constants(hidden, dtype)

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_child import switched_on
 from benchmarks.graph_steps import MEMORY, PROMPT_TOKENS
 from benchmarks.models import Model
 from benchmarks.rounds import Asked, Child, Measured, alternate
 from benchmarks.served import Service
-from benchmarks.tier_child import ENGINE, switched_on
+from benchmarks.tier_child import ENGINE
 from benchmarks.tier_rows import ROWS
 from benchmarks.tier_traces import TraceRows
 from serve_app.settings import ModelSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict
 from typing import Any
 
@@ -56,11 +56,25 @@ class TracedBlock:
         """
         return [self._trace(count)] if joined else [self._trace(1) for _ in range(count)]
 
+    def request(self, prompt: list[int], sampling: Mapping[str, Any]) -> TraceRequest:
+        """Return a trace of one request as an engine gets it.
+
+        Args:
+            prompt: token ids.
+            sampling: the request's sampling parameters.
+        """
+        encoder = Encoder(inline_bytes=INLINE_BYTES, put_blob=lambda data: "")
+        message = self._message([pb.Invoke(program=self._program, prompt=pb.Prompt(token_ids=pb.TokenIds(ids=prompt)))])
+        message.sampling.extend(Binding(name=name, value=encoder.encode(value)) for name, value in sampling.items())
+        return TraceRequest(message.SerializeToString(), key=message.id)
+
+    def _message(self, invokes: Iterable[pb.Invoke]) -> pb.Trace:
+        return pb.Trace(id=f"benchmark-{next(_ids)}", scope=self._objects, invokes=invokes, stacks=True)
+
     def _trace(self, invokes: int) -> TracedTrace:
         from executor.core.programs import made, units_of
 
-        message = pb.Trace(id=f"benchmark-{next(_ids)}", scope=self._objects, stacks=True)
-        message.invokes.extend(pb.Invoke(program=self._program) for _ in range(invokes))
+        message = self._message(pb.Invoke(program=self._program) for _ in range(invokes))
         if self._codes is None:
             self._codes = {unit.key: made(unit, 1 << 30) for unit in units_of(message)}
         return TracedTrace(message, self._codes)
@@ -127,23 +141,35 @@ class TracedTrace:
         worker.interpose_drop(self._id)
 
     def values(self, blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
-        """Yield what the blocks saved under `kept`, a list for each request, as a notebook gets it.
+        """Return each value that the blocks saved, as a notebook gets it.
 
         Args:
             blobs: the worker's large saved values, by id. The values that are read leave it.
         """
-        for event in map(pb.Event.FromString, self._events):
-            if event.WhichOneof("kind") != "saves":
-                continue
-            decoder = Decoder(event.saves.objects, get_blob=lambda blob: blobs.pop(blob.id), resolver=Resolver())
-            for binding in event.saves.names:
-                if binding.name == "kept":
-                    yield decoder.decode(binding.value)
+        return values_of(self._events, blobs)
 
     def accounting(self) -> list[pb.Accounting]:
         """Return the accounting of the ended requests."""
         events = map(pb.Event.FromString, self._events)
         return [event.accounting for event in events if event.WhichOneof("kind") == "accounting"]
+
+
+def values_of(events: Iterable[bytes], blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
+    """Yield each value that a trace saved, as a notebook gets it.
+
+    Args:
+        events: the serialized events of the trace.
+        blobs: large saved values, by id. The values that are read leave it.
+
+    Raises:
+        RuntimeError: a block failed.
+    """
+    for event in map(pb.Event.FromString, events):
+        if event.WhichOneof("kind") == "failed":
+            raise RuntimeError(f"a benchmark's block failed: {event.failed}")
+        if event.WhichOneof("kind") == "saves":
+            decoder = Decoder(event.saves.objects, get_blob=lambda blob: blobs.pop(blob.id), resolver=Resolver())
+            yield from (decoder.decode(binding.value) for binding in event.saves.names)
 
 
 def _upload(data: memoryview, uploads: MutableMapping[str, bytes]) -> str:

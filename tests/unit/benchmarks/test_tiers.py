@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks import tiers
+from benchmarks.engine_child import switched_on
 from benchmarks.models import Model
-from benchmarks.tier_child import switched_on
 from benchmarks.tier_rows import ROWS, constants
 from benchmarks.tiers import GROUPS, Group, chosen
 from benchmarks.tiers_table import BEGIN, END, with_table
