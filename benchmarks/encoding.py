@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from executor.saves.collect import Limits, collect
-from executor.saves.encoder import SaveRegistry
 from executor.saves.outbox import LocalOutbox
+from executor.saves.registry import SaveRegistry
 from executor.saves.reuse import EarlierTensors
 from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
@@ -98,16 +98,29 @@ def _rows(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.randn(1, WIDTH).to(dtype) for _ in range(COUNT)]
 
 
-def _saved(make: Callable[[list[torch.Tensor]], Any], *, each: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+def _rows_of_one(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Return tensors as a loop in the tables leaves them: the rows of one tensor."""
+    return list(torch.randn(COUNT, 1, WIDTH).to(dtype).unbind(0))
+
+
+def _saved(
+    make: Callable[[list[torch.Tensor]], Any],
+    *,
+    each: bool = False,
+    dtype: torch.dtype = torch.float32,
+    tensors: Callable[[torch.dtype], list[torch.Tensor]] = _rows,
+) -> Any:
     """Return the case of a container that is saved at the end of its invoke.
 
     Args:
         make: makes the container.
         each: whether each tensor is saved by itself too.
+        dtype: of the tensors.
+        tensors: makes the tensors.
     """
 
     def case(stacks: bool) -> Seconds:
-        trace, rows = _Trace(stacks), _rows(dtype)
+        trace, rows = _Trace(stacks), tensors(dtype)
         value = make(rows)
         blobs: dict[str, memoryview] = {}
         began = time.thread_time()
@@ -156,6 +169,10 @@ def _steps(rows: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 _CASES: dict[str, Callable[[bool], Seconds]] = {
     "list, float32": _saved(list),
+    "list, rows of one tensor": _saved(list, tensors=_rows_of_one),
+    "list, a prompt and rows of one": _saved(lambda rows: [torch.zeros(64, WIDTH), *rows], tensors=_rows_of_one),
+    "list, slice of rows of one": _saved(lambda rows: rows[1:], tensors=_rows_of_one),
+    "list of 128 lists, rows of one": _saved(lambda rows: _steps(rows), tensors=_rows_of_one),
     "list, bfloat16": _saved(list, dtype=torch.bfloat16),
     "list, each tensor saved too": _saved(list, each=True),
     "tuple": _saved(tuple),

@@ -30,7 +30,7 @@ from executor.model.node import Node, Unreachable, View
 from executor.model.parameters import Wanted, refuse_write
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
-from executor.saves.encoder import refuse_names
+from executor.saves.registry import refuse_names
 from interpose.contract.cache import Cache
 from interpose.contract.saving import saving_with
 from interpose.v1 import trace_pb2 as pb

@@ -21,7 +21,7 @@ from executor.block.watchdog import padded
 from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes
 from executor.model.tree import ModuleTree
-from executor.saves.encoder import SaveRegistry
+from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Blob
 

@@ -24,7 +24,7 @@ from executor.model.call import Call
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.model.values import Served
-from executor.saves.encoder import SaveRegistry
+from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -1,8 +1,9 @@
-"""What leaves a trace: the registry of saved values, snapshots, and their encoding."""
+"""Saved values and snapshots become messages, and their large tensors blobs."""
 
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,167 +11,22 @@ from typing import Any
 import torch
 
 from executor.core.errors import Refusal
-from executor.core.torch_modes import unseen
 from executor.model.items import ListOutputs, Outputs, plainly
 from executor.model.meta_tensors import is_fake
 from executor.model.module_name import ModuleName
-from executor.model.values import Served
 from executor.saves.leaves import leaves
+from executor.saves.registry import SaveRegistry, refuse_names
 from executor.saves.reuse import EarlierTensors
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, Tensor, Value
 from interpose.wire import stacks as stacking
-from interpose.wire.arrays import ArrayError, dtype_of, is_dense
+from interpose.wire.arrays import ArrayError, dtype_of, is_dense, tensor_bytes
 from interpose.wire.encoder import Encoder
 
-_MAX_DEPTH = 100
-_MAX_ITEMS = 1_000_000
 INLINE_STACK_BYTES = (
     1 << 20
 )  # bytes of small tensors that travel inside the message: a blob costs a transfer of its own
 _SCALARS = frozenset((int, str, float, bool))
-CONTAINERS = (list, tuple, dict, set, frozenset)
-
-
-class Search:
-    """How many values a search may still look at."""
-
-    def __init__(self, values: int) -> None:
-        self._left = values
-
-    def take(self, count: int) -> bool:
-        """Return whether the search may look at `count` more values, and count them."""
-        if count > self._left:
-            return False
-        self._left -= count
-        return True
-
-
-class SaveRegistry:
-    """The saved values of one trace, by identity.
-
-    A value that shares memory with what a block was served is copied when it is saved, because the model may still change it.
-    `save` then returns an alias. A write to the alias still reaches the model; the copy stays as it was.
-
-    Each alias keeps the copy of its own moment. The value itself keeps the latest copy: a name is still bound to the value
-    after `h.save()` on a line of its own.
-
-    Any other value belongs to the block. It comes back as it is when the trace ends, as a list that the block appends to.
-    """
-
-    def __init__(self) -> None:
-        # The saved object itself is kept, so that its id is not used again.
-        self._saved: dict[int, tuple[Any, Any]] = {}
-        self._copies: set[int] = set()
-        self._held: list[Served] = []
-
-    def __len__(self) -> int:
-        return len(self._saved)
-
-    def clear(self) -> None:
-        """Forget everything, because the trace has ended."""
-        self._saved.clear()
-        self._copies.clear()
-        self._held.clear()
-
-    def hold(self, served: Served) -> None:
-        """Note that a block may hand out values of its location, until `release`."""
-        if served not in self._held:
-            self._held.append(served)
-
-    def release(self, served: Served) -> None:
-        """Note that the block has left that location. A second call does nothing."""
-        if served in self._held:
-            self._held.remove(served)
-
-    def save(self, value: Any, served: Served | None) -> Any:
-        """Register a value; return the value with which the block goes on.
-
-        Args:
-            value: any object.
-            served: the served value of the block's location, if the block is at a location.
-        """
-        if isinstance(value, torch.Tensor):
-            at_hand = self._held if served is None else [served, *self._held]
-            with unseen():
-                owned = any(one.owns(value) for one in at_hand)
-            if not owned:
-                self.mark(value, value)
-                return value
-            alias, snapshot = value.view_as(value), value.detach().clone()
-            self.mark(alias, snapshot)
-            self.mark(value, snapshot)
-            return alias
-        if isinstance(value, Outputs | ListOutputs):
-            saved = [self.save(item, served) for item in value]
-            snapshots = [self.snapshot(item) for item in saved]
-            listed = isinstance(value, ListOutputs)
-            items, snapshot = (saved, snapshots) if listed else (tuple(saved), tuple(snapshots))
-            self.mark(items, snapshot)
-            self.mark(value, snapshot)
-            return items
-        self.mark(value, value)
-        return value
-
-    def mark(self, value: Any, snapshot: Any) -> None:
-        """Register `value`, which is sent as `snapshot`."""
-        self._saved[id(value)] = (value, snapshot)
-        if snapshot is not value:
-            self._copies.add(id(snapshot))
-
-    def copied(self, value: Any) -> bool:
-        """Return whether a value is a snapshot, which nothing changes any more."""
-        return id(value) in self._copies
-
-    def snapshot(self, value: Any) -> Any:
-        """Return what a value is sent as: its snapshot, or the value itself."""
-        entry = self._saved.get(id(value))
-        return entry[1] if entry is not None and entry[0] is value else value
-
-    def __contains__(self, value: object) -> bool:
-        entry = self._saved.get(id(value))
-        return entry is not None and entry[0] is value
-
-    def reaches(self, value: Any, search: Search | None = None) -> bool:
-        """Return whether a value is saved, or is a container with a saved value at any depth.
-
-        Args:
-            search: bounds how many values are looked at. None means no bound.
-        """
-        seen: set[int] = set()
-        todo: list[tuple[Any, int]] = [(value, 0)]
-        while todo:
-            item, depth = todo.pop()
-            if item in self:
-                return True
-            if not isinstance(item, CONTAINERS) or id(item) in seen or depth > _MAX_DEPTH or len(seen) > _MAX_ITEMS:
-                continue
-            seen.add(id(item))
-            if search is not None and not search.take(len(item)):
-                return False
-            inner: Iterable[Any] = item.values() if isinstance(item, dict) else item
-            todo.extend((one, depth + 1) for one in inner)
-        return False
-
-
-def refuse_names(value: Any) -> None:
-    """Refuse a value to be saved that is or holds a name of the model in place of a value.
-
-    Keys of dicts may be names. Modules may be too, if they were in a container that came from the notebook.
-
-    Raises:
-        Refusal: INVALID_ARGUMENT, with the place and what to write instead.
-    """
-    seen: set[int] = set()
-    todo: list[Any] = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, ModuleName):
-            if item is value or not item.may_be_kept:
-                raise item.misuse("saved", ".save()" if item is value else "")
-        elif isinstance(item, CONTAINERS) and id(item) not in seen and len(seen) <= _MAX_ITEMS:
-            seen.add(id(item))
-            todo.extend(item.values() if isinstance(item, dict) else item)
 
 
 class Stacks(enum.Enum):
@@ -219,7 +75,7 @@ class SaveEncoder:
             inline_bytes=inline_bytes,
             put_blob=lambda data: put_blob(data, False),
             special=self._special,
-            sent=registry.snapshot,
+            sent=registry.snapshots,
         )
 
     @property
@@ -239,10 +95,15 @@ class SaveEncoder:
         """
         if self._stacks is Stacks.NONE:
             return
-        knows, copied = self._encoder.knows, self._registry.copied
-        new = [leaf for leaf in leaves(values, self._registry.snapshot) if not knows(leaf)]
-        if self._earlier is not None:
-            new = [leaf for leaf in new if not self._earlier.made(leaf)]
+        knows, copied, earlier = self._encoder.knows, self._registry.copied, self._earlier
+        # A run's tensors are not looked at one by one: no table or earlier trace may know them, and nothing follows them.
+        runs = follow is None and not earlier and not len(self.objects.values)
+        found = leaves(values, self._registry, run_bytes=stacking.MAX_STACK_BYTES if runs else 0)
+        for run in found.runs:
+            self._packed(run.parts, run.rows[0].nbytes <= self._inline_bytes, run.rows)
+        new = [leaf for leaf in found.single.values() if not knows(leaf)]
+        if earlier:
+            new = [leaf for leaf in new if not earlier.made(leaf)]
         if follow is None:
             self._pack(new)
             return
@@ -255,33 +116,52 @@ class SaveEncoder:
 
         Tensors that would be blobs by themselves are in stacks of their own.
         """
-        small: list[Any] = []
-        large: list[Any] = []
-        for leaf in found:
-            (small if _size(leaf) <= self._inline_bytes else large).append(leaf)
+        sizes = _sizes(found)
+        small, large = found, []
+        if sizes and max(sizes) > self._inline_bytes:
+            small = [leaf for leaf, size in zip(found, sizes, strict=True) if size <= self._inline_bytes]
+            large = [leaf for leaf, size in zip(found, sizes, strict=True) if size > self._inline_bytes]
         made = [self._packed(group, small=True) for group in stacking.groups(small)]
         made += [self._packed(group, small=False) for group in stacking.groups(large)]
         return [stack for stack in made if stack is not None]
 
-    def _packed(self, group: list[Any], small: bool) -> StackOfOwn | None:
-        size = sum([member.nbytes for member in group])
+    def _packed(self, group: list[Any], small: bool, rows: torch.Tensor | None = None) -> StackOfOwn | None:
+        """Put a group into the table as one stack; return it, unless nothing follows its tensors.
+
+        Nothing is put there if `encode` has to say what is wrong with a tensor.
+
+        Args:
+            group: the tensors or arrays; those of a run in parts.
+            small: whether each of them would travel inside the message.
+            rows: the tensor [arrays, ...] that has them as its rows; None: there is none.
+        """
+        size = sum(map(_NBYTES, group)) if rows is None else rows.nbytes
         if self.bytes + size > self._limit:
-            return None  # `encode` says which value is too large
+            return None
         try:
-            layout, data = stacking.layout(group), stacking.packed(group)
+            if rows is None:
+                layout, data = stacking.layout(group), stacking.packed(group)
+            else:
+                layout, data = stacking.layout_of(rows), tensor_bytes(rows)
         except (ArrayError, RuntimeError, TypeError):
-            return None  # `encode` says which tensor cannot travel
+            return None
         self.bytes += size
         layout.small = small
         inline = size <= self._inline_bytes or (small and (size <= INLINE_STACK_BYTES or self._stacks is Stacks.INLINE))
-        payload = data.tobytes() if inline else Blob(id=self._put(data, True), size=size)
-        return StackOfOwn(self._encoder.stack(group, layout, payload), group, data)
+        fresh = rows is None or rows.device.type != "cpu"
+        payload = data.tobytes() if inline else Blob(id=self._put(data, fresh), size=size)
+        if rows is not None:
+            self._encoder.stack_runs(group, layout, payload)
+            return None
+        index = self._encoder.stack(group, layout, payload)
+        return StackOfOwn(index, group, data)
 
     def items(self, items: Iterable[Any]) -> list[Value]:
         """Return the messages of a list's items; it raises the errors of `encode`."""
         items = list(items)
-        for item in items:
-            refuse_names(item)
+        if set(map(type, items)) != {torch.Tensor}:
+            for item in items:
+                refuse_names(item)
         return self._encoder.items(items)
 
     def encode(self, value: Any) -> Value:
@@ -361,6 +241,17 @@ class StackOfOwn:
     index: int
     members: list[Any]
     data: memoryview
+
+
+_NBYTES = operator.attrgetter("nbytes")
+
+
+def _sizes(found: list[Any]) -> list[int]:
+    """Return the bytes of tensors and arrays, as of `_size`."""
+    try:
+        return list(map(_NBYTES, found))
+    except (RuntimeError, NotImplementedError, TypeError):  # one of them is sparse
+        return list(map(_size, found))
 
 
 def _size(leaf: Any) -> int:

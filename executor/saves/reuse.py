@@ -47,6 +47,10 @@ class EarlierTensors:
         self._made[id(made)] = (made, remote)
         return made
 
+    def __bool__(self) -> bool:
+        """Return whether `tensor` returned any tensor."""
+        return bool(self._made)
+
     def made(self, value: Any) -> bool:
         """Return whether a value is a tensor or an array that `tensor` returned."""
         return id(value) in self._made

@@ -18,8 +18,9 @@ from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
 from executor.saves.changes import SentArray, SentTensors, differs, fresh_items, patch, shallow
 from executor.saves.collect import Limits
-from executor.saves.encoder import SaveEncoder, Search, Stacks, counts_changes
+from executor.saves.encoder import SaveEncoder, Stacks, counts_changes
 from executor.saves.outbox import Outbox
+from executor.saves.registry import Search
 from executor.saves.trace import Bounds, SavingTrace
 from interpose.v1 import trace_pb2 as pb
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from executor.saves.encoder import SaveRegistry
+from executor.saves.registry import SaveRegistry
 from executor.saves.reuse import EarlierTensors
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from interpose.v1.value_pb2 import Blob, Stack, StackSlice, Value
 from interpose.wire import arrays
 from interpose.wire import stdlib as calls
 from interpose.wire.arrays import ArrayError
+from interpose.wire.stacked import StackedArrays
 
 MAX_DEPTH = 100
 _RECORDS = (Result, Logprob, Cache, Visit)
@@ -45,8 +46,8 @@ def _nothing_special(obj: object) -> Value | None:
     return None
 
 
-def _itself(obj: object) -> object:
-    return obj
+def _themselves(objects: Sequence[Any]) -> Sequence[Any]:
+    return objects
 
 
 class Encoder:
@@ -56,7 +57,7 @@ class Encoder:
         inline_bytes: arrays up to this size travel inside the message, larger ones as blobs.
         put_blob: gets the contiguous little-endian bytes of one array and returns the blob's id.
         special: is asked first for the value of every object; None means that it has nothing to say.
-        sent: returns the object that is encoded in the place of an item of a list or tuple: by default the item.
+        sent: returns the objects that are encoded in the place of the items of a list or tuple: by default the items.
         fallback: is asked last, for an object that is none of the known types.
         gradients: whether torch tensors keep that they are parameters, and that gradients are computed for them.
     """
@@ -67,7 +68,7 @@ class Encoder:
         inline_bytes: int,
         put_blob: Callable[[memoryview], str],
         special: Callable[[object], Value | None] = _nothing_special,
-        sent: Callable[[Any], object] = _itself,
+        sent: Callable[[Sequence[Any]], Sequence[Any]] = _themselves,
         fallback: Callable[[object], Value] | None = None,
         gradients: bool = False,
     ) -> None:
@@ -80,9 +81,7 @@ class Encoder:
         self._gradients = gradients
         # Objects by identity; the reference kept beside each index makes sure that no id is used twice.
         self._entries: dict[int, tuple[int, object]] = {}
-        self._stacked: dict[
-            int, tuple[int, int, object]
-        ] = {}  # arrays in stacks: the stack's index, and the array's index in it
+        self._stacked = StackedArrays()
         self._depth = 0
 
     def encode(self, obj: object) -> Value:
@@ -90,7 +89,7 @@ class Encoder:
         entry = self._entries.get(id(obj))
         if entry is not None:
             return Value(ref=entry[0])
-        stacked = self._stacked.get(id(obj))
+        stacked = self._stacked.find(obj)
         if stacked is not None:
             return Value(stacked=StackSlice(stack=stacked[0], first=stacked[1], count=1))
         if self._depth >= MAX_DEPTH:
@@ -122,7 +121,7 @@ class Encoder:
 
     def knows(self, obj: object) -> bool:
         """Return whether obj has an entry in the table, or a place in a stack."""
-        return id(obj) in self._entries or id(obj) in self._stacked
+        return id(obj) in self._entries or self._stacked.find(obj) is not None
 
     def stack(self, members: Sequence[Any], layout: Stack, payload: bytes | Blob) -> int:
         """Put arrays into the table as one stack; return its index.
@@ -132,13 +131,24 @@ class Encoder:
             layout: the stack's message without its bytes.
             payload: the bytes of the arrays, or the blob that holds them.
         """
+        index = self._add_stack(layout, payload)
+        self._stacked.note(index, members)
+        return index
+
+    def stack_runs(self, runs: Sequence[Sequence[Any]], layout: Stack, payload: bytes | Blob) -> None:
+        """Put the arrays of some runs into the table as one stack, as `stack` does.
+
+        Each run is part of a list.
+        """
+        self._stacked.note_runs(self._add_stack(layout, payload), runs)
+
+    def _add_stack(self, layout: Stack, payload: bytes | Blob) -> int:
         index = len(self.objects.values)
         added = self.objects.values.add(stack=layout).stack
         if isinstance(payload, Blob):
             added.blob.CopyFrom(payload)
         else:
             added.data = payload
-        self._stacked.update((id(member), (index, at, member)) for at, member in enumerate(members))
         return index
 
     def items(self, items: Iterable[object]) -> list[Value]:
@@ -149,19 +159,10 @@ class Encoder:
         Raises:
             WireError: an item cannot travel.
         """
-        values: list[Value] = []
-        run: StackSlice | None = None
-        for i, item in enumerate(items):
-            stacked = self._stacked.get(id(self._sent(item))) if self._stacked else None
-            if stacked is None:
-                run = None
-                values.append(self._item(i, item))
-            elif run is not None and stacked[0] == run.stack and stacked[1] == run.first + run.count:
-                run.count += 1
-            else:
-                values.append(Value(stacked=StackSlice(stack=stacked[0], first=stacked[1], count=1)))
-                run = values[-1].stacked
-        return values
+        items = list(items)
+        if not self._stacked:
+            return [self._item(i, item) for i, item in enumerate(items)]
+        return self._stacked.values(items, self._sent(items), self._item)
 
     def refer(self, obj: object, build: Callable[[], Value]) -> Value:
         """Give an object an entry in the table and fill it with `build()`; return the reference.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,21 +47,41 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
     Yields:
         Two or more arrays, in their order, of up to `MAX_STACK_BYTES` bytes.
     """
+    members = list(members)
     found: dict[Hashable, list[Any]] = {}
-    torch = arrays.loaded_torch()
-    for member in members:
-        if (key := _key(member, torch)) is not None:
+    for member, key in zip(members, _keys(members), strict=True):
+        if key is not None:
             found.setdefault(key, []).append(member)
     for group in found.values():
         first = taken = 0
-        for i, member in enumerate(group):
-            if taken + member.nbytes > MAX_STACK_BYTES:
+        for i, size in enumerate(map(_size, group)):
+            if taken + size > MAX_STACK_BYTES:
                 if i - first > 1:
                     yield group[first:i]
                 first, taken = i, 0
-            taken += member.nbytes
+            taken += size
         if len(group) - first > 1:
             yield group[first:]
+
+
+_size = operator.attrgetter("nbytes")
+_shape = operator.attrgetter("shape")
+_dtype = operator.attrgetter("dtype")
+
+
+def _keys(members: list[Any]) -> list[Hashable]:
+    """Return the key of each array, as of `_key`; tensors of one form are looked at together."""
+    torch = arrays.loaded_torch()
+    if torch is None or set(map(type, members)) != {torch.Tensor}:
+        return [_key(member, torch) for member in members]
+    tensor, layout, device = torch.Tensor, operator.attrgetter("layout"), operator.attrgetter("device")
+    get: list[Callable[[Any], Hashable]] = [_shape, _dtype, layout, device, tensor.is_conj, tensor.is_neg]
+    try:
+        forms = list(zip(*(map(one, members) for one in get), strict=True))
+    except RuntimeError:  # a nested tensor has no shape
+        return [_key(member, torch) for member in members]
+    keys = {form: _key(member, torch) for form, member in dict(zip(forms, members, strict=True)).items()}
+    return [keys[form] for form in forms]
 
 
 def _key(array: Any, torch: Any) -> Hashable:
@@ -92,6 +113,37 @@ def packed(members: Sequence[Any]) -> memoryview:
         return arrays.tensor_bytes(one)
 
 
+def joined(members: Sequence[Any]) -> Any:
+    """Return a tensor [arrays, ...] whose rows are some arrays, in the memory where these are.
+
+    It is None if the arrays do not lie one after the other in one memory, or do not have one shape.
+    """
+    torch = arrays.loaded_torch()
+    if torch is None or len(members) < 2 or type(members[0]) is not torch.Tensor:
+        return None
+    first, tensor = members[0], torch.Tensor
+    if set(map(type, members)) != {tensor} or first.dtype.is_complex or _key(first, torch) is None:
+        return None
+    try:
+        start, size = first.data_ptr(), first.nbytes
+        if members[1].data_ptr() - start != size:
+            return None
+        addresses = list(range(start, start + size * len(members), size))
+        alike = all(
+            list(map(get, members)) == [get(first)] * len(members)
+            for get in (_shape, _dtype, tensor.is_contiguous, *([tensor.is_neg] if first.numel() == 1 else []))
+        )
+        # A negated tensor that is contiguous all the same has one element.
+        if not (alike and first.is_contiguous()) or list(map(tensor.data_ptr, members)) != addresses:
+            return None
+        with torch.no_grad():
+            # It fails if the memory of the first array ends before the last array.
+            row = first.detach()
+            return row.as_strided((len(members), *row.shape), (row.numel(), *row.stride()))
+    except RuntimeError:  # an array without memory
+        return None
+
+
 def layout(members: Sequence[Any]) -> Stack:
     """Return the message of a group without its bytes.
 
@@ -105,13 +157,25 @@ def layout(members: Sequence[Any]) -> Stack:
         library=ARRAY_LIBRARY_NUMPY if is_numpy else ARRAY_LIBRARY_TORCH,
         count=len(members),
     )
-    rows = [member.shape[0] for member in members] if first.ndim else []
-    if len(set(rows)) > 1:
+    shapes = list(map(_shape, members))
+    if shapes.count(first.shape) < len(shapes):
+        rows = [shape[0] for shape in shapes]
         stack.shape.extend(first.shape[1:])
         stack.rows.extend(rows)
     else:
         stack.shape.extend(first.shape)
     return stack
+
+
+def layout_of(rows: Any) -> Stack:
+    """Return the message of the rows of a tensor [arrays, ...], without its bytes.
+
+    Raises:
+        ArrayError: the wire has no such dtype.
+    """
+    count, *shape = rows.shape
+    dtype: Any = arrays.dtype_of(rows.dtype)
+    return Stack(dtype=dtype, library=ARRAY_LIBRARY_TORCH, count=count, shape=shape)
 
 
 def check(stack: Stack, size: int) -> None:

@@ -24,7 +24,7 @@ from executor.model.rows import Rows
 from executor.model.skips import Skips
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
-from executor.saves.encoder import SaveRegistry
+from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
 
 ROWS, WIDTH = 3, 4

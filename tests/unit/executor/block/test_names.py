@@ -12,7 +12,7 @@ from executor.block.envoy import Envoy, Tracer
 from executor.block.traceback import describe
 from executor.core.errors import Refusal
 from executor.model.tree import ModuleTree
-from executor.saves.encoder import refuse_names
+from executor.saves.registry import refuse_names
 from interpose.v1 import trace_pb2 as pb
 
 

@@ -33,7 +33,7 @@ from executor.plan.eligible import Region, regions
 from executor.plan.forms import Form
 from executor.plan.ir import Plan
 from executor.plan.run import Member, PlannedStep
-from executor.saves.encoder import SaveRegistry
+from executor.saves.registry import SaveRegistry
 from executor.views.view import Part, Stream
 from interpose.capture.analysis import block_reads_writes
 from interpose.capture.rewrite import parse_block

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from executor.saves.collect import Limits, collect
-from executor.saves.encoder import SaveRegistry
 from executor.saves.outbox import LocalOutbox
+from executor.saves.registry import SaveRegistry
 from executor.saves.reuse import EarlierTensors
 from executor.saves.stream import SaveStream
 from interpose.results.assembly import Assembly, blobs_of
