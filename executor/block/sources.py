@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 
 from executor.block.garbage import finalizes
 
@@ -12,6 +14,8 @@ _USES_RANDOM = re.compile(
     r"|rrelu|\bnn\.(?!functional)",
     re.IGNORECASE,
 )
+
+_SHORT = 16 << 10  # characters of a text that is remembered
 
 
 class Sources:
@@ -29,8 +33,22 @@ class Sources:
         lines = self.lines.setdefault(filename, {})
         lines.update(enumerate(source.splitlines(), first_line))
         self.name(source)
-        self.final = self.final or finalizes(source)
+        self.final = self.final or _known(finalizes, source)
 
     def name(self, text: str) -> None:
         """Note what the user's code is, or what it names in a library."""
-        self.random = self.random or _USES_RANDOM.search(text) is not None
+        self.random = self.random or _known(_draws, text)
+
+
+def _draws(text: str) -> bool:
+    return _USES_RANDOM.search(text) is not None
+
+
+def _known(fact: Callable[[str], bool], text: str) -> bool:
+    """Return what a text says; many requests have the same short text."""
+    return _remembered(fact, text) if len(text) <= _SHORT else fact(text)
+
+
+@functools.lru_cache(1024)
+def _remembered(fact: Callable[[str], bool], text: str) -> bool:
+    return fact(text)

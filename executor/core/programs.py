@@ -8,11 +8,12 @@ Engine and worker name a text, and all that its code depends on, by one digest.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import marshal
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from types import CodeType
 from typing import Literal
 
@@ -66,7 +67,7 @@ class Unit:
     @property
     def key(self) -> str:
         """The digest under which the unit's code is kept."""
-        return hashlib.sha256(repr(astuple(self)).encode(errors="surrogatepass")).hexdigest()
+        return hashlib.sha256(repr(tuple(vars(self).values())).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def what(self) -> str:
@@ -180,6 +181,15 @@ def made(unit: Unit, max_nodes: int) -> Code:
     return f"the server's Python cannot compile {unit.what}: {reason}"
 
 
+def _load(code: bytes) -> CodeType:
+    loaded: CodeType = marshal.loads(code[len(importlib.util.MAGIC_NUMBER) :])
+    return loaded
+
+
+_loaded = functools.lru_cache(512)(_load)  # nothing changes a code object, so requests share it
+_MOST_KEPT = 64 << 10  # bytes of a code that is kept
+
+
 @dataclass(frozen=True)
 class Codes:
     """The codes of a trace in a worker.
@@ -205,5 +215,4 @@ class Codes:
         head = len(importlib.util.MAGIC_NUMBER)
         if code[:head] != importlib.util.MAGIC_NUMBER:
             raise WireError("the engine and its workers run different versions of Python")
-        loaded: CodeType = marshal.loads(code[head:])
-        return loaded
+        return _loaded(code) if len(code) <= _MOST_KEPT else _load(code)

@@ -47,6 +47,12 @@ def interpret(graph: fx.Graph, values: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def functional(program: fx.Graph) -> fx.Graph:
     """Return a program without in-place operations, tidied for vmap."""
+    if not any(_writes(node) for node in program.nodes):
+        made = fx.Graph()
+        results = made.graph_copy(program, {})
+        made.output(results)
+        tidy(made)
+        return made
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds, and most workers make no plan
 
     fakes = [node.meta["val"] for node in program.nodes if node.op == "placeholder"]
@@ -56,15 +62,20 @@ def functional(program: fx.Graph) -> fx.Graph:
         return interpret(program, values)
 
     with _disable_current_modes(), torch.no_grad(), mode:
-        made = make_fx(torch.func.functionalize(run), tracing_mode="real")(*fakes)
-    _tidy(made)
-    return made.graph
+        traced = make_fx(torch.func.functionalize(run), tracing_mode="real")(*fakes).graph
+    tidy(traced)
+    return traced
 
 
-def _tidy(module: fx.GraphModule) -> None:
+def _writes(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def tidy(graph: fx.Graph) -> None:
     """Drop whole slices and copies, and give open ends of slices their size: vmap takes neither."""
     aten = torch.ops.aten
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         if node.target in (aten.slice.Tensor, aten.slice_scatter.default):
             first = 1 if node.target is aten.slice.Tensor else 2
             source = node.args[0]
@@ -84,13 +95,12 @@ def _tidy(module: fx.GraphModule) -> None:
         elif node.target is aten.fill.Tensor:
             source = node.args[0]
             value = source.meta["val"]
-            with module.graph.inserting_before(node):
-                spread = module.graph.call_function(aten.expand.default, (node.args[1], list(value.shape)))
-                cast = module.graph.call_function(aten._to_copy.default, (spread,), {"dtype": value.dtype})
+            with graph.inserting_before(node):
+                spread = graph.call_function(aten.expand.default, (node.args[1], list(value.shape)))
+                cast = graph.call_function(aten._to_copy.default, (spread,), {"dtype": value.dtype})
             spread.meta["val"] = cast.meta["val"] = value
             node.replace_all_uses_with(cast)
-    module.graph.eliminate_dead_code()
-    module.recompile()
+    graph.eliminate_dead_code()
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:

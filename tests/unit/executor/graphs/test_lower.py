@@ -16,7 +16,7 @@ from executor.graphs.lower import Lowered, SiteKey, lower
 from executor.graphs.operations import Refused
 from executor.graphs.tables import LATER, Tables
 from executor.plan.forms import Form, Group, Leaf
-from executor.plan.functional import _tidy, interpret
+from executor.plan.functional import interpret, tidy
 from executor.plan.ir import Item, Plan, Write
 from tests.unit.executor.graphs.samples import CPU, LIMITS, same
 
@@ -53,7 +53,7 @@ def plan_of(block: Block, dtype: torch.dtype = torch.bfloat16, rows: int = 1, **
 
     like = [torch.zeros(rows, W, dtype=dtype) for _ in range(3)]
     made = make_fx(torch.func.functionalize(run), tracing_mode="fake")(*like, *constants)
-    _tidy(made)
+    tidy(made.graph)
     leaves = (Leaf(0, (W,), dtype), Leaf(1, (W,), dtype))
     before = list(made.graph.nodes)[:3]
     results = next(iter(node for node in made.graph.nodes if node.op == "output")).args[0]
