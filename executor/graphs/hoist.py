@@ -186,6 +186,12 @@ def _origin(node: fx.Node) -> fx.Node:
     return node
 
 
+def _rows(node: fx.Node) -> bool:
+    """Return whether a node is a tensor with dimensions, which is on one device with the others."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
 def _check(node: fx.Node) -> None:
     """Refuse an operation that depends on how tensors lie in memory, or that changes a tensor."""
     schema = getattr(node.target, "_schema", None)
@@ -198,5 +204,8 @@ def _check(node: fx.Node) -> None:
         one, other = node.args[0].meta["val"], node.args[1].meta["val"]
         if (one.shape, one.dtype) == (other.shape, other.dtype):
             return
+    devices = {one.meta["val"].device.type for one in (node, *node.all_input_nodes) if _rows(one)}
+    if len(devices) > 1:
+        raise Refused(f"{name} takes a tensor to the host in every step")
     if schema.is_mutable:
         raise Refused(f"{name} changes a tensor in place")

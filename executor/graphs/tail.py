@@ -40,7 +40,7 @@ def allowed(node: fx.Node) -> bool:
     """Return whether a tail may have a node's operation on its arguments."""
     name, made = name_of(node), node.meta.get("val")
     if name == "_to_copy":
-        rest = set(node.kwargs) - {"dtype", "device", "memory_format", "non_blocking"}
+        rest = set(node.kwargs) - {"dtype", "device", "layout", "memory_format", "non_blocking"}
         device = node.kwargs.get("device")
         onto_host = device is None or torch.device(device).type == "cpu"
         return not rest and onto_host and made.dtype.is_floating_point and _val(node.args[0]).dtype.is_floating_point

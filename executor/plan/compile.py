@@ -92,7 +92,7 @@ class _Compilation:
     def _stand_in(self, at: int | str, tensor: torch.Tensor) -> torch.Tensor:
         carried = isinstance(at, str)
         name = f"carried_{at}" if carried else f"const_{at}"
-        made = self._recorder.input(name, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        made = self._recorder.input(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         self._recorder.own(made, CARRIED if carried else CONSTANT)
         if isinstance(at, str):
             self._stand_ins[at] = made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ _REFUSED = {
         ("keeps running statistics", "write the normalisation out"),
     ),
 }
+_ONTO_HOST = torch.ops.aten._to_copy.default
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 
 # What torch asks of a tensor by the way; its answer has no elements.
@@ -93,8 +95,9 @@ class Recorder(TorchDispatchMode):
         self._files.update(filenames)
 
     def run(self, do: Callable[[], None]) -> None:
-        """Run code and record it."""
-        with torch.no_grad(), self._fake, self, _Watch(self):
+        """Run code and record it; new tensors are on the model's device, as in a block."""
+        placed: AbstractContextManager[object] = nullcontext() if self._device.type == "cpu" else self._device
+        with placed, torch.no_grad(), self._fake, self, _Watch(self):
             do()
 
     def line(self) -> int:
@@ -107,14 +110,20 @@ class Recorder(TorchDispatchMode):
         return 0
 
     def input(
-        self, name: str, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...] | None,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> torch.Tensor:
-        """Return a tensor without elements that is an input of the program."""
+        """Return a tensor without elements that is an input of the program; None: on the model's device."""
+        device = device or self._device
         with _disable_current_modes(), torch.no_grad(), self._fake:
             if stride is None:
-                made = torch.empty(shape, dtype=dtype, device=self._device)
+                made = torch.empty(shape, dtype=dtype, device=device)
             else:
-                made = torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
+                made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         node = self.graph.placeholder(name)
         self.inputs.append(node)
         self._note(made, node)
@@ -172,7 +181,8 @@ class Recorder(TorchDispatchMode):
         return made
 
     def _result(self, tensor: torch.Tensor, node: fx.Node, line: int) -> None:
-        if tensor.device != self._device and tensor.device.type != self._device.type:
+        here = tensor.device.type == self._device.type
+        if not here and not (tensor.device.type == "cpu" and (node.target is _ONTO_HOST or self._on_host(node))):
             raise Refused(
                 line,
                 f"a tensor goes to another device ({tensor.device})",
@@ -182,6 +192,11 @@ class Recorder(TorchDispatchMode):
             node.meta["val"] = tensor
         else:
             self._note(tensor, node)
+
+    def _on_host(self, node: fx.Node) -> bool:
+        """Return whether an operation works on tensors that the block took to the host."""
+        inputs = node.all_input_nodes
+        return bool(inputs) and all(one.meta["val"].device.type == "cpu" for one in inputs if "val" in one.meta)
 
     def _placed(self, value: Any) -> Any:
         return self.node(value) if isinstance(value, torch.Tensor) else value
