@@ -20,7 +20,7 @@ KEEP = "kept.append(model.model.layers[1].output[0].save())"
 
 def loop(body: str, over: str = "tracer.iter[:]", before: str = "", after: str = "") -> str:
     """Return a block with a list `kept` and a loop over steps."""
-    lines = ["kept = [].save()", *before.splitlines(), f"for step in {over}:"]
+    lines = ["import torch", "kept = [].save()", *before.splitlines(), f"for step in {over}:"]
     return "\n".join([*lines, *(f"    {line}" for line in body.splitlines()), *after.splitlines()]) + "\n"
 
 
@@ -40,13 +40,30 @@ LOOPS = {
     "ends early": (loop(KEEP, "tracer.iter[1:5]"), 3),
     "ends early with a print after": (loop(KEEP, "tracer.iter[1:5]", after="print(len(kept))"), 3),
     "two loops": (loop(KEEP, "tracer.iter[1:4]", after=f"for step in tracer.iter[5:8]:\n    {KEEP}"), 4),
-    "uses what it kept": (loop(KEEP, after="import torch\ntotal = torch.stack(kept[1:]).sum(0).save()"), 8),
+    "uses what it kept": (loop(KEEP, after="total = torch.stack(kept[1:]).sum(0).save()"), 8),
     "keeps the step": (loop("kept.append((step, model.model.layers[1].output[0].save()))"), 8),
     "leaves names": (loop("x = model.model.layers[1].output[0].save()", after="last = [step, x].save()"), 8),
     "a part with an end": (
         loop("if step < 4:\n    model.model.layers[0].output[0][:] += vector\n" + KEEP, "tracer.iter[1:]"),
         8,
     ),
+    "keeps values on the host": (loop("kept.append(model.model.layers[1].output[0].detach().cpu())"), 8),
+    "keeps some columns, wider": (loop("kept.append(model.blocks[1].resid_post[:, [3, 77]].double())"), 8),
+    "keeps a difference": (loop("kept.append(model.model.layers[1].mlp.output - vector)"), 8),
+    "sums over the steps": (
+        loop("total = total + model.blocks[1].resid_post[-1]", before="total = torch.zeros(128)", after="total.save()"),
+        8,
+    ),
+    "assigns an output": (
+        loop("x = model.model.layers[0].mlp.output\nmodel.model.layers[0].mlp.output = x * 0.5\n" + KEEP),
+        8,
+    ),
+    "assigns an input": (
+        loop("model.model.layers[1].mlp.input = model.model.layers[1].mlp.input + vector\n" + KEEP),
+        8,
+    ),
+    "ablates a head": (loop("model.blocks[1].attn.z[:, 1] = 0\n" + KEEP), 8),
+    "makes a tensor": (loop("model.model.layers[1].output[0][:] += torch.full((128,), 0.5)\n" + KEEP), 8),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
 }
