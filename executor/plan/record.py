@@ -117,7 +117,10 @@ class Recorder(TorchDispatchMode):
         dtype: torch.dtype,
         device: torch.device | None = None,
     ) -> torch.Tensor:
-        """Return a tensor without elements that is an input of the program; None: on the model's device."""
+        """Return a tensor without elements that is an input of the program.
+
+        `device` None is the model's device.
+        """
         device = device or self._device
         with _disable_current_modes(), torch.no_grad(), self._fake:
             if stride is None:
