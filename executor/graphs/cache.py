@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor.graphs.buffers import Done, Ticket
+from executor.graphs.tickets import Done, Ticket
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Entry:
         graph: the device's graph.
         size: its measured bytes.
         checked: whether a step of it was compared with hooks.
-        last: its last replay.
+        last: of a graph that was dropped, its last replay.
     """
 
     key: Key
@@ -52,11 +52,13 @@ class GraphCache:
     Args:
         most: the most graphs.
         most_bytes: their most bytes.
+        now: returns a ticket for all work that the device was given.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
+    def __init__(self, most: int, most_bytes: int, now: Callable[[], Ticket] = Done) -> None:
         self._most = most
         self._most_bytes = most_bytes
+        self._now = now
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._leaving: list[Entry] = []
         self.evicted = 0
@@ -106,6 +108,7 @@ class GraphCache:
     def drop(self, entry: Entry) -> None:
         """Take a graph out; it is freed by `reap` when its last replay is over."""
         del self._entries[entry.key]
+        entry.last = self._now()
         self._leaving.append(entry)
 
     def forget(self, plan: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from executor.graphs.buffers import Ticket
 from executor.graphs.cache import Entry, GraphCache, Key
 from executor.graphs.capture import Captured, CaptureFailed
 
@@ -32,7 +31,7 @@ class Device(Protocol):
             CaptureFailed: nothing of the graph stays.
         """
 
-    def replay(self, graph: Any) -> Ticket:
+    def replay(self, graph: Any) -> None:
         """Replay a graph on the inputs of the step."""
 
     def agrees(self, graph: Any, key: Key) -> bool:
@@ -153,6 +152,11 @@ class Dispatcher:
         self.counts.steps[decision.why or decision.kind.value] += 1
         return decision
 
+    def repeat(self) -> None:
+        """Note a step that replays the graph of the last step."""
+        self._now += 1
+        self.counts.steps[Kind.GRAPH.value] += 1
+
     def _decide(self, step: Step) -> Decision:
         if step.general:
             return Decision(Kind.EAGER, why=step.general)
@@ -205,7 +209,7 @@ class Dispatcher:
         The first step of a graph is compared with hooks; a graph with other values is dropped.
         """
         if entry.checked:
-            entry.last = self._device.replay(entry.graph)
+            self._device.replay(entry.graph)
             return
         if self._agree(self._device.agrees(entry.graph, entry.key)):
             entry.checked = True

@@ -25,6 +25,7 @@ _SET = tl.constexpr(int(Code.SET))
 _CLAMP = tl.constexpr(int(Code.CLAMP))
 _FORM = tl.constexpr(int(Code.FORM))
 _RECORD = tl.constexpr(RECORD)
+_PROGRAMS, _APPENDED = 64, 2048  # programs that append, and the elements that each takes at a time
 
 
 @triton.jit(do_not_specialize=["length", "heads", "site"])
@@ -160,12 +161,55 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
     )
 
 
+@triton.jit
+def _append_used(  # type: ignore[no-untyped-def]
+    output_ptr,
+    ring_ptr,
+    state_ptr,
+    done_ptr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    base = tl.load(state_ptr)
+    top = tl.load(state_ptr + 1)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    while start < top:
+        at = start + tl.arange(0, BLOCK)
+        values = tl.load(output_ptr + at, mask=at < top)
+        tl.store(ring_ptr + base + at, values, mask=at < top)
+        start += PROGRAMS * BLOCK
+    # The last program moves on: every other program has read where this step goes.
+    if tl.atomic_add(done_ptr, 1) == PROGRAMS - 1:
+        tl.store(state_ptr, base + top)
+        tl.store(done_ptr, 0)
+
+
+_done: dict[torch.device, torch.Tensor] = {}
+
+
+def append(output: torch.Tensor, ring: torch.Tensor, state: torch.Tensor) -> None:
+    """Launch what appends the used part of an output to a ring; the launch can be captured.
+
+    The result is that of `executor.graphs.ring.append`.
+
+    Args:
+        output: [elements of a step].
+        ring: [elements].
+        state: [2], int64.
+    """
+    if ring.device not in _done:
+        _done[ring.device] = torch.zeros(1, dtype=torch.int32, device=ring.device)
+    launch: Any = _append_used[(_PROGRAMS,)]
+    launch(output, ring, state, _done[ring.device], PROGRAMS=_PROGRAMS, BLOCK=_APPENDED)
+
+
 def compile_all(tables: Tables, pairs: frozenset[int]) -> None:
     """Compile the kernel for every width of a site, on rows of padding.
 
     `pairs` are the sites of residual pairs.
     """
     device, dtype = tables.output.device, tables.output.dtype
+    append(tables.output, torch.zeros(1, dtype=dtype, device=device), torch.zeros(2, dtype=torch.int64, device=device))
     done: set[tuple[int, bool]] = set()
     for site, width in enumerate(tables.widths):
         if (width, site in pairs) in done:

@@ -16,6 +16,7 @@ class GraphLimits:
         bank_bytes: of the vectors of all tenants.
         bank_share: the part of the bank that one tenant may have.
         step_bytes: of what the requests read in one later step, all together.
+        ring_bytes: of what they read in later steps and what has not gone to the host; at least twice `step_bytes`.
         prompt_bytes: of what the requests read of their prompts in one step, all together.
         graphs, graph_bytes: how many captured graphs there are at most, and their memory.
         host_bytes: of page-locked memory on the host.
@@ -32,6 +33,7 @@ class GraphLimits:
     bank_bytes: int = 64 * MIB
     bank_share: float = 0.5
     step_bytes: int = 32 * MIB
+    ring_bytes: int = 128 * MIB
     prompt_bytes: int = 96 * MIB
     graphs: int = 128
     graph_bytes: int = 512 * MIB
@@ -51,7 +53,7 @@ class GraphLimits:
             rows: the most rows of a step.
         """
         tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 16) + rows * 8
-        output = self.step_bytes + self.prompt_bytes + self.emitted_bytes
+        output = self.step_bytes + self.ring_bytes + self.prompt_bytes + self.emitted_bytes
         return tables + self.bank_bytes + output + self.graph_bytes + self.program_bytes
 
 

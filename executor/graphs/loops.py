@@ -7,18 +7,19 @@ comes back with all that it read, and its block goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from executor.core.location import Location
-from executor.graphs.buffers import Collected, Outputs
+from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Code, Refused
+from executor.graphs.pieces import Collected
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
 from executor.graphs.template import Lowered
@@ -118,6 +119,7 @@ class TableLoops:
         self._keys: dict[int, str] = {}
         self._present: list[TableLoop] = []
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
+        self._quiet = self._repeated = 0  # steps that may repeat the last one, and steps that have
         self.steps = 0
         self.refused: dict[str, int] = {}
 
@@ -157,6 +159,7 @@ class TableLoops:
 
     def due(self, key: str) -> bool:
         """Return whether the next step of a request is no more a step of its loop in the tables."""
+        self._settle()
         loop = self._loops.get(key)
         return loop is not None and loop.next >= loop.window.until
 
@@ -182,11 +185,12 @@ class TableLoops:
             padded: the rows of the tensors, padding included.
         """
         nobody = self._tables.slots
+        self._settle()
         loops = {key: self._loops[key] for key in riding}
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
-        self._outputs.before()
+        self._outputs.before(self._outgoing)
 
     def compile_kernels(self) -> None:
         """Compile the kernel of each site, on CUDA."""
@@ -195,13 +199,31 @@ class TableLoops:
         compile_all(self._tables, frozenset(i for i, site in enumerate(self._taps.sites) if len(site.at) == 2))
 
     def blank(self, rows: int) -> None:
-        """Have the next pass run no tap: a capture, whose rows are nobody's."""
+        """Have the next pass run no tap and append nothing: a capture, whose rows are nobody's."""
+        self._settle()
         self._tables.blank(rows)
+        self._outputs.pause()
 
     def read_now(self) -> torch.Tensor:
         """Return a copy of what the taps of the step have read: [elements]."""
         assert self._outgoing is not None
         return self._tables.read_now(self._outgoing)
+
+    def append(self) -> None:
+        """Append what the step has read to the ring, when the model has run; the launch can be captured."""
+        self._outputs.ring.append()
+
+    def again(self) -> None:
+        """Have the next pass append where the step that was given to the device last did."""
+        self._settle()
+        self._outputs.again()
+
+    @contextmanager
+    def running(self, sites: Iterable[int]) -> Iterator[None]:
+        """Return a context for the model's pass in a step that runs eager."""
+        with self._taps.hooked(sites):
+            yield
+        self.append()
 
     def hooked(self, sites: Iterable[int]) -> AbstractContextManager[None]:
         """Return a context in which the model's modules run the taps of some sites."""
@@ -213,7 +235,26 @@ class TableLoops:
         self._outputs.after(self._outgoing, self._keys)
         for loop in self._present:
             loop.next += 1
-        self._outgoing, self._present = None, []
+        edges = (min(loop.window.until, self._tables.edge(loop.slot)) - loop.next for loop in self._present)
+        self._quiet = min(min(edges, default=0), self._outputs.room(self._outgoing))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next step needs nothing but `repeat` if its batch is that of the last step."""
+        return self._quiet > 0
+
+    def repeat(self) -> None:
+        """Note that a step like the last one was given to the device."""
+        self._quiet -= 1
+        self._repeated += 1
+
+    def _settle(self) -> None:
+        """Count the repeated steps; the next step is no repetition."""
+        if self._repeated:
+            self._outputs.repeat(self._repeated)
+            for loop in self._present:
+                loop.next += self._repeated
+        self._quiet = self._repeated = 0
 
     def leave(self, key: str, steps: int | None = None) -> Left:
         """Take a loop out of the tables; wait for what it has read.
@@ -236,7 +277,10 @@ class TableLoops:
             self._outputs.drop(key)
 
     def _out(self, key: str) -> TableLoop:
+        self._settle()
         loop = self._loops.pop(key)
+        if loop in self._present:
+            self._present.remove(loop)
         del self._keys[loop.slot]
         self._tables.leave(loop.slot)
         self._free.append(loop.slot)

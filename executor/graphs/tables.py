@@ -293,6 +293,10 @@ class Tables:
                 self._outgoing[area] = Outgoing(self._version[area], top, shares)
         return self._outgoing[LATER], self._outgoing[PROMPT]
 
+    def edge(self, slot: int) -> int:
+        """Return the step in which a request's record is next to be written anew."""
+        return self._joined[slot].until
+
     def blank(self, rows: int) -> None:
         """Have the next pass of so many rows run no tap."""
         self.rows[:rows].fill_(self.slots)

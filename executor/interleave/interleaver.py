@@ -128,6 +128,11 @@ class Interleaver:
         """The loops that run in the tables; None: none does."""
         return self._requests.loops
 
+    @property
+    def lives(self) -> bool:
+        """Whether a block waits for a coming step."""
+        return bool(self._machine.blocks.live)
+
     def take_ended(self) -> dict[str, Ended]:
         """Return what `ended` holds, and empty it."""
         ended = dict(self.ended)

@@ -23,12 +23,12 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, get_attn_cg_support
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
 
-from executor.graphs.buffers import Event, Ticket
 from executor.graphs.cache import GraphCache, Key
 from executor.graphs.capture import Captured, CudaRecorder, capture
 from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
+from executor.graphs.tickets import Event
 
 
 class TableGraphs:
@@ -53,9 +53,13 @@ class TableGraphs:
         self._warm: set[int] = set()
         self._sizes = self._usable_sizes()
         self.dispatcher = Dispatcher(
-            self, GraphCache(limits.graphs, limits.graph_bytes), on=bool(self._sizes), prompts=self._holds_prompts()
+            self,
+            GraphCache(limits.graphs, limits.graph_bytes, Event.now),
+            on=bool(self._sizes),
+            prompts=self._holds_prompts(),
         )
         self.decision = Decision(Kind.STOCK)
+        self._fits: BatchExecutionDescriptor | None = None
 
     def _usable_sizes(self) -> list[int]:
         """Return the numbers of tokens for which there are buffers, in rising order."""
@@ -86,6 +90,11 @@ class TableGraphs:
         num_ubatches: int = 1,
     ) -> BatchExecutionDescriptor:
         """Decide how the step runs; return the sizes of its graph, or that it runs eager."""
+        if self._runner.repeats:
+            if self._fits is not None:
+                self.dispatcher.repeat()
+                return self._fits
+            self._runner.repeats = False  # a capture may come, which writes over the tables' rows
         found = self._manager.dispatch(
             num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len, num_ubatches
         )
@@ -98,9 +107,9 @@ class TableGraphs:
                 fits = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests) if requests >= num_reqs else None
         sites = self._loops.sites_of(self._runner.riding)
         self.decision = self.dispatcher.decide(Step(fits, prompt, sites))
-        if self.decision.kind is Kind.GRAPH:
-            assert fits is not None
-            return fits
+        self._fits = fits if self.decision.kind is Kind.GRAPH else None
+        if self._fits is not None:
+            return self._fits
         return BatchExecutionDescriptor(
             cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs, num_active_loras=num_active_loras
         )
@@ -109,6 +118,8 @@ class TableGraphs:
         """Run the step in its graph; return what the model gives."""
         assert self.decision.entry is not None
         self.dispatcher.run(self.decision.entry)
+        if not self.decision.entry.checked:
+            self._fits = None
         hidden: torch.Tensor = self._manager.hidden_states[: descriptor.num_tokens]
         return hidden
 
@@ -144,12 +155,12 @@ class TableGraphs:
         with torch.inference_mode(), runner.kernels.used(), self._loops.hooked(key.sites):
             captured = capture(self._recorder, prepare, warm=size not in self._warm)
         self._warm.add(size)
+        self._loops.again()
         return captured
 
-    def replay(self, graph: Any) -> Ticket:
+    def replay(self, graph: Any) -> None:
         """Replay a graph on the inputs of the step."""
         graph.replay()
-        return Event.now()
 
     def agrees(self, graph: Any, key: Key) -> bool:
         """Replay a graph, run the step eager with hooks, and return whether all values are equal."""
@@ -164,6 +175,7 @@ class TableGraphs:
             batch, CUDAGraphMode.FULL, tables, mappings, runner.attn_groups, runner.kv_cache_config
         )
         slots = build_slot_mappings_by_layer(mappings, runner.kv_cache_config)
+        self._loops.again()
         with runner.kernels.used(), self._loops.hooked(key.sites):
             self._store(size, self._forward(metadata, slots, size))
         theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
@@ -171,6 +183,7 @@ class TableGraphs:
 
     def _store(self, size: int, output: torch.Tensor) -> None:  # [size, hidden]
         self._manager.hidden_states[:size] = output
+        self._loops.append()
 
     def _forward(self, metadata: Any, slots: Any, size: int) -> torch.Tensor:
         """Run the uncompiled model on the runner's buffers; return [size, hidden]."""

@@ -22,6 +22,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from executor.core.ended import Ended
 from executor.core.request import Batch, InvokeRequest, Span
+from executor.graphs.loops import TableLoops
 from executor.interleave.interleaver import Interleaver
 from executor.plugin.ahead import Over, may_run_ahead
 from executor.plugin.kernels import EagerKernels
@@ -60,6 +61,7 @@ class InterleavingRunner(_Base):
         interleaves: whether there are mediators, or ends of blocks to report; it is set where a step begins.
         tracing: whether the running step has a live mediator.
         riding: the requests of the running step whose loops run in the tables.
+        repeats: whether the running step is like the last one: the same requests with one row each, and no live mediator.
         sampled: the dtype of the sampled token ids.
     """
 
@@ -68,6 +70,8 @@ class InterleavingRunner(_Base):
     interleaves: bool = False
     tracing: bool = False
     riding: Sequence[str] = ()
+    repeats: bool = False
+    _batch_keys: frozenset[str] = frozenset()
     _begun: bool = False
     sampled: torch.dtype = torch.int32
 
@@ -125,6 +129,9 @@ class InterleavingRunner(_Base):
 
     def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         """Admit a step's new requests, and find out whether the step has a live mediator."""
+        self.repeats = self._repeats(interleaver, scheduler_output)
+        if self.repeats:
+            return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
         self.tracing = False
@@ -138,9 +145,26 @@ class InterleavingRunner(_Base):
                 scheduled = scheduler_output.num_scheduled_tokens
                 interleaver.bring_back_due(one for one in scheduled if one not in self._over)
                 self.riding = interleaver.loops.present(scheduled)
+                self._batch_keys = frozenset(scheduled)
             self.tracing = any(map(self._waits, scheduler_output.num_scheduled_tokens))
             if not self.tracing:
                 interleaver.let_pass()
+
+    def _repeats(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> bool:
+        """Return whether a step is like the last one, which ran loops in the tables alone."""
+        loops, scheduled = interleaver.loops, scheduler_output.num_scheduled_tokens
+        return (
+            loops is not None
+            and bool(self.riding)
+            and not self.tracing
+            and loops.repeats
+            and not interleaver.lives
+            and not scheduler_output.scheduled_new_reqs
+            and not scheduler_output.finished_req_ids
+            and not scheduler_output.scheduled_cached_reqs.resumed_req_ids
+            and scheduler_output.total_num_scheduled_tokens == len(scheduled)
+            and scheduled.keys() == self._batch_keys
+        )
 
     def _waits(self, request_id: str) -> Iterable[str]:
         """Return the keys of the blocks that wait for the next step of a request."""
@@ -163,9 +187,16 @@ class InterleavingRunner(_Base):
 
     def _look_for_ends(self, request_ids: Iterable[str], token_ids: torch.Tensor) -> None:  # [requests, 1]
         """Find out whether requests end with this step whose loops come back in the next."""
-        interleaver = self.interleaver
-        if self.riding and interleaver is not None and interleaver.loops is not None:
-            self._over.sampled(request_ids, token_ids, interleaver.loops.due)
+        loops = self.interleaver.loops if self.interleaver is not None else None
+        if self.riding and loops is not None and not loops.repeats:
+            self._over.sampled(request_ids, token_ids, loops.due)
+
+    def _end_tables(self, loops: TableLoops) -> None:
+        """Note that a step with loops in the tables was given to the device."""
+        if self.repeats:
+            loops.repeat()
+        else:
+            loops.end_step()
 
     def _admit(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         traced = []
@@ -187,8 +218,6 @@ class InterleavingRunner(_Base):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
-        if self.riding:
-            self.riding = ()
         if not self.interleaves:
             return output
         interleaver = self.interleaver

@@ -63,11 +63,12 @@ class InterleavingRunnerV1(InterleavingRunner):
         if not self.riding or loops is None:
             yield
             return
-        batch = [(one, self._scheduled[one]) for one in self.input_batch.req_ids]
-        loops.begin_step(batch, self.riding, padded)
-        with loops.hooked(loops.sites_of(self.riding)):
+        if not self.repeats:
+            batch = [(one, self._scheduled[one]) for one in self.input_batch.req_ids]
+            loops.begin_step(batch, self.riding, padded)
+        with loops.running(loops.sites_of(self.riding)):
             yield
-        loops.end_step()
+        self._end_tables(loops)
 
     def _batch(self, padded: int) -> Batch:
         """Return where the traced requests' rows are, in the updated order of the input batch."""

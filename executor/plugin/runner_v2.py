@@ -123,7 +123,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         try:
             yield
             if self.riding and self.interleaver is not None and self.interleaver.loops is not None:
-                self.interleaver.loops.end_step()
+                self._end_tables(self.interleaver.loops)
         finally:
             self.cudagraph_manager, self.model = before
             self.prepared = self.laid_out = None
@@ -131,11 +131,11 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     def _taps(self) -> AbstractContextManager[None]:
         """Return a context in which the model runs the taps of the step's loops in the tables."""
         loops = self.interleaver.loops if self.interleaver is not None else None
-        return loops.hooked(loops.sites_of(self.riding)) if loops is not None and self.riding else nullcontext()
+        return loops.running(loops.sites_of(self.riding)) if loops is not None and self.riding else nullcontext()
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
         prepared = super().prepare_inputs(*args, **kwargs)
-        if self.tracing or self.riding:
+        if (self.tracing or self.riding) and not self.repeats:
             self.prepared = prepared
             if self.riding and self.interleaver is not None and self.interleaver.loops is not None:
                 rows = zip(prepared.req_ids, prepared.num_scheduled_tokens.tolist(), strict=False)
@@ -144,7 +144,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
 
     def prepare_attn(self, *args: Any, **kwargs: Any) -> Any:
         laid_out = super().prepare_attn(*args, **kwargs)
-        if self.riding:
+        if self.riding and not self.repeats:
             self.laid_out = laid_out
         return laid_out
 

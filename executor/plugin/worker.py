@@ -25,12 +25,13 @@ from executor.core.ended import Ended, Ending
 from executor.core.request import InvokeRequest, Opened
 from executor.core.startup import Startup
 from executor.core.text import clip
-from executor.graphs.buffers import Outputs, copier_on
+from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.sites import Forms, observe, sites_of
 from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
+from executor.graphs.tickets import copier_on
 from executor.interleave.context import Host
 from executor.interleave.interleaver import Interleaver
 from executor.interleave.scan import scan
@@ -162,7 +163,7 @@ class InterposeWorker(_Base):
         widths = [site.width for site in sites]
         tables = Tables(widths, scheduling.max_num_seqs, rows, self.model_config.dtype, self.device, limits)
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
-        outputs = Outputs(tables, copier_on(tables.output.device), limits.host_bytes)
+        outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
         return TableLoops(Taps(modules, sites, tables), tables, outputs), forms
 
     def _prepare_graphs(self, loops: TableLoops) -> None:

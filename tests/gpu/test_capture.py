@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from executor.graphs.buffers import Outputs, SideStream, Ticket, _Event
+from executor.graphs.buffers import Outputs
 from executor.graphs.cache import GraphCache, Key
 from executor.graphs.capture import Captured, CaptureFailed, CudaRecorder, capture
 from executor.graphs.dispatch import Dispatcher, Kind, Step
 from executor.graphs.kernel import compile_all
 from executor.graphs.operations import Code, Tap
+from executor.graphs.tickets import Event, SideStream
 from tests.unit.executor.graphs.samples import random_tap, same
 from tests.unit.executor.graphs.toy import HIDDEN, LAYERS, ROWS, make_toy
 
@@ -47,11 +48,8 @@ class ToyDevice:
         rows = cast(int, key.descriptor)
         return capture(self.recorder, lambda: lambda: self.forward(rows, key.sites), warm=True)
 
-    def replay(self, graph: Any) -> Ticket:
+    def replay(self, graph: Any) -> None:
         graph.replay()
-        event = torch.cuda.Event()
-        event.record()
-        return _Event(event)
 
     def agrees(self, graph: Any, key: Key) -> bool:
         graph.replay()
@@ -66,8 +64,8 @@ class ToyDevice:
 def test_requests_of_random_blocks_get_what_eager_steps_give_them() -> None:
     device, eager = ToyDevice(), ToyDevice()
     eager.toy.load_state_dict(device.toy.state_dict())
-    dispatcher = Dispatcher(device, GraphCache(3, 1 << 30), frozenset({2, 5}), prompts=True)
-    outputs, plain = (Outputs(one.tables, SideStream(GPU), 1 << 20) for one in (device, eager))
+    dispatcher = Dispatcher(device, GraphCache(3, 1 << 30, Event.now), frozenset({2, 5}), prompts=True)
+    outputs, plain = (Outputs(one.tables, SideStream(GPU), 1 << 18, 1 << 20) for one in (device, eager))
     rng = random.Random(7)
     running: dict[int, list[Any]] = {}  # slot: key, rows of the prompt, step, last step, taps
     serial, kinds = 0, set()
@@ -91,7 +89,7 @@ def test_requests_of_random_blocks_get_what_eager_steps_give_them() -> None:
         results = []
         for one, delivery in ((device, outputs), (eager, plain)):
             left = one.tables.begin_step(batch, steps, size)
-            delivery.before()
+            delivery.before(left)
             if one is device:
                 need = Step(size, prompt=any(n > 1 for _, n in batch), sites=one.tables.sites)
                 decision = dispatcher.decide(need)  # A capture writes dummy inputs, so it comes before the inputs.
@@ -100,6 +98,7 @@ def test_requests_of_random_blocks_get_what_eager_steps_give_them() -> None:
                 dispatcher.run(decision.entry)
             else:
                 one.forward(size, one.tables.sites)
+            delivery.ring.append()
             delivery.after(left, keys)
             results.append(one.made[:size].clone())
         kinds.add(decision.kind)

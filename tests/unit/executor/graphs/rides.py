@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from executor.core.location import Kind
-from executor.graphs.buffers import Outputs, PlainCopier
+from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.operations import ALL
 from executor.graphs.programs import InProgram, Programs
 from executor.graphs.tables import Tables
+from executor.graphs.tickets import PlainCopier
 from executor.model.rows import Rows
 from executor.plan.compile import compile_region, survey
 from executor.plan.deliver import Delivery
@@ -113,7 +114,8 @@ class Rides:
             for i, text in enumerate(self.texts)
         ]
         self.tables = self.programs._tables
-        self.outputs = Outputs(self.tables, PlainCopier(), LIMITS.host_bytes)
+        ring = 4 * self.tables.split * self.tables.output.itemsize
+        self.outputs = Outputs(self.tables, PlainCopier(), ring, LIMITS.host_bytes)
         kind = {"dtype": next(bench.MODEL.parameters()).dtype, "device": device()}
         for step in range(bench.FIRST):
             rows = bench.PROMPT if step == 0 else 1
@@ -189,8 +191,9 @@ class Rides:
         outgoing = self.tables.begin_step(batch, dict.fromkeys([ride.slot for ride in self.rides], step), len(x))
         keys = sorted({ride.program.key for ride in self.rides if ride.program is not None})
         self.keys |= set(keys)
-        self.outputs.before()
+        self.outputs.before(outgoing)
         hidden = (self.run or in_hooks)(self.programs, keys, x)
+        self.outputs.ring.append()
         self.outputs.after(outgoing, {ride.slot: str(ride.slot) for ride in self.rides})
         return hidden
 

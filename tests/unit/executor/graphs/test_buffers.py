@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.graphs import reference
-from executor.graphs.buffers import Collected, Copier, Delivery, Outputs, PlainCopier, Ticket
+from executor.graphs.buffers import Delivery, Outputs
 from executor.graphs.operations import ALL, Code, Tap
+from executor.graphs.pieces import Collected
 from executor.graphs.tables import Outgoing, Share, Tables
+from executor.graphs.tickets import Copier, PlainCopier, Ticket
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 
 WIDTHS = (4, 6)
@@ -48,11 +50,13 @@ class _Late:
     def wait(self) -> None:
         self.copier.flush()
 
+    def hold(self) -> None:
+        self.copier.flush()
+
 
 def make(copier: Copier, blocks: int = 2) -> tuple[Tables, Outputs]:
     tables = Tables(WIDTHS, 4, 32, torch.float32, CPU, LIMITS)
-    outputs = Outputs(tables, copier, 2 * blocks * 4 * tables.split)
-    assert isinstance(outputs._areas[0], Delivery)
+    outputs = Outputs(tables, copier, 2 * 4 * tables.split, 2 * blocks * 4 * tables.split)
     return tables, outputs
 
 
@@ -109,11 +113,13 @@ def one_step(tables: Tables, outputs: Outputs, running: dict[int, Request], batc
     spans = [(slot, running[slot].rows if running[slot].step == 0 else 1) for slot in batch]
     total = sum(count for _, count in spans)
     outgoing = tables.begin_step(spans, {slot: running[slot].step for slot in batch}, total)
-    outputs.before()
-    tables.output.fill_(float("nan"))
+    outputs.before(outgoing)
+    written = tables.output if outgoing[1].shares else tables.output[: tables.split]
+    written.fill_(float("nan"))  # what the step before left there is gone
     values = [torch.randn(total, width) for width in WIDTHS]
     for site, value in enumerate(values):
         reference.run_taps(tables, site, value)
+    outputs.ring.append()
     outputs.after(outgoing, {slot: running[slot].key for slot in batch})
     row = 0
     for slot, count in spans:

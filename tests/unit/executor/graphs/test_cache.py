@@ -56,10 +56,9 @@ def test_a_find_counts_as_a_use() -> None:
 
 
 def test_a_graph_is_freed_when_its_last_replay_is_over() -> None:
-    cache = GraphCache(1, 100)
-    first = cache.add(key(1), "one", 10)
-    assert first is not None
-    replay = first.last = Replay()
+    replay = Replay()
+    cache = GraphCache(1, 100, lambda: replay)
+    cache.add(key(1), "one", 10)
     cache.add(key(2), "two", 10)
     cache.reap()
     assert cache.size == 20 and len(cache) == 1

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 
-from executor.graphs.buffers import Outputs, PlainCopier
+from executor.graphs.buffers import Outputs
 from executor.graphs.emitted import Emitted, elements_of, packed, unpacked
 from executor.graphs.operations import ALL, Code, Refused, Tap
 from executor.graphs.tables import LATER, Tables
+from executor.graphs.tickets import PlainCopier
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 
 OUTPUTS = [torch.bfloat16, torch.float16, torch.float32]
@@ -81,19 +82,21 @@ def test_a_program_is_open_in_its_steps_alone() -> None:
 
 def test_taps_and_values_of_a_program_are_collected_by_their_numbers() -> None:
     tables = tables_with([Tap(0, Code.READ, (0, 4))], Emitted(7, (1, ALL), FORMS))
-    outputs = Outputs(tables, PlainCopier(), 1 << 16)
+    outputs = Outputs(tables, PlainCopier(), 2 * 2 * tables.split, 1 << 20)
     values = [
         (numbers((3,), torch.int64) + step, numbers((), torch.bool), numbers((2, 2), torch.bfloat16))
         for step in range(3)
     ]
     for step in range(3):
         outgoing = tables.begin_step([(1, 1)], {1: step + 1}, 1)
+        outputs.before(outgoing)
         offset = int(tables.open_programs[1, 0])
         for value in values[step]:
             line = packed(value[None], torch.bfloat16)[0]
             tables.output[offset : offset + len(line)] = line
             offset += len(line)
         tables.output[offset : offset + 4] = float(step)
+        outputs.ring.append()
         outputs.after(outgoing, {1: "x"})
     found = outputs.collect("x")
     for i in range(3):

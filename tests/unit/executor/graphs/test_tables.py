@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from executor.graphs import reference
+from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.limits import MIB, GraphLimits
 from executor.graphs.operations import ALL, Code, Refused, Tap
 from executor.graphs.tables import Part, Tables
+from executor.graphs.tickets import PlainCopier
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 
 WHOLE = (0, 4)
@@ -209,7 +211,10 @@ def test_more_rows_than_the_prompt_had_are_refused() -> None:
 
 
 def test_what_the_tables_take_is_what_the_limits_say() -> None:
-    limits = GraphLimits(bank_bytes=MIB, step_bytes=MIB, prompt_bytes=2 * MIB, graph_bytes=0, program_bytes=0)
+    limits = GraphLimits(
+        bank_bytes=MIB, step_bytes=MIB, ring_bytes=4 * MIB, prompt_bytes=2 * MIB, graph_bytes=0, program_bytes=0
+    )
     tables = Tables((8,) * 5, slots=7, rows=33, dtype=torch.bfloat16, device=CPU, limits=limits)
-    held = (tables.rows, tables.records, tables.open_programs, tables.output, tables.bank.values)
+    ring = Outputs(tables, PlainCopier(), limits.ring_bytes, MIB).ring.memory
+    held = (tables.rows, tables.records, tables.open_programs, tables.output, tables.bank.values, ring)
     assert sum(one.numel() * one.itemsize for one in held) == limits.device_bytes(slots=7, sites=5, rows=33)

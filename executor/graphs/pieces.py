@@ -1,0 +1,67 @@
+"""What a request's taps have read, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from executor.graphs.emitted import unpacked
+from executor.graphs.tables import Part, Share
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a request read in some consecutive steps.
+
+    Attributes:
+        share: what lies in `values`.
+        values: [steps, elements of the share].
+    """
+
+    share: Share
+    values: torch.Tensor
+
+
+class Collected:
+    """All that a request read, step by step.
+
+    Args:
+        pieces: in the order of the steps.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = tuple(pieces)
+
+    def steps_of(self, tap: int) -> list[torch.Tensor]:
+        """Return what a tap read: a tensor [rows, columns] for each step in which it was open.
+
+        A value of a program has its own shape and dtype.
+        """
+        return [one for values in self._values(tap) for one in values.unbind(0)]
+
+    def stacked(self, tap: int, most: int | None = None) -> torch.Tensor | None:
+        """Return the values of a tap as one tensor, [steps, rows, columns].
+
+        It is None if the steps have several shapes, or if there is no step.
+
+        Args:
+            most: the steps to return; the engine runs a step more than a result has tokens.
+        """
+        found = self._values(tap)
+        if len({one.shape[1:] for one in found}) != 1:
+            return None
+        return torch.cat(found)[:most]
+
+    def _values(self, tap: int) -> list[torch.Tensor]:  # [steps, rows, columns] of each piece
+        return [
+            _value(piece.values[:, part.at : part.at + part.rows * part.width], part)
+            for piece in self._pieces
+            for part in piece.share.parts
+            if part.tap == tap
+        ]
+
+
+def _value(lines: torch.Tensor, part: Part) -> torch.Tensor:  # [steps, elements] -> [steps, ...]
+    return lines.unflatten(1, (part.rows, part.width)) if part.form is None else unpacked(lines, *part.form)
