@@ -210,7 +210,7 @@ class TableLoops:
         return self._tables.read_now(self._outgoing)
 
     def append(self) -> None:
-        """Append what the step has read to the ring, when the model has run; the launch can be captured."""
+        """Append what the step has read to the ring; the launch can be captured."""
         self._outputs.ring.append()
 
     def again(self) -> None:

@@ -4,6 +4,8 @@ The runner says when requests come, where a step's rows are, and when the step b
 location. The interleaver makes events of that for the machine (`executor.interleave.machine`), and carries out its instructions:
 blocks run, values are served and written back, numbers are exchanged over the ranks, and the modules are hooked that blocks
 wait for.
+
+Size: each instruction of the machine is carried out here or handed on.
 """
 
 from __future__ import annotations
