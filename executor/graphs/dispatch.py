@@ -218,6 +218,10 @@ class Dispatcher:
         self._wrong.add(entry.key)
         self._cache.drop(entry)
 
+    def forget(self, plan: str) -> None:
+        """Drop the graphs with a program that is gone, by its key."""
+        self._cache.forget(plan)
+
     def clear(self) -> None:
         """Drop all graphs, because memory that they use was allocated anew."""
         self._cache.clear()

@@ -8,7 +8,7 @@ comes back with all that it read, and its block goes on.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +18,9 @@ from executor.core.location import Location
 from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowerer
-from executor.graphs.operations import Code, Refused
+from executor.graphs.operations import Refused
 from executor.graphs.pieces import Collected
+from executor.graphs.programs import Programs
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
 from executor.graphs.template import Lowered
@@ -28,6 +29,7 @@ from executor.plan.run import Member, inputs_of
 
 # How many steps a plan with guards is looked at ahead.
 AHEAD = 4096
+_REASONS = 64  # reasons that are counted
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class TableLoop:
         window: its steps.
         next: the next step of the request.
         sites: where it has taps.
+        program: the key of its program, "" for a loop of taps alone.
         back: lets its block go on.
     """
 
@@ -76,6 +79,7 @@ class TableLoop:
     window: Window
     next: int
     sites: frozenset[int]
+    program: str
     back: ComeBack
 
 
@@ -103,14 +107,16 @@ class TableLoops:
         taps: the model's sites.
         tables: of these sites.
         outputs: carries what taps read to the host.
+        programs: run what no taps can; None: such loops stay out of the tables.
 
     Attributes:
         steps: how many steps of loops ran in the tables.
         refused: why loops did not go into the tables, and how often.
     """
 
-    def __init__(self, taps: Taps, tables: Tables, outputs: Outputs) -> None:
+    def __init__(self, taps: Taps, tables: Tables, outputs: Outputs, programs: Programs | None = None) -> None:
         self._taps = taps
+        self._programs = programs
         self._lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
         self._tables = tables
         self._outputs = outputs
@@ -144,18 +150,42 @@ class TableLoops:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            constants = inputs_of(plan, member)
-            steps = (window.first, window.until)
-            lowered = self._lowerer.lower(plan, constants, steps)
-            self._tables.join(slot, tenant, lowered.taps, 1)
+            lowered, program = self._joined(slot, tenant, plan, member, (window.first, window.until))
         except (Refused, Full) as why:
-            self.refused[str(why)] = self.refused.get(str(why), 0) + 1
+            if len(self.refused) < _REASONS:
+                self.refused[str(why)] = self.refused.get(str(why), 0) + 1
             return str(why)
         self._free.pop()
         sites = frozenset(tap.site for tap in lowered.taps)
-        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, back)
+        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, program, back)
         self._keys[slot] = key
         return ""
+
+    def _joined(
+        self, slot: int, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]
+    ) -> tuple[Lowered, str]:
+        """Give a request taps, or a program where no taps will do.
+
+        Returns:
+            What it leaves, and the program's key.
+
+        Raises:
+            Refused, Full: neither can be. Nothing of it stays.
+        """
+        try:
+            lowered = self._lowerer.lower(plan, inputs_of(plan, member), steps)
+            self._tables.join(slot, tenant, lowered.taps, 1)
+            return lowered, ""
+        except Refused:
+            if self._programs is None:
+                raise
+        made = self._programs.join(slot, tenant, plan, member.environment, steps)
+        try:
+            self._tables.join(slot, tenant, (), 1, made.emitted)
+        except BaseException:
+            self._programs.leave(slot)
+            raise
+        return made.lowered, made.key
 
     def due(self, key: str) -> bool:
         """Return whether the next step of a request is no more a step of its loop in the tables."""
@@ -172,9 +202,13 @@ class TableLoops:
         """Return the sites at which some requests have taps."""
         return frozenset().union(*{self._loops[key].sites for key in keys})
 
+    def programs_of(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return the programs of some requests."""
+        return frozenset({self._loops[key].program for key in keys} - {""})
+
     def changes(self, keys: Iterable[str]) -> list[str]:
-        """Return the requests among some whose taps change the model's values."""
-        return [key for key in keys if any(tap.code is not Code.READ for tap in self._loops[key].lowered.taps)]
+        """Return the requests among some whose loops change the model's values."""
+        return [key for key in keys if self._loops[key].plan.writes]
 
     def begin_step(self, batch: Iterable[tuple[str, int]], riding: Collection[str], padded: int) -> None:
         """Write the tables of a step.
@@ -219,15 +253,24 @@ class TableLoops:
         self._outputs.again()
 
     @contextmanager
-    def running(self, sites: Iterable[int]) -> Iterator[None]:
-        """Return a context for the model's pass in a step that runs eager."""
-        with self._taps.hooked(sites):
+    def running(self, keys: Collection[str]) -> Iterator[None]:
+        """Return a context for the model's pass with the loops of some requests, in an eager step."""
+        with self.hooked(self.sites_of(keys), self.programs_of(keys)):
             yield
         self.append()
 
-    def hooked(self, sites: Iterable[int]) -> AbstractContextManager[None]:
-        """Return a context in which the model's modules run the taps of some sites."""
-        return self._taps.hooked(sites)
+    @contextmanager
+    def hooked(self, sites: Iterable[int], programs: Collection[str]) -> Iterator[None]:
+        """Return a context in which the model's modules run the taps of some sites, and programs."""
+        with ExitStack() as stack:
+            stack.enter_context(self._taps.hooked(sites))
+            if programs and self._programs is not None:
+                stack.enter_context(self._programs.hooked(programs))
+            yield
+
+    def unchanged(self, programs: Collection[str]) -> AbstractContextManager[None]:
+        """Return a context for a pass that does not count: programs carry on from before it."""
+        return self._programs.unchanged(programs) if programs and self._programs is not None else nullcontext()
 
     def end_step(self) -> None:
         """Note that the step was given to the device."""
@@ -283,6 +326,8 @@ class TableLoops:
             self._present.remove(loop)
         del self._keys[loop.slot]
         self._tables.leave(loop.slot)
+        if loop.program and self._programs is not None:
+            self._programs.leave(loop.slot)
         self._free.append(loop.slot)
         return loop
 

@@ -1,8 +1,8 @@
 """Keeps what taps read in many steps on the device.
 
-So a step copies nothing to the host. At the end of a step, on the device, the used part of the output is appended to a ring of two halves. A half that is full goes to
-the host in one copy, on a stream of its own, while steps fill the other half. Where a step's values lie is known on the host
-without a look at the device: the host counts the steps that it gives to the device.
+So a step copies nothing to the host. At the end of a step, on the device, the used part of the output is appended to a ring of
+two halves. A half that is full goes to the host in one copy, on a stream of its own, while steps fill the other half. Where a
+step's values lie is known on the host without a look at the device: the host counts the steps that it gives to the device.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ class TableGraphs:
             if size is not None:
                 requests = min(size, self._manager.max_num_reqs)
                 fits = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests) if requests >= num_reqs else None
-        sites = self._loops.sites_of(self._runner.riding)
-        self.decision = self.dispatcher.decide(Step(fits, prompt, sites))
+        riding = self._runner.riding
+        step = Step(fits, prompt, self._loops.sites_of(riding), self._loops.programs_of(riding))
+        self.decision = self.dispatcher.decide(step)
         self._fits = fits if self.decision.kind is Kind.GRAPH else None
         if self._fits is not None:
             return self._fits
@@ -152,8 +153,10 @@ class TableGraphs:
             runner.input_buffers.is_padding.fill_(True)
             return lambda: self._store(size, self._forward(metadata, slots, size))
 
-        with torch.inference_mode(), runner.kernels.used(), self._loops.hooked(key.sites):
-            captured = capture(self._recorder, prepare, warm=size not in self._warm)
+        warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
+        with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
+            with self._loops.hooked(key.sites, key.plans):
+                captured = capture(self._recorder, prepare, warm)
         self._warm.add(size)
         self._loops.again()
         return captured
@@ -168,7 +171,8 @@ class TableGraphs:
         assert isinstance(descriptor, BatchExecutionDescriptor)
         size, runner = descriptor.num_tokens, self._runner
         batch, tokens = runner.prepared, runner.prepared.num_tokens
-        graph.replay()
+        with self._loops.unchanged(key.plans):
+            graph.replay()
         mine = self._loops.read_now(), self._manager.hidden_states[:tokens].clone()
         tables, mappings = runner.laid_out
         metadata = runner.model_state.prepare_attn(
@@ -176,7 +180,7 @@ class TableGraphs:
         )
         slots = build_slot_mappings_by_layer(mappings, runner.kv_cache_config)
         self._loops.again()
-        with runner.kernels.used(), self._loops.hooked(key.sites):
+        with runner.kernels.used(), self._loops.hooked(key.sites, key.plans):
             self._store(size, self._forward(metadata, slots, size))
         theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
         return all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

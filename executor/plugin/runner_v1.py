@@ -66,7 +66,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         if not self.repeats:
             batch = [(one, self._scheduled[one]) for one in self.input_batch.req_ids]
             loops.begin_step(batch, self.riding, padded)
-        with loops.running(loops.sites_of(self.riding)):
+        with loops.running(self.riding):
             yield
         self._end_tables(loops)
 

@@ -131,7 +131,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     def _taps(self) -> AbstractContextManager[None]:
         """Return a context in which the model runs the taps of the step's loops in the tables."""
         loops = self.interleaver.loops if self.interleaver is not None else None
-        return loops.running(loops.sites_of(self.riding)) if loops is not None and self.riding else nullcontext()
+        return loops.running(self.riding) if loops is not None and self.riding else nullcontext()
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
         prepared = super().prepare_inputs(*args, **kwargs)

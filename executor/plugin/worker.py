@@ -28,6 +28,7 @@ from executor.core.text import clip
 from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
+from executor.graphs.programs import Programs
 from executor.graphs.sites import Forms, observe, sites_of
 from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
@@ -164,7 +165,14 @@ class InterposeWorker(_Base):
         tables = Tables(widths, scheduling.max_num_seqs, rows, self.model_config.dtype, self.device, limits)
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
         outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
-        return TableLoops(Taps(modules, sites, tables), tables, outputs), forms
+        programs = Programs(modules, tables, limits, dropped=self._forget_program)
+        return TableLoops(Taps(modules, sites, tables), tables, outputs, programs), forms
+
+    def _forget_program(self, key: str) -> None:
+        """Drop the captured graphs that hold a program."""
+        graphs = getattr(self.model_runner, "graphs", None)
+        if graphs is not None:
+            graphs.dispatcher.forget(key)
 
     def _prepare_graphs(self, loops: TableLoops) -> None:
         """Make ready to run loops in the tables in captured graphs, on devices that have graphs."""

@@ -64,6 +64,21 @@ LOOPS = {
     ),
     "ablates a head": (loop("model.blocks[1].attn.z[:, 1] = 0\n" + KEEP), 8),
     "makes a tensor": (loop("model.model.layers[1].output[0][:] += torch.full((128,), 0.5)\n" + KEEP), 8),
+    "an autoencoder": (
+        loop(
+            "h = model.model.layers[1].output[0]\nacts = torch.relu(h * vector)\nkept.append(acts.topk(3).indices)\nh[:] += acts * 0.1",
+            before="import torch",
+        ),
+        8,
+    ),
+    "carries a sum": (
+        loop(
+            "total = total + model.model.layers[1].output[0].square()",
+            before="import torch\ntotal = torch.zeros(1, 128)",
+            after="total.save()",
+        ),
+        8,
+    ),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
 }
