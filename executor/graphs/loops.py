@@ -164,7 +164,7 @@ class TableLoops:
     def _joined(
         self, slot: int, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]
     ) -> tuple[Lowered, str]:
-        """Give a request taps, or a program where no taps will do; return it, with the program's key.
+        """Give a request taps or a program; return what it leaves, and the program's key.
 
         Raises:
             Refused, Full: neither can be. Nothing of it stays.

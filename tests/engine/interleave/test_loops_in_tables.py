@@ -66,7 +66,7 @@ LOOPS = {
     "makes a tensor": (loop("model.model.layers[1].output[0][:] += torch.full((128,), 0.5)\n" + KEEP), 8),
     "an autoencoder": (
         loop(
-            "h = model.model.layers[1].output[0]\nacts = torch.relu(h * vector)\nkept.append(acts.topk(3).indices)\nh[:] += acts * 0.1",
+            "h = model.model.layers[1].output[0]\na = torch.relu(h * vector)\nkept.append(a.topk(3)[1])\nh[:] += a * 0.1",
             before="import torch",
         ),
         8,
