@@ -15,6 +15,8 @@ import pstats
 import statistics
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_child import CORES, BenchLimits, middle, switched_on
@@ -108,6 +110,15 @@ class Engine:
             return self._layers
         return {**run.parts(), **({"profile": shown(profile)} if profile is not None else {})}
 
+    def ways(self) -> Counter[str]:
+        """Return how many steps have run which way so far, and how many graphs were captured."""
+        dispatcher = getattr(getattr(self.worker.model_runner, "graphs", None), "dispatcher", None)
+        if dispatcher is None:
+            return Counter()
+        counts = dispatcher.counts
+        made = {"captured": counts.captured, "failed": counts.failed, "mismatched": counts.mismatched}
+        return counts.steps + Counter(made)
+
     def traces(self, row: Row, count: int, joined: bool) -> list[TracedTrace]:
         """Return the traces of a batch's requests with a block."""
         if not self._traced or not row.source or not count:
@@ -182,6 +193,7 @@ class Batch:
         self._plain = set(names[len(invokes) :])
         self._prompts = {name: engine.prompt(prompt_tokens) for name in names}
         self._tokens = tokens
+        self._ways: dict[str, int] = {}
         self._marks: list[float] = []  # perf_counter at the begin, after admission, after each step, and at the end
 
     def run(self, profile: cProfile.Profile | None) -> float:
@@ -194,6 +206,7 @@ class Batch:
         """
         llm = self._engine.llm
         waited = set(self._plain if self._traced else ())
+        before = self._engine.ways()
         until = 0.0
         if profile is not None:
             profile.enable()
@@ -216,6 +229,7 @@ class Batch:
         marks.append(time.perf_counter())
         if profile is not None:
             profile.disable()
+        self._ways = dict(self._engine.ways() - before)
         return (until or marks[-1]) - marks[0]
 
     def check(self, layers: int, tokens: int) -> None:
@@ -243,7 +257,10 @@ class Batch:
             trace.drop(self._engine.worker)
 
     def parts(self) -> dict[str, Any]:
-        """Return the milliseconds of the batch's parts, and which way its steps took."""
+        """Return the milliseconds of the batch's parts, and its steps by the way they ran.
+
+        Only steps for which the engine decides on a graph are counted.
+        """
         begin, admitted, *steps = self._marks
         *steps, end = steps
         took = [(later - earlier) * 1e3 for earlier, later in itertools.pairwise([admitted, *steps])]
@@ -257,26 +274,35 @@ class Batch:
             "longest steps": ordered[-3:],
             "finish": (end - steps[-1]) * 1e3,
             "all": (end - begin) * 1e3,
-            "tiers": self._tiers(),
+            "ways": self._ways,
         }
-
-    def _tiers(self) -> dict[str, int]:
-        """Return the steps of all requests by tier, where the accounting says it."""
-        counts: dict[str, int] = {}
-        for one in (one for trace in self._traces for one in trace.accounting()):
-            for tier in getattr(one, "tiers", ()):
-                name = str(getattr(tier, "tier", tier))
-                counts[name] = counts.get(name, 0) + int(getattr(tier, "steps", 1))
-        return counts
 
 
 def shown(profile: cProfile.Profile) -> str:
-    """Return a profile's functions with the longest times, by their own and with their calls."""
+    """Return a profile's functions with the longest times, and the times of each folder.
+
+    The times are a function's own. Its calls do not say much, since a block waits inside of functions while others run.
+    """
     text = io.StringIO()
     stats = pstats.Stats(profile, stream=text)
-    stats.sort_stats("tottime").print_stats(TOP)
-    stats.sort_stats("cumtime").print_stats(TOP)
-    return text.getvalue()
+    stats.strip_dirs().sort_stats("tottime").print_stats(TOP)
+    folders: Counter[str] = Counter()
+    for entry in profile.getstats():
+        folders[folder_of(entry.code)] += entry.inlinetime
+    lines = [f"{seconds * 1e3:9.2f} ms  {name}" for name, seconds in folders.most_common(TOP // 2)]
+    return "\n".join([text.getvalue().strip(), "", "own time by folder:", *lines])
+
+
+def folder_of(code: Any) -> str:
+    """Return a profiled function's folder below its library, or the kind of a builtin function."""
+    if isinstance(code, str):
+        return "torch's operations" if "torch" in code else "builtin functions"
+    parts = Path(code.co_filename).parts[:-1]
+    if "site-packages" in parts:
+        parts = parts[parts.index("site-packages") + 1 :]
+    else:
+        parts = parts[-2:]
+    return "/".join(parts[:4])
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ class _Bench:
                 asked = Answering(self.asked[kind])
                 try:
                     first[name] = asked.ask(**request)
-                    asked.ask(**request)  # What the first run prepared is used, and may prepare more.
+                    self._again(kind, request, name, group)
                 except RuntimeError as error:
                     print(f"  {self._name(group, name)} does not count: {error}", flush=True)
                     continue
@@ -241,6 +241,22 @@ class _Bench:
             self.figures[key] = row
             shown = f"{row['ms/step']:.4g} ms/step" + (f", ratio {row['ratio']:.3f}" if "ratio" in row else "")
             print(f"  {key}: {shown}, {len(one.seconds)} rounds", flush=True)
+
+    def _again(self, kind: str, request: dict[str, Any], name: str, group: Group) -> None:
+        """Run a row once more, with what its first run prepared, and print how its steps ran.
+
+        Raises:
+            RuntimeError: the row does not count.
+        """
+        if kind != "interpose":
+            Answering(self.asked[kind]).ask(**request)
+            return
+        report = self.asked[kind].ask(**request, report="parts")
+        if isinstance(report, str):
+            raise RuntimeError(report)
+        print(
+            f"  {self._name(group, name)}: {json.dumps(report.get('ways', {}))} of {report['steps']} steps", flush=True
+        )
 
     def _name(self, group: Group, name: str) -> str:
         return f"{self._model.size}, batch {group.batch}, {name}"

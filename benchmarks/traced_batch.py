@@ -148,11 +148,6 @@ class TracedTrace:
         """
         return values_of(self._events, blobs)
 
-    def accounting(self) -> list[pb.Accounting]:
-        """Return the accounting of the ended requests."""
-        events = map(pb.Event.FromString, self._events)
-        return [event.accounting for event in events if event.WhichOneof("kind") == "accounting"]
-
 
 def values_of(events: Iterable[bytes], blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
     """Yield each value that a trace saved, as a notebook gets it.
