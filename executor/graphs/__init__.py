@@ -19,7 +19,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `template` | the taps of a plan, before and after the constants of a request are known |
 | `tail` | what the host computes of what taps read, when a loop is over |
 | `programs` | other plans: programs between the modules, for all rows of a step at once |
-| `hoist`, `passes` | such a program without what needs constants alone, and one pass of it through the model |
+| `hoist`, `thin`, `passes` | such a program without what needs constants alone, and copies; one pass of it through the model |
 | `constants`, `emitted` | the large constants that requests share, and what a program leaves in a step, in the output |
 
 Nothing here runs in an engine yet. Still to come: `executor.plugin` implements `dispatch.Device` with vLLM's graph manager

@@ -17,9 +17,10 @@ from torch import fx
 
 from executor.graphs.lower import outputs_of
 from executor.graphs.operations import Refused
+from executor.graphs.thin import thin
 from executor.plan.environment import Environment
 from executor.plan.functional import first_unstable
-from executor.plan.ir import Plan
+from executor.plan.ir import Carried, Plan
 from executor.plan.run import is_kept
 from executor.plan.segments import Parts, parts_of
 
@@ -55,13 +56,17 @@ class Hoisted:
     results: Mapping[int, int]
 
     @cached_property
+    def changed(self) -> tuple[Carried, ...]:
+        """What the next step finds otherwise than this step has."""
+        return tuple(one for one in self.plan.carried if not is_kept(self.plan, one))
+
+    @cached_property
     def emitted(self) -> tuple[tuple[int, ...], ...]:
         """The outputs that a step leaves for the block, in groups of equal values.
 
         They are for its lists, for its names, and for the next step. A tensor and a copy of it are one value, and are left once.
         """
-        states = (one.output for one in self.plan.carried if not is_kept(self.plan, one))
-        outputs = {*outputs_of(self.plan), *states}
+        outputs = {*outputs_of(self.plan), *(one.output for one in self.changed)}
         groups: dict[fx.Node, list[int]] = {}
         for output in sorted(outputs - self.known.keys()):
             groups.setdefault(_origin(self.parts.results[self.results[output]]), []).append(output)
@@ -163,6 +168,7 @@ def hoist(plan: Plan, content: str) -> Hoisted:
     graph.output([env[given[i]] for i in kept])
     reads = tuple(tuple(index[plan.functional.inputs[i]] for i in read.inputs) for read in plan.reads)
     values = {index[node]: node for node in frontier}
+    thin(graph, reads)
     return Hoisted(
         plan,
         content,

@@ -236,7 +236,7 @@ class TableLoops:
         self._outputs.pause()
 
     def read_now(self) -> torch.Tensor:
-        """Return a copy of what the taps of the step have read: [elements]."""
+        """Return a copy of what the loops of the step have left, bit by bit: [bytes]."""
         assert self._outgoing is not None
         return self._tables.read_now(self._outgoing)
 

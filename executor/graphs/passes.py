@@ -82,10 +82,10 @@ class Pass:
         self._rows = rows
         self._next = 0
         with torch.inference_mode(False), torch.no_grad():
-            self._slots = tables.rows[:rows, 0].long()
+            self._slots = tables.rows[:rows, 0]
             opened = tables.open_programs.index_select(0, self._slots)
-            self._mine = opened[:, 1] == program.number
-            self._offsets = torch.where(self._mine, opened[:, 0], tables.scratch)
+            self._others = opened[:, 1] != program.number
+            self._offsets = opened[:, 0].masked_fill(self._others, tables.scratch)
             hoisted = program.hoisted
             self._before = {name: state.index_select(0, self._slots) for name, state in program.states.items()}
             inputs = {index: tensor.index_select(0, self._slots) for index, tensor in program.stacked.items()}
@@ -116,7 +116,8 @@ class Pass:
         self._next += 1
         given = {}
         for (leaf, path), index in zip(read.form.leaves(), hoisted.reads[number], strict=True):
-            given[index] = _checked(tensor_at(original, path), (self._rows, *leaf.shape), leaf.dtype, read.path)
+            tensor = _checked(tensor_at(original, path), (self._rows, *leaf.shape), leaf.dtype, read.path)
+            given[index] = tensor.contiguous()
         with torch.inference_mode(False), torch.no_grad():
             self._run.serve(number, {index: tensor.unsqueeze(1) for index, tensor in given.items()})
             self._emit(number)
@@ -135,14 +136,14 @@ class Pass:
 
         What the block changed in place goes into the model's tensor, and what it assigned into a new one in its place.
         """
-        mine = self._mine.view(-1, *[1] * (new.dim() - 1))
+        others = self._others.view(-1, *[1] * (new.dim() - 1))
         now = tensor_at(current, at)
         with torch.no_grad():
             if not mutated:
-                return replaced(current, at, torch.where(mine, new, now))
+                return replaced(current, at, torch.where(others, now, new))
             targets = {id(tensor): tensor for tensor in (tensor_at(original, at), now)}
             for tensor in targets.values():
-                tensor.copy_(torch.where(mine, new, tensor))
+                torch.where(others, tensor, new, out=tensor)
         return current
 
     def _emit(self, number: int) -> None:
@@ -157,12 +158,12 @@ class Pass:
             ranges.index_copy_(0, self._offsets, values)
 
     def _carry(self) -> None:
-        for one in self._program.hoisted.plan.carried:
+        for one in self._program.hoisted.changed:
             before = self._before[one.name]
-            mine = self._mine.view(-1, *[1] * (before.dim() - 1))
+            others = self._others.view(-1, *[1] * (before.dim() - 1))
             # Rows of one slot that are not the program's all write what is there already.
-            now = torch.where(mine, self._result(one.output), before)
-            self._program.states[one.name].index_copy_(0, self._slots, now)
+            now = torch.where(others, before, self._result(one.output))
+            self._program.states[one.name].index_copy_(0, self._slots.long(), now)
 
 
 def emitted_at(hoisted: Hoisted, dtype: torch.dtype) -> dict[int, tuple[int, int, int]]:

@@ -303,9 +303,10 @@ class Tables:
         self._laid_out = None
 
     def read_now(self, outgoing: tuple[Outgoing, Outgoing]) -> torch.Tensor:
-        """Return a copy of the used part of the output after a step: [elements]."""
+        """Return a copy of the used part of the output after a step, bit by bit: [bytes]."""
         later, prompt = outgoing
-        return torch.cat([self.output[: later.top], self.output[self.split : self.split + prompt.top]])
+        used = self.output[: later.top], self.output[self.split : self.split + prompt.top]
+        return torch.cat(used).view(torch.uint8)  # what a program left there is no number of the output's dtype
 
     def _write(self, slot: int, joined: _Joined, step: int, count: int) -> None:
         """Write a request's record from a step on, until a window opens or closes."""

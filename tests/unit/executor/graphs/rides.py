@@ -243,7 +243,10 @@ def near(one: Any, other: Any, exact: bool, where: str) -> None:
         assert (one.shape, one.dtype) == (other.shape, other.dtype), where
         one, other = one.cpu(), other.cpu()
         if exact:
-            bits = [value.reshape(-1).clone().view(torch.uint8) for value in (one, other)]
+            bits = [
+                value.reshape(-1).contiguous().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+                for value in (one, other)
+            ]
             assert torch.equal(*bits), (where, one, other)
         else:
             torch.testing.assert_close(
