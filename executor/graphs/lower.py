@@ -24,7 +24,7 @@ from torch import fx
 from executor.graphs.cells import Cells, Half, Unknown, Walk
 from executor.graphs.operands import Constant, Sketch
 from executor.graphs.operations import ALL, Code, Refused, Tap
-from executor.graphs.tail import Passed, Tail, allowed, checked
+from executor.graphs.tail import MOST_ELEMENTS, Passed, Tail, allowed, checked
 from executor.graphs.template import Lowered, Template
 from executor.model.items import Path
 from executor.plan.ir import Item, Plan, Write
@@ -202,7 +202,10 @@ class _Gathered:
         for node in self.order:
             used.update(node.all_input_nodes)
         given = {node: shape for node, shape in shapes.items() if node in used}
-        return Tail(tuple(self.order), given, tuple(self.fixed), self.passed, results)
+        tail = Tail(tuple(self.order), given, tuple(self.fixed), self.passed, results)
+        if tail.elements > MOST_ELEMENTS:
+            raise Refused(f"the host would compute {tail.elements} numbers in each step, more than {MOST_ELEMENTS}")
+        return tail
 
     # What is kept.
 

@@ -22,9 +22,12 @@ _MOVES = """clone detach alias view reshape _unsafe_view slice select unsqueeze 
 split split_with_sizes unbind slice_scatter select_scatter flip roll copy repeat diagonal _reshape_alias lift_fresh_copy getitem
 constant_pad_nd"""
 _INDEXED = "index index_select gather"
+_CASTING = "copy cat stack where slice_scatter select_scatter".split()
 _COMPARED = "eq ne lt le gt ge isnan isinf logical_and logical_or logical_not where neg abs"
 _SUMS = "add sub"
 _PRODUCTS = "mul"
+MOST_ELEMENTS = 2 << 20  # that a tail computes in one step, because the engine waits for all of its steps at once
+_AT_ONCE = 8 << 20  # elements that are in memory at once, beside the results
 _FREE = frozenset(f"{_MOVES} {_INDEXED} {_COMPARED}".split())
 _MATHS = frozenset(f"{_SUMS} {_PRODUCTS}".split())
 _WIDE = (torch.float32, torch.float64)
@@ -44,6 +47,8 @@ def allowed(node: fx.Node) -> bool:
         device = node.kwargs.get("device")
         onto_host = device is None or torch.device(device).type == "cpu"
         return not rest and onto_host and made.dtype.is_floating_point and _val(node.args[0]).dtype.is_floating_point
+    if name in _CASTING and any(_val(one).dtype not in (made.dtype, torch.bool) for one in node.all_input_nodes):
+        return False
     if name in _FREE:
         return not set(node.kwargs) - {"memory_format"}
     if name not in _MATHS or node.kwargs:
@@ -97,6 +102,11 @@ class Tail:
     results: Mapping[int, fx.Node]
     values: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def elements(self) -> int:
+        """The elements of all that the tail computes in one step."""
+        return sum(_val(node).numel() for node in self.nodes if "val" in node.meta)
+
     def filled(self, values: Mapping[fx.Node, torch.Tensor]) -> Tail:  # any shape
         """Return the tail with its constants, and with what the first step gets."""
         needed = (*self.constants, *(one.into for one in self.passed))
@@ -110,12 +120,20 @@ class Tail:
             steps: how many steps; at least one.
         """
         given = [stacked(tap).reshape(steps, *shape) for tap, shape in self.given.values()]
-        device = given[0].device if given else torch.device("cpu")
-        constants = {node: tensor.detach().to(device) for node, tensor in self.values.items()}
+        constants = {node: tensor.detach() for node, tensor in self.values.items()}
+        if given:
+            constants = {node: tensor.to(given[0].device) for node, tensor in constants.items()}
         outputs = list(self.results)
         with torch.inference_mode(False), torch.no_grad():
             if not self.passed and given:
-                made = torch.func.vmap(lambda *mine: self._step(mine, constants, {}))(*given)
+                at_once = max(1, _AT_ONCE // max(1, self.elements))
+                parts = [
+                    torch.func.vmap(lambda *mine: self._step(mine, constants, {}))(
+                        *(one[i : i + at_once] for one in given)
+                    )
+                    for i in range(0, steps, at_once)
+                ]
+                made = [one[0] if len(one) == 1 else torch.cat(one) for one in zip(*parts, strict=True)]
             else:
                 made = self._steps(given, constants, steps)
         return dict(zip(outputs, made, strict=True))

@@ -150,6 +150,10 @@ class _Compilation:
                 continue
             if not isinstance(new, torch.Tensor):
                 raise Refused(line, f"{name} is a tensor in one step and none in the next", "keep it a tensor")
+            if new.device != old.device:
+                raise Refused(
+                    line, f"{name} goes to another device", "keep it where it is; the notebook gets it on its CPU"
+                )
             alike = (new.shape, new.dtype, new.stride()) == (old.shape, old.dtype, old.stride())
             if not alike:
                 raise Refused(

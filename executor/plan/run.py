@@ -227,7 +227,8 @@ def leave(plan: Plan, member: Member, give: Delivery) -> None:
             continue
         now = give.tensor(carried.output)
         if not carried.mutated:
-            environment.carried[carried.name] = now
+            # What ran apart from the model may be on the host; the next step may be the block's own, on the device.
+            environment.carried[carried.name] = now.to(environment.carried[carried.name].device)
         elif now is not environment.carried[carried.name]:
             with torch.inference_mode(False), torch.no_grad():
                 environment.carried[carried.name].copy_(now)

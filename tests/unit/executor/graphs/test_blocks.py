@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor.graphs import tail
 from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Refused
 from executor.graphs.tables import LATER, Tables
@@ -209,12 +210,12 @@ def found(lowered: Lowered) -> tuple[str, int]:
 
 @pytest.mark.parametrize("name", LOWERED)
 def test_a_loop_in_the_tables_gives_what_its_greenlet_gives(name: str) -> None:
-    body, before, after, taps, tail = LOWERED[name]
+    body, before, after, taps, operations = LOWERED[name]
     text = block(body, before, after)
     inputs = steps_of(2, STEPS)
     run = Run(text, [names(i) for i in range(2)]).go(inputs)
     made = InTables(text, [names(i) for i in range(2)]).go(inputs)
-    assert found(made.lowered[0]) == (taps, tail)
+    assert found(made.lowered[0]) == (taps, operations)
     same(run, made)
 
 
@@ -229,9 +230,15 @@ REFUSED: dict[str, tuple[str, str]] = {
         "not made of the location's own",
     ),
     "a sum so far that steers": (f"total = total + {Y}[-1]\n{X}[:] += total", "total is carried from step to step"),
+    "more than the host is to compute": (f"kept.append({X}.repeat(1, 200000)[:, :3])", "the host would compute 38"),
     "every second step": (f"if step % 2:\n    {X}[:] += v", "something else in some of the steps"),
     "the logits": ("kept.append(model.logits.output.save())", "is no site"),
 }
+
+
+def test_a_tail_runs_some_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "_AT_ONCE", 50)  # two steps of this tail
+    test_a_loop_in_the_tables_gives_what_its_greenlet_gives("a wider dtype")
 
 
 @pytest.mark.parametrize("name", REFUSED)
