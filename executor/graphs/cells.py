@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from executor.graphs.operands import Constant, Operand, Sketch, filling
+from executor.graphs.operands import Constant, Operand, Sketch, Spread, filling, runs_of
 from executor.graphs.operations import Code, Tap
 from executor.plan.ir import Plan
 
@@ -36,6 +36,7 @@ class Cells:
         flat: whether the dimension of rows is gone, of a single row.
         wide: whether the block has them in float32, where the model has a narrower dtype: 1 as they are, 2 after an operation
             whose result is not rounded yet.
+        picks: the columns that the block has, of all in `columns`, counted from the first of these; None: all of them.
     """
 
     read: int
@@ -45,6 +46,7 @@ class Cells:
     parts: tuple[int, ...]
     flat: bool = False
     wide: int = 0
+    picks: tuple[int, ...] | None = None
 
     @classmethod
     def of_leaf(cls, read: int, leaf: int, width: int) -> Cells:
@@ -148,7 +150,7 @@ class Walk:
         It is the sum, or the way back (`executor.views.view.Stream`).
         """
         first, second = args[0], args[1] if len(args) > 1 else None
-        if any(isinstance(one, Cells) and one.wide for one in (first, second)):
+        if any(isinstance(one, Cells) and (one.wide or one.picks is not None) for one in (first, second)):
             return None
         if target is _ATEN.add.Tensor and isinstance(first, Cells) and isinstance(second, Cells):
             raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
@@ -184,6 +186,13 @@ class Walk:
             return cells
         if target in _SHAPES:
             return self._shaped(cells, tuple(node.meta["val"].shape))
+        if cells.picks is not None:
+            return None
+        if target in (_ATEN.index.Tensor, _ATEN.index_put.default):
+            part = self._picked(cells, args[1])
+            if part is None or target is _ATEN.index.Tensor:
+                return part
+            return None if any(args[3:]) else self._scattered(cells, args[2], part)
         scatters = target in (_ATEN.select_scatter.default, _ATEN.slice_scatter.default)
         given = [*args[2 if scatters else 1 :], *[None] * 4]
         dims = len(cells.shape(self.plan.rows))
@@ -198,7 +207,7 @@ class Walk:
 
     def _shaped(self, cells: Cells, shape: tuple[int, ...]) -> Cells | None:
         """Return the same columns with heads apart or not, or with a single row's dimension or not."""
-        rows, width = self.plan.rows, cells.columns[1] - cells.columns[0]
+        rows, width = self.plan.rows, math.prod(cells.parts)
         for flat in (cells.flat, not cells.flat):
             if flat != cells.flat and rows != 1:
                 continue
@@ -216,9 +225,36 @@ class Walk:
         start = cells.columns[0] + index % cells.parts[0] * size
         return replace(cells, columns=(start, start + size), parts=cells.parts[1:])
 
-    def _sliced(self, cells: Cells, dim: int, begin: int, end: int | None, step: int) -> Cells | None:
-        if end is None or step != 1 or (dim == 0 and not cells.flat):
+    def _picked(self, cells: Cells, indices: Sequence[Any]) -> Cells | None:
+        """Return the columns of a list in the block's text, None of another list."""
+        *before, last = indices
+        every = len(cells.parts) == 1 and len(before) == (not cells.flat) and all(one is None for one in before)
+        found = self._literal(last) if every and isinstance(last, fx.Node) else None
+        if found is None or found.dim() != 1 or found.dtype.is_floating_point or not found.numel():
             return None
+        width = cells.parts[0]
+        numbers = [int(one) for one in found]
+        if len({one % width for one in numbers}) < len(numbers) or not all(-width <= one < width for one in numbers):
+            return None
+        return replace(cells, parts=(len(numbers),), picks=tuple(one % width for one in numbers))
+
+    def _literal(self, node: fx.Node) -> torch.Tensor | None:  # any shape
+        """Return the tensor that the block's text made of numbers."""
+        while node.target in _SAME and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        if node.op != "placeholder":
+            return None
+        names = dict(zip(self.plan.functional.inputs, self.plan.inputs, strict=True))
+        kind, _, number = names[node].partition("_")
+        return self.plan.literals[int(number)] if kind == "literal" else None
+
+    def _sliced(self, cells: Cells, dim: int, begin: int, end: int | None, step: int) -> Cells | None:
+        if end is None or step < 1 or (dim == 0 and not cells.flat):
+            return None
+        if step != 1:
+            picks = tuple(range(begin, min(end, cells.parts[0]), step))
+            fits = len(cells.parts) == 1 and dim == (not cells.flat) and begin >= 0 and picks
+            return replace(cells, parts=(len(picks),), picks=picks) if fits else None
         if dim != (not cells.flat):  # some columns of each head are not side by side
             return None
         begin, end = min(begin, cells.parts[0]), min(end, cells.parts[0])
@@ -236,7 +272,10 @@ class Walk:
             return None
         new, (start, stop) = source.done[len(cells.done) :], part.columns
         inside = all(start <= one.tap.columns[0] and one.tap.columns[1] <= stop for one in new)
-        same = (source.columns, source.parts, source.flat) == (part.columns, part.parts, part.flat)
+        same = (source.columns, source.parts, source.picks) == (part.columns, part.parts, part.picks)
+        if self.plan.rows == 1 and part.picks is not None:  # `index_put` takes a value of fewer dimensions
+            source = replace(source, flat=part.flat)
+        same = same and source.flat == part.flat
         if source.done[: len(cells.done)] != cells.done or not same or not inside or source.wide or cells.wide:
             return None
         return replace(cells, done=source.done)
@@ -249,6 +288,8 @@ class Walk:
         if cells.wide == 2:
             return None
         cells = replace(cells, wide=2 * cells.wide)
+        if cells.picks is not None:
+            return self._spread(cells, cells.picks, target, args)
         if target is _ATEN.neg.default:
             return cells.then(Code.MULTIPLY, number=-1.0)
         if target is _ATEN.clamp.default:
@@ -267,6 +308,45 @@ class Walk:
         if isinstance(value, bool) or not isinstance(value, int | float) or (cells.wide and code is Code.ADD):
             return None
         return cells.then(code, number=-float(value) if negated else float(value))
+
+    def _spread(self, cells: Cells, picks: tuple[int, ...], target: Any, args: Sequence[Any]) -> Cells | None:
+        """Return columns that are not side by side after an operation."""
+        code, base = _CODES.get(target), replace(cells, picks=None, parts=(len(picks),))
+        if code is None or len(args) != 2 or cells.wide:
+            return None
+        value, start = args[1], cells.columns[0]
+        made: Cells | None
+        if code is Code.SET:
+            runs, made = runs_of(picks), base
+            if len(runs) > _MOST_RUNS:
+                return None
+            for first, after in runs:
+                columns = (start + picks[first], start + picks[after - 1] + 1)
+                one = self.computed(target, [replace(base, done=()), value])
+                if one is None or one.wide:
+                    return None
+                [sketch] = one.done
+                operand = sketch.operand and replace(sketch.operand, part=(first, after))
+                sketch = Sketch(replace(sketch.tap, columns=columns), operand)
+                made = replace(made, done=(*made.done, sketch))
+            return replace(made, picks=picks)
+        spread = Spread(cells.columns[1] - start, picks, 1.0 if code is Code.MULTIPLY else -0.0)
+        if isinstance(value, Constant):
+            made = self._with_constant(base, code, value, negated=target is _ATEN.sub.Tensor)
+            if made is None or made.wide or not value.like.dim():
+                return None
+            sketch = made.done[-1]
+            assert sketch.operand is not None
+            sketch = replace(sketch, operand=replace(sketch.operand, into=spread))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            number = -float(value) if target is _ATEN.sub.Tensor else float(value)
+            held = torch.full((len(picks),), number, dtype=self._dtype(cells))
+            if float(held[0]) != float(torch.tensor(number, dtype=torch.float32)):  # it would be rounded
+                return None
+            sketch = Sketch(Tap(-1, code, cells.columns, vector=spread.of(held)))
+        else:
+            return None
+        return replace(cells, done=(*cells.done, sketch))
 
     def _with_constant(self, cells: Cells, code: Code, value: Constant, negated: bool) -> Cells | None:
         like, shape, narrow = value.like, cells.shape(self.plan.rows), self._dtype(cells)
@@ -287,8 +367,8 @@ class Walk:
 
     def _copied(self, cells: Cells, source: Cells) -> Cells | None:
         """Return columns into which the block wrote what it made of them."""
-        same = (cells.read, cells.leaves, cells.columns, cells.parts, cells.flat, cells.wide)
-        fits = same == (source.read, source.leaves, source.columns, source.parts, source.flat, 0)
+        same = (cells.read, cells.leaves, cells.columns, cells.parts, cells.flat, cells.picks, cells.wide)
+        fits = same == (source.read, source.leaves, source.columns, source.parts, source.flat, source.picks, 0)
         return replace(source, wide=0) if fits else None
 
 
@@ -298,10 +378,13 @@ def _is_half(cells: Cells, pair: Cells, which: int) -> bool:
     return same and not cells.done
 
 
+_MOST_RUNS = 32
 _NARROW = (torch.bfloat16, torch.float16)
 _MOVES = (
     *_SAME,
     *_SHAPES,
+    _ATEN.index.Tensor,
+    _ATEN.index_put.default,
     _ATEN.select.int,
     _ATEN.select_scatter.default,
     _ATEN.slice.Tensor,

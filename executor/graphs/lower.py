@@ -242,7 +242,7 @@ class _Gathered:
     def _readable(self, cells: Cells) -> bool:
         """Return whether the model has the columns at a site at some point."""
         key = (cells.read, cells.leaves)
-        if cells.wide:
+        if cells.wide or cells.picks is not None:
             return False
         if cells.done != self.final.get(key, ())[: len(cells.done)] or self._site(key) is None:
             return False
@@ -268,7 +268,12 @@ class _Gathered:
                     raise Refused("a tensor that stands in a value twice is assigned")
             if isinstance(value, Half) and value.leaf == write.leaf and write.mutated:
                 halves.setdefault(write.read, {})[write.leaf] = value.now
-            elif isinstance(value, Cells) and (value.read, value.leaves, value.wide, value.columns[0]) == (*key, 0, 0):
+            elif isinstance(value, Cells) and (value.read, value.leaves, value.wide, value.columns[0], value.picks) == (
+                *key,
+                0,
+                0,
+                None,
+            ):
                 self.final[key] = value.done
             else:
                 raise Refused("the block writes a value that is not made of the location's own")

@@ -42,6 +42,27 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Numbers for some columns among others, which an operation leaves as they are, bit for bit.
+
+    Attributes:
+        width: the number of columns.
+        picks: the columns that have a number of their own.
+        rest: what the other columns get: 1 to multiply by, -0.0 to add.
+    """
+
+    width: int
+    picks: tuple[int, ...]
+    rest: float
+
+    def of(self, numbers: torch.Tensor) -> torch.Tensor:  # [picks] -> [width]
+        """Return a number for each column."""
+        made = torch.full((self.width,), self.rest, dtype=numbers.dtype, device=numbers.device)
+        made[list(self.picks)] = numbers
+        return made
+
+
+@dataclass(frozen=True)
 class Operand:
     """What an operation of the tables takes from a constant.
 
@@ -51,6 +72,8 @@ class Operand:
         flat: whether that shape has no dimension of rows.
         dtype: in which the operation takes it.
         negated: whether it is subtracted.
+        part: the numbers that the operation takes, the first and the one after the last; None: all.
+        into: for an operation on columns that are not side by side, how it spreads over all of them; None: they are.
     """
 
     node: fx.Node
@@ -58,6 +81,8 @@ class Operand:
     flat: bool
     dtype: torch.dtype
     negated: bool = False
+    part: tuple[int, int] | None = None
+    into: Spread | None = None
 
     def of(self, value: torch.Tensor) -> dict[str, Any]:  # any shape that spreads to `shape`
         """Return the tap's vector or number.
@@ -67,7 +92,7 @@ class Operand:
         """
         if value.requires_grad:
             raise Refused("a constant has gradients")
-        if value.dim() == 0:
+        if value.dim() == 0 and self.into is None:
             return {"number": -float(value) if self.negated else float(value)}
         spread = value.detach().to(self.dtype).broadcast_to(self.shape)
         if not self.flat:
@@ -76,7 +101,10 @@ class Operand:
                 raise Refused("the rows of a request get several vectors")
             spread = spread[0]
         vector = spread.reshape(-1)
-        return {"vector": -vector if self.negated else vector.clone()}
+        if self.part is not None:
+            vector = vector[slice(*self.part)]
+        vector = -vector if self.negated else vector.clone()
+        return {"vector": vector if self.into is None else self.into.of(vector)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +118,12 @@ class Sketch:
 
     tap: Tap
     operand: Operand | None = None
+
+
+def runs_of(picks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the parts of a list of columns in which they stand side by side."""
+    starts = [0, *(i for i in range(1, len(picks)) if picks[i] != picks[i - 1] + 1)]
+    return list(zip(starts, [*starts[1:], len(picks)], strict=True))
 
 
 def values_of(nodes: Sequence[fx.Node], given: Mapping[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:

@@ -154,6 +154,7 @@ def same(one: Run, other: Run) -> None:
 # A name; the loop's body, what stands before it and after it; the taps, and how many operations the tail has. A star is a tap
 # at a site whose tensor is replaced.
 X, Y, S = "model.layers[1].output[0]", "model.layers[1].mlp.output", "model.layers[1].resid_post"
+Y_2 = "model.layers[2].mlp.output"
 Q = "model.layers[1].attn.qkv.q"
 LOWERED: dict[str, tuple[str, str, str, str, int]] = {
     "a layer": (f"kept.append({X}.save())", "", "", "READ", 0),
@@ -180,6 +181,14 @@ LOWERED: dict[str, tuple[str, str, str, str, int]] = {
     "the queries": (f"kept.append({Q}.save())\n{Q}[:] *= 2\nkept.append({Q}[:, 3:5].clone())", "", "",
                     "READ MULTIPLY READ READ", 0),
     "one column": (f"{Y}[:, 3] = 2.5\n{Y}[-1, 4] = 0", "", "", "SET SET", 0),
+    "some neurons, set": (f"{Y}[:, [2, 3, 4, 9]] = 0\n{Y}[:, [15, -2]] = v[:2]", "", "", "SET SET SET SET", 0),
+    "some neurons, set to a vector": (f"{S}[:, [3, 4, 11]] = mean[:3]\n{Y_2}[:, [6, 5]] = mean[3:5]", "", "",
+                                      "SET SET SET SET", 0),
+    "some neurons, scaled": (f"{Y}[:, neurons] *= 0.5\n{Y}[:, [1, 7]] *= v[:2]\nkept.append({Y}.save())", "", "",
+                             "MULTIPLY MULTIPLY READ", 0),
+    "some neurons, steered": (f"{S}[..., neurons] += v[:2]\n{Y_2}[-1, [0, 3]] -= 2", "", "", "ADD ADD", 0),
+    "every fourth column": (f"{Y}[:, ::4] *= -1\n{Y}[:, 1::9] = 0\nkept.append({Y}[:, ::2].save())", "", "",
+                            "MULTIPLY SET SET READ", 5),
     "with the step": (f"kept.append((step, {X}.save()))", "", "", "READ", 0),
     "a dict": ("for i in range(2):\n    table[i, step] = model.layers[i].output[0].save()", "", "", "READ READ", 0),
     "the last row": (f"kept.append({X}[-1].save())\nkept.append({X}[-1].clone())", "", "", "READ", 0),
@@ -230,6 +239,8 @@ REFUSED: dict[str, tuple[str, str]] = {
         "not made of the location's own",
     ),
     "a sum so far that steers": (f"total = total + {Y}[-1]\n{X}[:] += total", "total is carried from step to step"),
+    "a list that the block computes": (f"{Y}[:, index] = 0", "aten.index_put"),
+    "one column twice": (f"{Y}[:, [1, 1]] *= 2", "aten.index"),
     "more than the host is to compute": (f"kept.append({X}.repeat(1, 200000)[:, :3])", "the host would compute 38"),
     "every second step": (f"if step % 2:\n    {X}[:] += v", "something else in some of the steps"),
     "the logits": ("kept.append(model.logits.output.save())", "is no site"),
