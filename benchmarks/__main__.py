@@ -27,6 +27,7 @@ BENCHMARKS = (
     "plain_decode",
     "plain_steps",
     "traced_steps",
+    "general_path",
     "graph_steps",
     "service",
     "tensor_parallel",

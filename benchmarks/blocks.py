@@ -22,4 +22,22 @@ for step in tracer.iter[:]:
 for step in tracer.iter[:]:
     model.model.layers[4].output[0][:] += vector
 """,
+    "each step": """\
+for step in tracer.iter[:]:
+    pass
+""",
+    "read one layer, all steps": """\
+for step in tracer.iter[:]:
+    model.model.layers[4].output
+""",
+    "read all layers, all steps": """\
+for step in tracer.iter[:]:
+    for layer in model.model.layers:
+        layer.output
+""",
+    "steer all layers, all steps": """\
+for step in tracer.iter[:]:
+    for layer in model.model.layers:
+        layer.output[0][:] += vector
+""",
 }

@@ -80,6 +80,8 @@ class Admitted(Event):
         owner: the request that a standing edit runs in, or "".
         rank: the place of a block among the blocks of its request; edits are below 0.
         streamed: whether the block's saves leave step by step.
+        apart: whether the block has no rows and no objects in common with another block, so that other blocks may take their turns
+            before the block's changes are in the model.
     """
 
     key: str
@@ -92,6 +94,7 @@ class Admitted(Event):
     owner: str = ""
     rank: int = 0
     streamed: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,17 @@ class TurnEnded(Event):
     records: bool = False
     misfit: Failure | None = None
     away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsEnded(Event):
+    """Several blocks had a turn each.
+
+    Attributes:
+        turns: how the turns ended, in the order of the instruction's blocks.
+    """
+
+    turns: Sequence[TurnEnded]
 
 
 @dataclass(frozen=True, slots=True)

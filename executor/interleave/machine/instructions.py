@@ -21,6 +21,7 @@ from executor.interleave.machine.events import (
     SkipsChecked,
     Streamed,
     TurnEnded,
+    TurnsEnded,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ class Turn(Instruction):
     __slots__ = ()
     answer = TurnEnded
     block: str
+
+
+class SeveralTurns(Instruction):
+    """Base of the instructions that let several blocks run once each, in their order.
+
+    The blocks have nothing in common (`Admitted.apart`).
+    """
+
+    __slots__ = ()
+    answer = TurnsEnded
+    blocks: tuple[str, ...]
 
 
 # Turns.
@@ -69,6 +81,20 @@ class Serve(Turn):
     """Resume a block with its rows of the location where the model is; write changes back."""
 
     block: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAll(SeveralTurns):
+    """Resume blocks with the news that the step they wait for has begun."""
+
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeAll(SeveralTurns):
+    """Resume blocks with their rows of the location where the model is; write all changes back."""
+
+    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Several ranks run the same machine on the same blocks. The instructions below ar
 ones in the same order, because the ranks meet in them.
 
 - `Compare`, `CompareWritten` and `CompareAdmitted`: the ranks exchange numbers. With one rank there are none of these.
-- `Serve` and `Record`: a value is gathered over the ranks and handed on between pipeline stages.
+- `Serve`, `ServeAll` and `Record`: a value is gathered over the ranks and handed on between pipeline stages.
 - `Apply`: a module is applied on all ranks.
 
 A block may differ on one rank. So between two collective instructions the machine lets nothing but the block itself depend on

@@ -23,8 +23,10 @@ from executor.interleave.machine.instructions import (
     Miss,
     Record,
     Resume,
+    ResumeAll,
     See,
     Serve,
+    ServeAll,
     Start,
     Throw,
 )
@@ -68,6 +70,7 @@ class Steps:
         turns.out.append(BeginStep(tuple(block.key for block in blocks)))
         seen = {joint.key: requests for joint, requests in seeing}
         turns.out += [See(key, requests) for key, requests in seen.items()]
+        resumed: list[Block] = []
         for block in blocks:
             if block.key in seen and not self._gangs.keep_step(block, seen[block.key]):
                 yield from turns.fail(block, OUT_OF_STEP)
@@ -77,7 +80,11 @@ class Steps:
                 rows = sum(tokens[key] for key in seen[block.key]) if block.key in seen else tokens[block.key]
                 yield from self._start(block, rows, block.facts.trace in apart)
             elif block.waits is not None and block.waits.kind == Kind.STEP and block.waits.step == block.step:
-                yield from turns.turn(block, Resume(block.key))
+                if block.facts.apart:  # the order among these blocks and the others says nothing
+                    resumed.append(block)
+                else:
+                    yield from turns.turn(block, Resume(block.key))
+        yield from turns.turn_each(resumed, Resume, ResumeAll)
         yield from turns.agree(self._present())
 
     def _start(self, block: Block, tokens: int, apart: bool) -> Doing[None]:
@@ -126,8 +133,7 @@ class Steps:
         overlapping = any(block.facts.joint for block in blocks)
         for group in [[block] for block in blocks] if overlapping else [blocks]:
             alive = [block for block in group if block.ended is None]
-            for block in alive:
-                yield from turns.turn(block, Serve(block.key))
+            yield from turns.turn_each(alive, Serve, ServeAll)
             yield from turns.agree(alive)
 
     def _record(self) -> Doing[None]:

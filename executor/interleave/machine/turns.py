@@ -6,13 +6,14 @@ edit, a barrier that opens) waits until the ranks have compared, so every rank d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 from executor.core.ended import Ended
 from executor.interleave.machine.barriers import Barriers
 from executor.interleave.machine.blocks import Block, Blocks
-from executor.interleave.machine.events import Failure
+from executor.interleave.machine.events import Failure, TurnEnded
 from executor.interleave.machine.failures import broken, divergence
 from executor.interleave.machine.instructions import (
     Apply,
@@ -69,14 +70,38 @@ class Turns:
 
     def turn(self, block: Block, instruction: Turn) -> Doing[None]:
         """Let a block run once; if its change at a location did not fit, it gets an error."""
+        turned = yield instruction
+        self._note(block, turned)
+        if turned.misfit is not None:
+            yield from self._misfit(block, turned.misfit)
+
+    def turn_each(
+        self, blocks: Sequence[Block], one: Callable[[str], Turn], several: Callable[[tuple[str, ...]], Instruction]
+    ) -> Doing[None]:
+        """Let blocks run once each; neighbours that have nothing in common with other blocks get one instruction.
+
+        Args:
+            blocks: the blocks in the order of their turns.
+            one: makes the instruction for a block.
+            several: makes the instruction for several blocks.
+        """
+        for group in _neighbours(blocks):
+            if len(group) == 1:
+                yield from self.turn(group[0], one(group[0].key))
+                continue
+            ended = yield several(tuple([block.key for block in group]))
+            for block, turned in zip(group, ended.turns, strict=True):
+                self._note(block, turned)
+            for block, turned in zip(group, ended.turns, strict=True):
+                if turned.misfit is not None:
+                    yield from self._misfit(block, turned.misfit)
+
+    def _note(self, block: Block, turned: TurnEnded) -> None:
         if block.barrier is not None:
             self.barriers.leave(block, block.barrier)
-        turned = yield instruction
         block.note(turned)
         if block.barrier is not None:
             self.barriers.come(block, block.barrier)
-        if turned.misfit is not None:
-            yield from self._misfit(block, turned.misfit)
 
     def settle(self, block: Block, leaving: bool = False) -> Doing[None]:
         """Write back what a block changed at the location where the model is."""
@@ -241,3 +266,12 @@ class Turns:
             streamed = yield Stream(block.key, block.key not in self._blocks.live)
             if not streamed.sent:
                 self._report(block, Ended.FAILED)
+
+
+def _neighbours(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Yield blocks in their order: neighbours that are apart from all others as one list, any other block alone."""
+    for apart, group in groupby(blocks, lambda block: block.facts.apart):
+        if apart:
+            yield list(group)
+        else:
+            yield from ([block] for block in group)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from executor.interleave.machine import instructions
-from executor.interleave.machine.instructions import Instruction, Turn
+from executor.interleave.machine.instructions import Instruction, Turn, SeveralTurns
 from tests.engine.bare import Worker
 
 KINDS = {
     kind
     for kind in vars(instructions).values()
-    if isinstance(kind, type) and issubclass(kind, Instruction) and kind not in (Instruction, Turn)
+    if isinstance(kind, type) and issubclass(kind, Instruction) and kind not in (Instruction, Turn, SeveralTurns)
 }
 
 

@@ -23,6 +23,7 @@ from executor.interleave.machine.events import (
     StepEnded,
     Streamed,
     TurnEnded,
+    TurnsEnded,
 )
 from executor.interleave.machine.instructions import (
     CheckCache,
@@ -36,6 +37,7 @@ from executor.interleave.machine.instructions import (
     Settle,
     Stream,
     Turn,
+    SeveralTurns,
 )
 from executor.interleave.machine.machine import Machine
 
@@ -159,6 +161,9 @@ def play(
             if isinstance(do, Turn):
                 assert left.get(do.block), f"unexpected turn {do} after {seen}"
                 answer = left[do.block].pop(0)
+            elif isinstance(do, SeveralTurns):
+                assert all(left.get(key) for key in do.blocks), f"unexpected turns {do} after {seen}"
+                answer = TurnsEnded([left[key].pop(0) for key in do.blocks])
             else:
                 answer = given[type(do)].pop(0) if given.get(type(do)) else default_answer(do)
     assert not any(left.values()), f"these turns did not come: {left}, but {seen}"

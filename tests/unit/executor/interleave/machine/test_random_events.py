@@ -36,6 +36,7 @@ from executor.interleave.machine.events import (
     StepEnded,
     Streamed,
     TurnEnded,
+    TurnsEnded,
 )
 from executor.interleave.machine.instructions import (
     Apply,
@@ -59,18 +60,21 @@ from executor.interleave.machine.instructions import (
     Record,
     Report,
     Resume,
+    ResumeAll,
     Serve,
+    ServeAll,
     Settle,
     Start,
     Stream,
     Turn,
+    SeveralTurns,
 )
 from executor.interleave.machine.machine import Machine
 from executor.interleave.machine.turns import BETWEEN
 
 MODULES = 4
 PROMPT = 3
-COLLECTIVE = (Compare, CompareWritten, CompareAdmitted, Serve, Apply, Record)
+COLLECTIVE = (Compare, CompareWritten, CompareAdmitted, Serve, ServeAll, Apply, Record)
 WHY = Failure(4, "because")
 
 
@@ -136,6 +140,8 @@ class Rank:
                     answer = yield do
                     if isinstance(do, Turn):
                         answer = self.turn(do)
+                    elif isinstance(do, SeveralTurns):
+                        answer = self.turns(do)
                     elif isinstance(do, Record):
                         answer = Recorded()
                 else:
@@ -145,6 +151,11 @@ class Rank:
 
     def check(self, do: Instruction) -> None:
         """What must hold of every instruction."""
+        if isinstance(do, SeveralTurns):
+            assert len(do.blocks) > 1
+            assert all(self.codes[key].facts.apart for key in do.blocks)
+            for one in each_of(do):
+                self.check(one)
         key = getattr(do, "block", None)
         if key is None:
             return
@@ -184,6 +195,8 @@ class Rank:
         """Carry out an instruction that is not collective; return the answer."""
         if isinstance(do, Turn):
             return self.turn(do)
+        if isinstance(do, SeveralTurns):
+            return self.turns(do)
         match do:
             case BeginStep(blocks):
                 for key in blocks:
@@ -216,6 +229,10 @@ class Rank:
             case Stream():
                 return Streamed()
         return None
+
+    def turns(self, do: SeveralTurns) -> TurnsEnded:
+        """Let the code of several blocks run."""
+        return TurnsEnded([self.turn(one) for one in each_of(do)])
 
     def turn(self, do: Turn) -> TurnEnded:
         """Let the code of a block run; on the second rank it may go another way."""
@@ -277,6 +294,13 @@ class Rank:
             sticky["records"],
             chosen.misfit,
         )
+
+
+def each_of(do: SeveralTurns) -> list[Turn]:
+    """Return the turns of several blocks as one instruction each."""
+    kind = Serve if isinstance(do, ServeAll) else Resume
+    assert isinstance(do, ServeAll | ResumeAll)
+    return [kind(key) for key in do.blocks]
 
 
 class TwoRanks(RuleBasedStateMachine):
@@ -347,10 +371,18 @@ class TwoRanks(RuleBasedStateMachine):
         gang=st.booleans(),
         joint=st.booleans(),
         streamed=st.booleans(),
+        apart=st.booleans(),
         refused=st.sampled_from([(False, False)] * 8 + [(True, True), (True, False), (False, True)]),
     )
     def a_trace_comes(
-        self, requests: int, edits: int, gang: bool, joint: bool, streamed: bool, refused: tuple[bool, bool]
+        self,
+        requests: int,
+        edits: int,
+        gang: bool,
+        joint: bool,
+        streamed: bool,
+        apart: bool,
+        refused: tuple[bool, bool],
     ) -> None:
         number, self.came = self.came, self.came + 1
         trace = f"t{number}"
@@ -363,7 +395,16 @@ class TwoRanks(RuleBasedStateMachine):
                     name = f"{key}#{edit}"
                     facts = Admitted(name, name, invoke, number, PROMPT, owner=key, rank=edit - edits)
                     self.admit(facts, (False, False))
-            facts = Admitted(key, trace, invoke, number, PROMPT, gang=together, streamed=streamed)
+            facts = Admitted(
+                key,
+                trace,
+                invoke,
+                number,
+                PROMPT,
+                gang=together,
+                streamed=streamed,
+                apart=apart and not together and not edits,
+            )
             self.admit(facts, bad)
         self.traces[trace] = keys
         brought = list(keys)

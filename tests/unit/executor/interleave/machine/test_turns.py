@@ -28,7 +28,9 @@ from executor.interleave.machine.instructions import (
     Record,
     Report,
     Resume,
+    ResumeAll,
     Serve,
+    ServeAll,
     Settle,
     Start,
     Stream,
@@ -85,6 +87,42 @@ def test_a_location_is_served_in_the_order_of_arrival_invoke_and_rank() -> None:
     begin(made, ["late", "second", "first"], late=at("mlp"), second=at("mlp"), first=at("mlp"))
     done = play(made, reached("mlp"), late=at("x"), second=at("x"), first=at("x"))
     assert done == [Serve("first"), Serve("second"), Serve("late"), Hook("x", "output")]
+
+
+def test_blocks_that_are_apart_are_served_by_one_instruction() -> None:
+    made = machine("a", "b", "c", apart=True)
+    begin(made, "abc", a=at("mlp"), b=at("mlp"), c=at("mlp"))
+    done = play(made, reached("mlp"), a=at("x"), b=for_step(1), c=for_step(1))
+    assert done == [ServeAll(("a", "b", "c")), Hook("x", "output")]
+    play(made, reached("x"), a=for_step(1))
+    end(made)
+    assert begin(made, "abc", tokens=1, a=at("mlp", 1), b=at("mlp", 1), c=DONE)[:2] == [
+        BeginStep(("a", "b", "c")),
+        ResumeAll(("a", "b", "c")),
+    ]
+
+
+def test_a_block_that_is_not_apart_has_its_turn_by_itself_and_in_its_order() -> None:
+    made = Machine()
+    for arrival, (key, apart) in enumerate((("a", True), ("b", True), ("c", False), ("d", True), ("e", True))):
+        made.handle(Admitted(key, f"t{arrival}", 0, arrival, 3, apart=apart))
+    begin(made, "abcde", **dict.fromkeys("abcde", at("mlp")))
+    done = play(made, reached("mlp"), **dict.fromkeys("abcde", at("x")))
+    assert done == [ServeAll(("a", "b")), Serve("c"), ServeAll(("d", "e")), Hook("x", "output")]
+
+
+def test_a_misfit_among_blocks_that_are_apart_is_thrown_after_their_turns() -> None:
+    made = machine("a", "b", apart=True)
+    begin(made, "ab", a=at("mlp"), b=at("mlp"))
+    done = play(made, reached("mlp"), a=[at("x", misfit=MISFIT), FAILED], b=at("x"))
+    assert done == [ServeAll(("a", "b")), Throw("a", MISFIT), Report("a", Ended.FAILED), Hook("x", "output")]
+
+
+def test_blocks_that_are_apart_may_apply_modules_after_their_turns() -> None:
+    made = machine("a", "b", apart=True)
+    begin(made, "ab", a=at("mlp"), b=at("mlp"))
+    done = play(made, reached("mlp"), a=[calls(), at("x")], b=[calls(), at("x")])
+    assert done == [ServeAll(("a", "b")), Apply("a"), Apply("b"), Hook("x", "output")]
 
 
 def test_a_location_that_no_block_waits_for_asks_for_nothing() -> None:

@@ -1,0 +1,58 @@
+"""What a block costs in Python for each request and location, where no graph or plan runs the block.
+
+All requests of a batch have the same block, in one engine. A step of the batch without blocks is subtracted, and the rest is
+divided by the number of requests and by the number of locations that each block waits for. The small model's own time is short, so
+the difference is the time of the engine's Python and of its small tensor operations, with those of the block itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rounds import Child, alternate
+from interpose.cli.demo_model import Shape, write_demo_model
+
+LAYERS = 8
+BATCH = 32
+TOKENS = 24
+ROUNDS = 12
+
+# By case: the block, and the number of locations that it waits for in a step.
+CASES = {
+    "each step": ("each step", 1),
+    "read one layer": ("read one layer, all steps", 1),
+    "capture one layer": ("capture one layer, all steps", 1),
+    "steer one layer": ("steer one layer, all steps", 1),
+    "read all layers": ("read all layers, all steps", LAYERS),
+    "capture all layers": ("capture all layers, all steps", LAYERS),
+    "steer all layers": ("steer all layers, all steps", LAYERS),
+}
+
+
+def run(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+    """Return ms/step of each case, and microseconds for each request and location over a step without blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_demo_model(Path(folder) / "llama", "llama", Shape(layers=LAYERS))
+        engine = Child("benchmarks.engine_child", "interpose", str(checkpoint))
+        try:
+            request: dict[str, Any] = {"batch": BATCH, "prompt_tokens": 8, "tokens": TOKENS, "typical": True}
+            cases = [("plain", engine, request)]
+            cases += [
+                (name, engine, {**request, "work": block, "traced": BATCH}) for name, (block, _) in CASES.items()
+            ]
+            plain, *others = alternate(cases, rounds)
+            results = {f"batch {BATCH}, plain": {"ms/step": plain.median / TOKENS * 1e3}}
+            for other in others:
+                shares = [
+                    (one - base) / TOKENS / BATCH / CASES[other.name][1] * 1e6
+                    for one, base in zip(other.seconds, plain.seconds, strict=True)
+                ]
+                results[f"batch {BATCH}, {other.name}"] = {
+                    "ms/step": other.median / TOKENS * 1e3,
+                    "us/request and location": sorted(shares)[len(shares) // 2],
+                }
+            return results
+        finally:
+            engine.close()
