@@ -1,8 +1,8 @@
-"""What a block costs in Python for each request and location, where no graph or plan runs the block.
+"""What a block costs for each request and location, where no graph and no plan runs it.
 
-All requests of a batch have the same block, in one engine. A step of the batch without blocks is subtracted, and the rest is
-divided by the number of requests and by the number of locations that each block waits for. The small model's own time is short, so
-the difference is the time of the engine's Python and of its small tensor operations, with those of the block itself.
+All requests of a batch have the same block, in one engine. A step of the batch without blocks is subtracted. The rest is divided
+by the number of requests, and by the number of locations that each block waits for. What is left is the time of this project's
+Python and of its small tensor operations, with those of the block itself.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ CASES = {
 }
 
 
-def run(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Return ms/step of each case, and microseconds for each request and location over a step without blocks."""
+def run(*, rounds: int | None = None) -> dict[str, dict[str, float]]:
+    """Return ms/step of each case, and what is over a step without blocks.
+
+    That is in microseconds for each request and location.
+    """
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_demo_model(Path(folder) / "llama", "llama", Shape(layers=LAYERS))
         engine = Child("benchmarks.engine_child", "interpose", str(checkpoint))
         try:
             request: dict[str, Any] = {"batch": BATCH, "prompt_tokens": 8, "tokens": TOKENS, "typical": True}
             cases = [("plain", engine, request)]
-            cases += [
-                (name, engine, {**request, "work": block, "traced": BATCH}) for name, (block, _) in CASES.items()
-            ]
-            plain, *others = alternate(cases, rounds)
+            cases += [(name, engine, {**request, "work": block, "traced": BATCH}) for name, (block, _) in CASES.items()]
+            plain, *others = alternate(cases, rounds or ROUNDS)
             results = {f"batch {BATCH}, plain": {"ms/step": plain.median / TOKENS * 1e3}}
             for other in others:
                 shares = [

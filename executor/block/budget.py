@@ -20,6 +20,9 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
+import torch
+
+from executor.block.round import Round
 from executor.block.watchdog import GRACE_SECONDS, Heartbeat, padded
 from executor.core.errors import BudgetExceeded
 from interpose.v1 import trace_pb2 as pb
@@ -31,6 +34,7 @@ _TICK_SECONDS = 0.05
 # Once the time is over. Each of many objects may have a `__del__` that never ends.
 _STRUCK_SECONDS, _MANY, _STORM_SECONDS = 0.01, 20, 0.0005
 _ALARM = int(signal.SIGALRM)
+_ITIMER = int(_signal.ITIMER_REAL)
 NOBODY = padded("")
 _PAGE = resource.getpagesize()
 
@@ -45,6 +49,8 @@ def _memory_pages() -> tuple[int, int]:
 class Budget:
     """The bounds for every block of one worker.
 
+    Size: half of it notes what the process has of its own, so that each part of it is put back.
+
     Args:
         step_seconds: wall time one block may take in one step.
         memory_bytes: how much one block may let the process grow in one step.
@@ -53,6 +59,7 @@ class Budget:
     Attributes:
         step_seconds, memory_bytes: as given.
         struck: whether the timer has raised since `arm`. Python drops what is raised in a `__del__`.
+        round: the round that is open, if a round is.
     """
 
     def __init__(self, step_seconds: float, memory_bytes: int, heartbeat: Heartbeat | None = None) -> None:
@@ -64,6 +71,7 @@ class Budget:
         self._running: Callable[[], bool] | None = None
         self._deadline = 0.0
         self._started = 0.0
+        self._began = 0.0
         self._base: tuple[int, int] = (0, 0)
         self._bounded = True
         self._collects = False
@@ -71,10 +79,34 @@ class Budget:
         self._main = threading.current_thread() is threading.main_thread()
         self._handler: Any = signal.SIG_DFL
         self._timer: tuple[float, float] = (0.0, 0.0)
+        self._tick = self._on_tick
+        self._ceiling = self._limits
+        self.round = Round()
 
     def begin_step(self) -> None:
         """Take the process's size now as what a block's growth is measured from."""
         self._base = _memory_pages()
+        ceiling = self._base[0] * _PAGE + 2 * self.memory_bytes
+        soft, hard = self._limits
+        lower = soft == resource.RLIM_INFINITY or ceiling < soft
+        self._ceiling = (ceiling, hard) if lower else self._limits
+
+    def begin_round(self, device: torch.device) -> None:
+        """Begin a round of turns: until `end_round`, nothing but turns of blocks runs.
+
+        The timer and the limits stay between the turns of the round. Each turn sets them anew, for the block before may have
+        changed them.
+
+        Args:
+            device: where the blocks' new tensors are made.
+        """
+        self._keep_outside()
+        self.round.begin(device)
+
+    def end_round(self) -> None:
+        """End the round: the process has its own timer and limits again."""
+        self.round.end()
+        self._put_back(time.monotonic() - self._began)
 
     def arm(self, running: Callable[[], bool], used: float, trace: bytes = NOBODY, memory: bool = True) -> None:
         """Start watching a block.
@@ -85,42 +117,60 @@ class Budget:
             trace: the trace's id (`watchdog.padded`), to be named if nothing but the worker's end ends the block.
             memory: whether the process's growth is bounded too.
         """
-        self._running = running
         self._bounded = memory
         self.struck = False
         self._strikes = 0
+        in_round = self.round.open
+        if not in_round:
+            self._keep_outside()
         self._started = time.monotonic()
         self._deadline = self._started + max(0.0, self.step_seconds - used)
-        self._collects = gc.isenabled()
         gc.disable()  # what others have left to be collected would run here
         if self._heartbeat is not None:
             self._heartbeat.beat(self.step_seconds + GRACE_SECONDS)
             self._heartbeat.arm(self._deadline, trace)
-        if not self._main:
-            return
-        if memory:
-            ceiling = self._base[0] * _PAGE + 2 * self.memory_bytes
-            soft, hard = self._limits
-            if soft == resource.RLIM_INFINITY or ceiling < soft:
-                resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
-        self._handler = _signal.signal(_ALARM, self._on_tick)
-        self._timer = signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
+        if self._main:
+            if memory or in_round:
+                resource.setrlimit(resource.RLIMIT_AS, self._ceiling if memory else self._limits)
+            if _signal.getsignal(_ALARM) is not self._tick:
+                _signal.signal(_ALARM, self._tick)
+            _signal.setitimer(_ITIMER, _TICK_SECONDS, _TICK_SECONDS)
+        self._running = running  # from here on a tick may raise
 
     def disarm(self) -> float:
         """Stop watching; return the seconds since `arm`."""
         self._running = None
         elapsed = time.monotonic() - self._started
-        if self._main:
-            # Someone else's timer goes on where it would be now.
-            remaining, interval = self._timer
-            signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
-            _signal.signal(_ALARM, self._handler)
-            if self._bounded:
-                resource.setrlimit(resource.RLIMIT_AS, self._limits)
-        (gc.enable if self._collects else gc.disable)()  # whichever of them the block called
+        if not self.round.open:
+            self._put_back(elapsed)
         if self._heartbeat is not None:
             self._heartbeat.disarm()
         return elapsed
+
+    def _keep_outside(self) -> None:
+        """Note what is put back when no block runs any more.
+
+        It is the timer, its handler, and whether Python collects.
+        """
+        self._began = time.monotonic()
+        self._collects = gc.isenabled()
+        if self._main:
+            self._handler = _signal.getsignal(_ALARM)
+            self._timer = _signal.getitimer(_ITIMER)
+
+    def _put_back(self, elapsed: float) -> None:
+        """Put back what `_keep_outside` noted, and the limit of the address space.
+
+        Args:
+            elapsed: the seconds since then.
+        """
+        if self._main:
+            # Someone else's timer goes on where it would be now.
+            remaining, interval = self._timer
+            _signal.setitimer(_ITIMER, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
+            _signal.signal(_ALARM, self._handler)
+            resource.setrlimit(resource.RLIMIT_AS, self._limits)
+        (gc.enable if self._collects else gc.disable)()  # whichever of them the block called
 
     def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:
         """Call code of the engine that may run code of a block's objects.
@@ -187,8 +237,17 @@ class Budget:
         return (_memory_pages()[1] - self._base[1]) * _PAGE
 
 
+_SETTERS = (
+    Budget.arm,
+    Budget.disarm,
+    Budget.run,
+    Budget.begin_round,
+    Budget.end_round,
+    Budget._keep_outside,
+    Budget._put_back,
+)
 # Code that arms and disarms: broken off there, a budget would stay armed. The next tick comes later.
-_UNBROKEN: set[CodeType] = {function.__code__ for function in (Budget.arm, Budget.disarm, Budget.run)}
+_UNBROKEN: set[CodeType] = {function.__code__ for function in _SETTERS}
 
 
 def unbroken(function: F) -> F:

@@ -68,6 +68,7 @@ class GreenletRunner(Runner):
         self._own = OwnState()
         self._block = RunningBlock(state, program, tree, applier)
         self._fiber = self._block.fiber
+        self._fiber.round = bounds.budget.round
 
     @property
     def names(self) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class GreenletRunner(Runner):
         It runs with its own random generators and its own process state.
         """
         fiber, progress = self._fiber, self._state.progress
-        self._own.enter()
+        self._own.enter(self._budget.round.outside)
         if self._random is not None:
             self._random.enter()
         self._budget.arm(fiber.is_running, progress.used, self._blame)

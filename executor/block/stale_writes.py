@@ -6,8 +6,9 @@ with `.clone()`; without that, it fails, so that no edit is silently missing.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from executor.core.errors import Refusal
 from executor.core.torch_modes import unseen
@@ -22,17 +23,21 @@ class StaleWrites:
     """The values of locations that a block has left, as far as the block still holds them."""
 
     def __init__(self) -> None:
-        self._given: list[tuple[TensorWeakRef, int, str | Refusal]] = []
+        self._given: list[tuple[weakref.ref[torch.Tensor], int, object]] = []
         self._room = _ROOM
 
     def leave(self, served: Served) -> None:
         """Watch the values of a location from now on."""
-        self._given.extend((TensorWeakRef(value), value._version, served.location) for value in served.given())
+        given = self._given
+        while given and given[-1][0]() is None:
+            given.pop()
+        for value in served.given():
+            given.append((weakref.ref(value), value._version, served.at))
         self._make_room()
 
     def watch(self, value: torch.Tensor, refusal: Refusal) -> None:
         """Watch a value of any shape that may not be changed; `refusal` is raised if it is."""
-        self._given.append((TensorWeakRef(value), value._version, refusal))
+        self._given.append((weakref.ref(value), value._version, refusal))
         self._make_room()
 
     def _make_room(self) -> None:
@@ -56,8 +61,10 @@ class StaleWrites:
         self._check(self._given)
 
     @staticmethod
-    def _check(given: list[tuple[TensorWeakRef, int, str | Refusal]]) -> None:
-        changed: str | Refusal | None = None
+    def _check(given: list[tuple[weakref.ref[torch.Tensor], int, object]]) -> None:  # any shape
+        if not given:
+            return
+        changed: object = None
         with unseen():
             for reference, version, where in given:
                 value = reference()
@@ -72,5 +79,5 @@ class StaleWrites:
                 f"the value of {changed} was changed in place after the block had gone on from there, when the model had "
                 "used it already, so the change cannot be applied; change it before asking for the next location, or "
                 "work on a copy: value = value.clone()",
-                location=changed,
+                location=str(changed),
             )

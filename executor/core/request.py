@@ -15,6 +15,12 @@ from executor.core.programs import Code
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest, parse_trace
 
+# Values of which a block cannot make a way to another block: it can put nothing into them.
+_UNSHARED = frozenset(
+    "none boolean integer big_integer real complex_number text data tensor tuple frozen_set slice ellipsis range dtype device "
+    "module tracer python_module symbol size not_implemented remote".split()
+)
+
 
 def shipped(request: TraceRequest, codes: dict[str, Code] | None) -> dict[str, Any]:
     """Return a trace as vLLM carries it to the workers; `Opened.of` reads it there.
@@ -51,6 +57,19 @@ class Opened:
         """Return the trace that `shipped` made ready."""
         trace = parse_trace(shipment["trace"], shipment["edits"], shipment["key"])
         return cls(trace, shipment["session"], shipment["codes"])
+
+    @cached_property
+    def mingles(self) -> bool:
+        """Whether blocks of different invokes may have an object in common.
+
+        Only objects count that could hold a value of the model.
+        """
+        trace = self.trace
+        return len(trace.invokes) > 1 and (
+            bool(trace.shared or trace.exchanged or trace.variables)
+            or any(invoke.joint or invoke.gang or invoke.after for invoke in trace.invokes)
+            or any(value.WhichOneof("kind") not in _UNSHARED for value in trace.scope.values)
+        )
 
     @cached_property
     def joint(self) -> dict[int, pb.Invoke]:

@@ -17,15 +17,14 @@ def unseen() -> AbstractContextManager[object]:
     return disabled
 
 
-def mode_depth() -> tuple[int, int, bool, bool]:
+_function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def mode_depth() -> tuple[int, int, bool]:
     """Return which modes are open on this thread.
 
     Returns:
-        The number of function modes, the number of dispatch modes, and whether autocast is on, on CPUs and on GPUs.
+        The number of function modes, the number of dispatch modes, and whether autocast is on for any device.
     """
-    return (
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-    )
+    return _function_modes(), _dispatch_modes(), _any_autocast()

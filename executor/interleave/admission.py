@@ -149,7 +149,8 @@ class Requests:
             bound = _Bound(edit.code, edit.namespace, prompt_tokens)
             identity = Identity(edit.key, edit.scope.id, number, edit=edit.name, owner=request_id, rank=edit.rank)
             came.append(self._take_in(self._mediator(identity, edit.scope, opened, bound), edit.scope))
-        came.append(self._take_in(mediator, scope, trace.stream))
+        apart = not (edits or request.gang or trace.scan or opened.mingles)
+        came.append(self._take_in(mediator, scope, trace.stream, apart))
         self._writes[request_id] = list(invoke.program.writes)
         if trace.stream and self._host.reports:
             self.streams[request_id] = SaveStream(
@@ -175,7 +176,7 @@ class Requests:
         self._ids[(scope.id, index)] = key
         return self._take_in(mediator, scope)
 
-    def _take_in(self, mediator: Mediator, scope: TraceScope, streamed: bool = False) -> Admitted:
+    def _take_in(self, mediator: Mediator, scope: TraceScope, streamed: bool = False, apart: bool = False) -> Admitted:
         identity = mediator.identity
         self.mediators[identity.request_id] = mediator
         return Admitted(
@@ -189,6 +190,7 @@ class Requests:
             owner=identity.owner,
             rank=identity.rank,
             streamed=streamed,
+            apart=apart,
         )
 
     def _mediator(

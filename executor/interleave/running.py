@@ -7,16 +7,17 @@ the value that the model goes on with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.core.errors import Refusal
+from executor.core.location import Location
 from executor.core.request import Span
 from executor.interleave.context import Host
-from executor.interleave.machine.events import AtBarrier, Failure, Settled, TurnEnded
+from executor.interleave.machine.events import AtBarrier, Failure, Settled, TurnEnded, TurnsEnded
 from executor.interleave.machine.instructions import (
     Apply,
     Instruction,
@@ -24,15 +25,21 @@ from executor.interleave.machine.instructions import (
     Overrun,
     Pass,
     Resume,
+    ResumeAll,
     Serve,
+    ServeAll,
     Settle,
     Start,
     Throw,
 )
 from executor.interleave.recorders import Recorders
 from executor.interleave.serving import Serving, Visit
-from executor.model.rows import ManyRows, Rows
+from executor.model.batched import Member, row_bytes
+from executor.model.rows import BatchRows, ManyRows, Rows
 from interpose.v1 import trace_pb2 as pb
+
+_NOTHING = (None, None, None, None)
+_MOST_BYTES = 64 << 20  # of private copies that blocks are given together
 
 
 class Running:
@@ -71,13 +78,17 @@ class Running:
         self._budget = host.budget
         self._stages = host.stages
         self._muted = muted
+        self._device = host.tree.device
+        self._last = TurnEnded()
 
     def handlers(self) -> dict[type[Instruction], Callable[[Any], Any]]:
         """Return what carries out each instruction, by its type."""
         return {
             Start: self._start,
             Resume: lambda do: self._turn(do, lambda mediator: mediator.resume(True)),
+            ResumeAll: self._resume_all,
             Serve: self._serve,
+            ServeAll: self._serve_all,
             Apply: self._apply,
             Overrun: lambda do: self._turn(do, lambda mediator: mediator.throw(self._budget.exceeded())),
             Throw: lambda do: self._turn(do, lambda mediator: mediator.throw(refusal(do.error))),
@@ -109,20 +120,39 @@ class Running:
         misfit = None
         if settles and self.visit is not None and mediator.state.progress.served is not None:
             misfit = self.serving.settle(mediator, self.visit)
-        if mediator.state.record.recorders and self.in_step:
+        return self._how(mediator, misfit)
+
+    def _how(self, mediator: Mediator, misfit: Failure | None) -> TurnEnded:
+        """Return how a block's turn ended."""
+        state = mediator.state
+        record, waits, ended = state.record, state.waits, state.ending.ended
+        if record.recorders and self.in_step:
             self._recorders.enlist(mediator)
-        ended, call, barrier = mediator.state.ending.ended, mediator.state.waits.call, mediator.state.waits.barrier
+        call, barrier, owed = waits.call, waits.barrier, record.skips.owed
+        nothing: tuple[object, ...] = (ended, call, barrier, misfit)
+        if nothing == _NOTHING and not owed and not record.recorders:
+            return self._waiting(waits.location)
         return TurnEnded(
-            waits=mediator.state.waits.location,
+            waits=waits.location,
             ended=ended,
             barrier=AtBarrier(barrier.number, barrier.count) if barrier is not None and ended is None else None,
             calls=call if ended is None else None,
-            overdue=call is not None and mediator.state.progress.used > self._budget.step_seconds,
-            owes=bool(mediator.state.record.skips.owed),
-            records=bool(mediator.state.record.recorders),
+            overdue=call is not None and state.progress.used > self._budget.step_seconds,
+            owes=bool(owed),
+            records=bool(record.recorders),
             misfit=misfit,
             away=mediator.state.waits.away,
         )
+
+    def _waiting(self, at: Location | None) -> TurnEnded:
+        """Return the end of a turn of a block that waits for a location.
+
+        It is the last such end, if the block before waits for the same.
+        """
+        last = self._last
+        if at is None or at != last.waits or at.shown != last.waits.shown:
+            last = self._last = TurnEnded(at)
+        return last
 
     def rows(self, mediator: Mediator, visit: Visit) -> tuple[Rows | ManyRows, int]:
         """Return a block's rows at a location, and the index of its (first) request in the batch."""
@@ -162,6 +192,53 @@ class Running:
                 refused = Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
             return self.turn(mediator, lambda: mediator.throw(refused))
         return self.turn(mediator, lambda: mediator.serve(served, at, visit.position))
+
+    def _resume_all(self, do: ResumeAll) -> TurnsEnded:
+        mediators = [self._mediators[key] for key in do.blocks]
+        self._budget.begin_round(self._device)
+        try:
+            for mediator in mediators:
+                mediator.resume(True)
+        finally:
+            self._budget.end_round()
+        return TurnsEnded([self._how(mediator, None) for mediator in mediators])
+
+    def _serve_all(self, do: ServeAll) -> TurnsEnded:
+        visit = self.visit
+        assert visit is not None
+        size, parts, turns = row_bytes(visit.value), self._shared_rows(do.blocks, visit), list[TurnEnded]()
+        first = 0
+        while first < len(parts):
+            end, rows = first + 1, parts[first].stop - parts[first].start
+            while end < len(parts) and (rows + parts[end].stop - parts[end].start) * size <= _MOST_BYTES:
+                rows += parts[end].stop - parts[end].start
+                end += 1
+            turns += self._serve_some(do.blocks[first:end], parts[first:end], visit)
+            first = end
+        return TurnsEnded(turns)
+
+    def _serve_some(self, keys: Sequence[str], parts: Sequence[Rows], visit: Visit) -> list[TurnEnded]:
+        """Serve some blocks that have nothing in common."""
+        value = self.serving.shared(visit, BatchRows.of(parts)) if len(keys) > 1 else None
+        if value is None:
+            return [self._serve(Serve(key)) for key in keys]
+        turned: list[tuple[Mediator, Member, Location]] = []
+        for i, key in enumerate(keys):
+            mediator = self._mediators[key]
+            at = mediator.state.waits.location
+            assert at is not None
+            turned.append((mediator, Member(value, i, at), at))
+        self._budget.begin_round(self._device)
+        try:
+            for mediator, member, at in turned:
+                mediator.serve(member, at, visit.position)
+        finally:
+            self._budget.end_round()
+        misfits = self.serving.settle_all(turned, visit)
+        return [self._how(mediator, misfit) for (mediator, _, _), misfit in zip(turned, misfits, strict=True)]
+
+    def _shared_rows(self, keys: Sequence[str], visit: Visit) -> list[Rows]:
+        return [visit.rows_of(self.spans[key][0]) for key in keys]
 
     def _apply(self, do: Apply) -> TurnEnded:
         mediator = self._mediators[do.block]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,18 @@ import torch
 
 from executor.block.mediator import Mediator
 from executor.core.errors import Refusal
-from executor.core.location import Kind
+from executor.core.location import Kind, Location
 from executor.core.request import Span
 from executor.interleave.context import Host
 from executor.interleave.machine.events import Failure
+from executor.model import batched
+from executor.model.batched import BatchValue, Member
 from executor.model.bits import digest
 from executor.model.items import made_here
 from executor.model.meta_tensors import is_fake
 from executor.model.node import Node
 from executor.model.read_only import ReadOnly
-from executor.model.rows import ManyRows, Rows
+from executor.model.rows import BatchRows, ManyRows, Rows
 from executor.model.tree import SAMPLES
 from executor.model.values import Fixed, Served, Shapes
 from interpose.v1 import trace_pb2 as pb
@@ -89,6 +91,53 @@ class Serving:
             return ReadOnly(location, value, rows, lambda path: node.layouts.of(kind, path), why)
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
+    def shared(self, visit: Visit, rows: BatchRows) -> BatchValue | None:
+        """Return a location's value for several requests at once.
+
+        If each block is to be served by itself, the call returns None.
+
+        Args:
+            visit: the location.
+            rows: the rows of the requests.
+        """
+        node, kind = visit.node, visit.kind
+        if self._stages.last or kind == Kind.PATTERN or (node.module is not None and self._cache.why_not_looked_at):
+            return None
+        try:
+            return BatchValue(visit.value, rows, lambda path: node.layouts.of(kind, path))
+        except Exception:  # the same on every rank; each block is told by itself
+            return None
+
+    def settle_all(self, turned: Sequence[tuple[Mediator, Member, Location]], visit: Visit) -> list[Failure | None]:
+        """Write what blocks with nothing in common changed at a location.
+
+        Args:
+            turned: the blocks that had a turn, with what they were served, and where.
+            visit: the location.
+
+        Returns:
+            For each block why its change does not fit, if so.
+        """
+        gone = [
+            (mediator, member, at)
+            for mediator, member, at in turned
+            if member.plain
+            and mediator.state.waits.call is None
+            and mediator.state.ending.failure is None
+            and visit.node.path != SAMPLES
+        ]
+        try:
+            batched.settle([member for _, member, _ in gone], visit.value)
+        except Exception:  # each block is told by itself
+            gone = []
+        for mediator, member, at in gone:
+            mediator.left()
+            self._note(mediator, member, at)
+        return [
+            None if mediator.state.progress.served is None else self.settle(mediator, visit)
+            for mediator, _, _ in turned
+        ]
+
     def settle(self, mediator: Mediator, visit: Visit, leaving: bool = False) -> Failure | None:
         """Write what a block changed at a location into the value that the model goes on with.
 
@@ -119,16 +168,20 @@ class Serving:
             misfit = Failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, str(at))
         finally:
             mediator.left()
+        if at is not None:
+            self._note(mediator, served, at)
+        return misfit
+
+    def _note(self, mediator: Mediator, served: Served, at: Location) -> None:
+        """Note what a block wrote at a location, for its account and for the other ranks."""
+        record = mediator.state.record
         if self._several:
             for put, differs in served.put:
-                mediator.state.record.wrote.append(digest(put) if differs is None else digest(put) * differs)
-        if at is not None:
-            where = f"{at.path}.{at.kind}"
-            if served.written:
-                mediator.state.record.tally.write(where)
-            elif served.differs:
-                mediator.state.record.tally.may_write(where, served.differs)
-        return misfit
+                record.wrote.append(digest(put) if differs is None else digest(put) * differs)
+        if served.written:
+            record.tally.write(f"{at.path}.{at.kind}")
+        elif served.differs:
+            record.tally.may_write(f"{at.path}.{at.kind}", served.differs)
 
     def _check_tokens(self, tokens: Any, location: str) -> None:
         """Refuse tokens that the model does not know, which would end the engine."""

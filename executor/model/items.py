@@ -45,19 +45,43 @@ class Spot:
     Attributes:
         location: its name.
         over: why an assignment would reach nothing; "" while it reaches the model.
+        assigned: whether an item was assigned.
     """
 
-    location: str
+    location: object
     over: str = ""
+    assigned: bool = False
+
+
+class Later:
+    """A value that is made when a block first looks at it."""
+
+    __slots__ = ()
+
+    def made(self) -> Any:
+        """Return the value; the same object each time."""
+        raise NotImplementedError
 
 
 class _Cell:
     """Holds one item of a tuple; stands in the tuple's storage."""
 
-    __slots__ = ("item",)
+    __slots__ = ("held",)
 
     def __init__(self, item: Any) -> None:
-        self.item = item
+        self.held = item
+
+    @property
+    def item(self) -> Any:
+        """The item, made now if it was to be made later."""
+        held = self.held
+        if isinstance(held, Later):
+            held = self.held = held.made()
+        return held
+
+    @item.setter
+    def item(self, item: Any) -> None:
+        self.held = item
 
     @classmethod
     def __torch_function__(
@@ -100,6 +124,7 @@ class Outputs(tuple):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         check_item(self, key, value)
+        self._spot.assigned = True
         tuple.__getitem__(self, key).item = value
 
     def __getitem__(self, key: Any) -> Any:
@@ -175,6 +200,7 @@ class ListOutputs(list):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         check_item(self, key, value)
+        self._spot.assigned = True
         super().__setitem__(key, value)
 
 
@@ -272,14 +298,14 @@ def check_item(values: Outputs | ListOutputs, key: Any, value: Any) -> None:
         Refusal: the key is no number, the value does not fit, or the model would not see it.
         IndexError: there is no such item.
     """
-    where = values._spot.location + "".join(f"[{step!r}]" for step in values._path)
+    where = str(values._spot.location) + "".join(f"[{step!r}]" for step in values._path)
     if not isinstance(key, int):
         message = f"the values at {where} are assigned one at a time: write value[0] = …"
-        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=values._spot.location)
+        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(values._spot.location))
     check(values[key], value, f"{where}[{key}]")
     if values._spot.over:
         message = f"{where}[{key}] was assigned after {values._spot.over}"
-        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=values._spot.location)
+        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=str(values._spot.location))
 
 
 def check(old: Any, new: Any, where: str) -> None:

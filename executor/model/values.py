@@ -114,6 +114,7 @@ class Served:
         layout_of: the layout of the tensor at a path of keys into `value`, e.g. `(0,)` for the first of a tuple.
 
     Attributes:
+        at: the location, whose text is its name.
         value: what the block sees; `assign` replaces the whole.
         written: whether the block changed it.
         differs: tensors on a device, any of which says that it did although torch did not count a write.
@@ -121,6 +122,7 @@ class Served:
     """
 
     def __init__(self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout]) -> None:
+        self.at: object = location
         self.location = location
         self.written = False
         self.differs: list[torch.Tensor] = []

@@ -69,6 +69,8 @@ class Event:
 class Admitted(Event):
     """A block was bound: a request's own block, a standing edit in a request, or a joint block.
 
+    Size: all facts of a block that the machine's rules read.
+
     Attributes:
         key: the request's id; of other blocks a text that stands for the block.
         trace: the id of the block's trace.
@@ -80,8 +82,8 @@ class Admitted(Event):
         owner: the request that a standing edit runs in, or "".
         rank: the place of a block among the blocks of its request; edits are below 0.
         streamed: whether the block's saves leave step by step.
-        apart: whether the block has no rows and no objects in common with another block, so that other blocks may take their turns
-            before the block's changes are in the model.
+        apart: whether the block has no rows and no objects in common with another block, so that other blocks may take their
+            turns before the block's changes are in the model.
     """
 
     key: str

@@ -78,7 +78,9 @@ class Turns:
     def turn_each(
         self, blocks: Sequence[Block], one: Callable[[str], Turn], several: Callable[[tuple[str, ...]], Instruction]
     ) -> Doing[None]:
-        """Let blocks run once each; neighbours that have nothing in common with other blocks get one instruction.
+        """Let blocks run once each.
+
+        Neighbours that have nothing in common with other blocks get one instruction.
 
         Args:
             blocks: the blocks in the order of their turns.
@@ -269,7 +271,10 @@ class Turns:
 
 
 def _neighbours(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """Yield blocks in their order: neighbours that are apart from all others as one list, any other block alone."""
+    """Yield blocks in their order.
+
+    Neighbours that are apart from all other blocks are one list. Any other block is a list by itself.
+    """
     for apart, group in groupby(blocks, lambda block: block.facts.apart):
         if apart:
             yield list(group)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from executor.interleave.machine import instructions
-from executor.interleave.machine.instructions import Instruction, Turn, SeveralTurns
+from executor.interleave.machine.instructions import Instruction, SeveralTurns, Turn
 from tests.engine.bare import Worker
 
 KINDS = {

@@ -35,9 +35,9 @@ from executor.interleave.machine.instructions import (
     Instruction,
     Record,
     Settle,
+    SeveralTurns,
     Stream,
     Turn,
-    SeveralTurns,
 )
 from executor.interleave.machine.machine import Machine
 

@@ -10,7 +10,7 @@ import pytest
 
 from executor.interleave.machine import events, instructions
 from executor.interleave.machine.events import Arrived, Code, Compared, Event, StepBegan, StepEnded, TurnEnded
-from executor.interleave.machine.instructions import BeginStep, Hook, Instruction, Start, SeveralTurns, Turn
+from executor.interleave.machine.instructions import BeginStep, Hook, Instruction, SeveralTurns, Start, Turn
 from executor.interleave.machine.machine import Machine, UnexpectedEvent
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.executor.interleave.machine.situations import DONE, at, begin, machine

@@ -64,10 +64,10 @@ from executor.interleave.machine.instructions import (
     Serve,
     ServeAll,
     Settle,
+    SeveralTurns,
     Start,
     Stream,
     Turn,
-    SeveralTurns,
 )
 from executor.interleave.machine.machine import Machine
 from executor.interleave.machine.turns import BETWEEN
