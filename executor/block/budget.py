@@ -20,8 +20,6 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-import torch
-
 from executor.block.round import Round
 from executor.block.watchdog import GRACE_SECONDS, Heartbeat, padded
 from executor.core.errors import BudgetExceeded
@@ -91,20 +89,16 @@ class Budget:
         lower = soft == resource.RLIM_INFINITY or ceiling < soft
         self._ceiling = (ceiling, hard) if lower else self._limits
 
-    def begin_round(self, device: torch.device) -> None:
+    def begin_round(self) -> None:
         """Begin a round of turns: until `end_round`, nothing but turns of blocks runs.
 
-        The timer and the limits stay between the turns of the round. Each turn sets them anew, for the block before may have
-        changed them.
-
-        Args:
-            device: where the blocks' new tensors are made.
+        The timer runs on between the turns of the round. Each turn sets it anew, for the block before may have changed it.
         """
         self._keep_outside()
-        self.round.begin(device)
+        self.round.begin()
 
     def end_round(self) -> None:
-        """End the round: the process has its own timer and limits again."""
+        """End the round: the process has its own timer again."""
         self.round.end()
         self._put_back(time.monotonic() - self._began)
 
@@ -120,8 +114,7 @@ class Budget:
         self._bounded = memory
         self.struck = False
         self._strikes = 0
-        in_round = self.round.open
-        if not in_round:
+        if not self.round.open:
             self._keep_outside()
         self._started = time.monotonic()
         self._deadline = self._started + max(0.0, self.step_seconds - used)
@@ -130,8 +123,8 @@ class Budget:
             self._heartbeat.beat(self.step_seconds + GRACE_SECONDS)
             self._heartbeat.arm(self._deadline, trace)
         if self._main:
-            if memory or in_round:
-                resource.setrlimit(resource.RLIMIT_AS, self._ceiling if memory else self._limits)
+            if memory:
+                resource.setrlimit(resource.RLIMIT_AS, self._ceiling)
             if _signal.getsignal(_ALARM) is not self._tick:
                 _signal.signal(_ALARM, self._tick)
             _signal.setitimer(_ITIMER, _TICK_SECONDS, _TICK_SECONDS)
@@ -141,6 +134,8 @@ class Budget:
         """Stop watching; return the seconds since `arm`."""
         self._running = None
         elapsed = time.monotonic() - self._started
+        if self._main:  # the engine's own code may need more than a block
+            resource.setrlimit(resource.RLIMIT_AS, self._limits)
         if not self.round.open:
             self._put_back(elapsed)
         if self._heartbeat is not None:
@@ -159,7 +154,7 @@ class Budget:
             self._timer = _signal.getitimer(_ITIMER)
 
     def _put_back(self, elapsed: float) -> None:
-        """Put back what `_keep_outside` noted, and the limit of the address space.
+        """Put back what `_keep_outside` noted.
 
         Args:
             elapsed: the seconds since then.
@@ -169,7 +164,6 @@ class Budget:
             remaining, interval = self._timer
             _signal.setitimer(_ITIMER, max(remaining - elapsed, 1e-6) if remaining else 0.0, interval)
             _signal.signal(_ALARM, self._handler)
-            resource.setrlimit(resource.RLIMIT_AS, self._limits)
         (gc.enable if self._collects else gc.disable)()  # whichever of them the block called
 
     def run(self, do: Callable[[], T], used: float, trace: bytes) -> tuple[T, float]:

@@ -15,7 +15,6 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from executor.block.interface import Block
-from executor.block.round import Round
 from executor.core.errors import Cancel, Refusal
 from executor.core.torch_modes import mode_depth
 from interpose.v1 import trace_pb2 as pb
@@ -66,9 +65,6 @@ def _above(main: Callable[..., None]) -> Callable[..., None]:
     return main
 
 
-_NO_ROUND = Round()
-
-
 class Fiber:
     """Runs one block.
 
@@ -80,7 +76,6 @@ class Fiber:
     Attributes:
         parked: whether the block waits for the forward, and has not just switched to another greenlet.
         closing: whether the block is to end and may wait for nothing more.
-        round: the rounds of turns that the fiber's turns may be in.
     """
 
     def __init__(self, main: Callable[..., None], block: Block, device: torch.device) -> None:
@@ -88,7 +83,6 @@ class Fiber:
         self._greenlet.block = block
         self.parked = False
         self.closing = False
-        self.round = _NO_ROUND
         self._device = device
         self._on_cpu = device.type == "cpu"
         self._outside: Any = None  # the engine's greenlet, while the block runs
@@ -122,13 +116,8 @@ class Fiber:
         self._turn(self._greenlet.throw, error)
 
     def _turn(self, turn: Callable[[Any], Any], value: Any) -> None:
-        if self.round.open and not self._inference:  # the modes are set already
-            self._within(turn, value)
-            if self._inference:
-                self.round.enter(torch._C._InferenceMode(False))
-            return
         with torch._C._InferenceMode(self._inference):  # what torch.inference_mode opens
-            if self._on_cpu or self.round.open:
+            if self._on_cpu:
                 self._within(turn, value)
             else:
                 with self._device:

@@ -68,7 +68,6 @@ class GreenletRunner(Runner):
         self._own = OwnState()
         self._block = RunningBlock(state, program, tree, applier)
         self._fiber = self._block.fiber
-        self._fiber.round = bounds.budget.round
 
     @property
     def names(self) -> dict[str, Any]:

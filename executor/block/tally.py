@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +80,9 @@ class Tally:
         self._possible.append((location, differs[0] if len(differs) == 1 else torch.stack(differs).any()))
 
     def _resolve(self) -> None:
-        """Count what was only possible, all with one wait."""
-        possible, self._possible = self._possible, []
-        if possible:
-            made = torch.stack([differs for _, differs in possible]).tolist()
-            for (location, _), changed in zip(possible, made, strict=True):
-                if changed:
-                    self.write(location)
+        """Count what was only possible."""
+        if self._possible:
+            resolve([self])
 
     def accounting(
         self, invoke: int, steps: int, prompt_tokens: int, generated_tokens: int, precision: Precision
@@ -105,3 +102,15 @@ class Tally:
         for location, served in self._served.items():
             message.locations.add(location=location, served=served, written=self._written.get(location, 0))
         return message
+
+
+def resolve(tallies: Iterable[Tally]) -> None:
+    """Count what was only possible for several blocks, all with one wait."""
+    possible = [(tally, *one) for tally in tallies for one in tally._possible]
+    if not possible:
+        return
+    made = torch.stack([differs for _, _, differs in possible]).tolist()
+    for (tally, location, _), changed in zip(possible, made, strict=True):
+        tally._possible.clear()
+        if changed:
+            tally.write(location)

@@ -29,7 +29,6 @@ from executor.interleave.finish import Endings
 from executor.interleave.machine.events import (
     Arrived,
     CacheSpoilt,
-    Changed,
     Dropped,
     Event,
     Failure,
@@ -52,7 +51,6 @@ from executor.interleave.machine.instructions import (
     CheckSkips,
     Fail,
     FailForEdit,
-    FindChanged,
     Hook,
     Instruction,
     Record,
@@ -105,7 +103,6 @@ class Interleaver:
             **self._running.handlers(),
             **self._endings.handlers(),
             **Comparing(self.mediators, host).handlers(),
-            FindChanged: lambda do: Changed(frozenset(key for key in do.blocks if self.mediators[key].state.changed)),
             CheckCache: self._check_cache,
             CheckSkips: self._check_skips,
             Record: self._record,
@@ -346,7 +343,7 @@ class Interleaver:
         self.ended[do.request] = do.ended
 
     def _check_cache(self, do: CheckCache) -> CacheSpoilt:
-        spans = {key: self._running.spans[key] for key in do.blocks if self.mediators[key].state.changed}
+        spans = {key: self._running.spans[key] for key in self._running.changed(do.blocks)}
         spoilt = self._cache.clean({span for some in spans.values() for span in some}) if spans else []
         return CacheSpoilt(frozenset(key for key, some in spans.items() if any(span in spoilt for span in some)))
 

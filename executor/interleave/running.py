@@ -7,19 +7,21 @@ the value that the model goes on with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
+from executor.block.tally import resolve
 from executor.core.errors import Refusal
 from executor.core.location import Location
 from executor.core.request import Span
 from executor.interleave.context import Host
-from executor.interleave.machine.events import AtBarrier, Failure, Settled, TurnEnded, TurnsEnded
+from executor.interleave.machine.events import AtBarrier, Changed, Failure, Settled, TurnEnded, TurnsEnded
 from executor.interleave.machine.instructions import (
     Apply,
+    FindChanged,
     Instruction,
     Miss,
     Overrun,
@@ -78,7 +80,6 @@ class Running:
         self._budget = host.budget
         self._stages = host.stages
         self._muted = muted
-        self._device = host.tree.device
         self._last = TurnEnded()
 
     def handlers(self) -> dict[type[Instruction], Callable[[Any], Any]]:
@@ -95,6 +96,7 @@ class Running:
             Miss: self._miss,
             Pass: self._pass,
             Settle: self._settle,
+            FindChanged: lambda do: Changed(frozenset(self.changed(do.blocks))),
         }
 
     def turn(self, mediator: Mediator, turn: Callable[[], None], settles: bool = True) -> TurnEnded:
@@ -129,8 +131,8 @@ class Running:
         if record.recorders and self.in_step:
             self._recorders.enlist(mediator)
         call, barrier, owed = waits.call, waits.barrier, record.skips.owed
-        nothing: tuple[object, ...] = (ended, call, barrier, misfit)
-        if nothing == _NOTHING and not owed and not record.recorders:
+        unusual: tuple[object, ...] = (ended, call, barrier, misfit)
+        if unusual == _NOTHING and not (owed or record.recorders or waits.away):
             return self._waiting(waits.location)
         return TurnEnded(
             waits=waits.location,
@@ -141,7 +143,7 @@ class Running:
             owes=bool(owed),
             records=bool(record.recorders),
             misfit=misfit,
-            away=mediator.state.waits.away,
+            away=waits.away,
         )
 
     def _waiting(self, at: Location | None) -> TurnEnded:
@@ -160,6 +162,12 @@ class Running:
         if mediator.identity.joint:
             return ManyRows(tuple(map(visit.rows_of, spans))), spans[0].index
         return visit.rows_of(spans[0]), spans[0].index
+
+    def changed(self, keys: Iterable[str]) -> list[str]:
+        """Return the blocks that have changed anything in the model's pass, after at most one wait."""
+        states = {key: self._mediators[key].state for key in keys}
+        resolve(state.record.tally for state in states.values())
+        return [key for key, state in states.items() if state.changed]
 
     def leave(self, mediator: Mediator) -> None:
         """A block was failed: take it away from the location where the model is."""
@@ -195,7 +203,7 @@ class Running:
 
     def _resume_all(self, do: ResumeAll) -> TurnsEnded:
         mediators = [self._mediators[key] for key in do.blocks]
-        self._budget.begin_round(self._device)
+        self._budget.begin_round()
         try:
             for mediator in mediators:
                 mediator.resume(True)
@@ -228,7 +236,7 @@ class Running:
             at = mediator.state.waits.location
             assert at is not None
             turned.append((mediator, Member(value, i, at), at))
-        self._budget.begin_round(self._device)
+        self._budget.begin_round()
         try:
             for mediator, member, at in turned:
                 mediator.serve(member, at, visit.position)
