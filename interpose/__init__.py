@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         UnknownLocation,
         VersionMismatch,
     )
+    from interpose.contract.explanation import ExplainedPart, Explanation
     from interpose.contract.result import Logprob, Result
     from interpose.contract.saving import save
     from interpose.contract.version import VERSION as __version__
@@ -67,6 +68,8 @@ _HOMES = {
     "connect_async": "aio.client",
     "connect": "tracing.client",
     "Envoy": "modules.envoy",
+    "ExplainedPart": "contract.explanation",
+    "Explanation": "contract.explanation",
     "Job": "results.job",
     "JobResult": "results.job",
     "JobStatus": "results.job",
@@ -112,6 +115,8 @@ __all__ = [
     "DeadlineExceeded",
     "EngineError",
     "Envoy",
+    "ExplainedPart",
+    "Explanation",
     "InterposeError",
     "InterposeWarning",
     "InterventionError",

@@ -128,6 +128,7 @@ class GreenletRunner(Runner):
         It runs with its own random generators and its own process state.
         """
         fiber, progress = self._fiber, self._state.progress
+        self._state.ran("block", self._state.record.tally.why)
         self._own.enter(self._budget.round.outside)
         if self._random is not None:
             self._random.enter()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,6 +36,7 @@ class Progress:
         prompt_tokens: the length of the prompt; of a joint block, of all prompts that it sees, once it has started.
         step: the step that the request is in; -1 before the first step.
         position: the model's position in that step (`ModuleTree.order_of`).
+        counted: the last step whose tier is counted.
         served, served_at: the value that the block was served, and its location, while the block is there.
         used: the seconds that the block has taken in this step, with the modules that it applied.
         finished, result: whether the generation is over, and the generation's result.
@@ -44,6 +45,7 @@ class Progress:
     prompt_tokens: int
     step: int = -1
     position: int = -1
+    counted: int = -1
     served: Served | None = None
     served_at: Location | None = None
     used: float = 0.0
@@ -83,6 +85,16 @@ class Ending:
     failure: pb.Failure | None = None
 
 
+class Explains(Protocol):
+    """Says how the parts of a block would run, when the block has ended."""
+
+    def explanation(self) -> pb.Explanation:
+        """Return what was found."""
+
+    def excuses(self, failure: pb.Failure) -> bool:
+        """Return whether a failure of the block is of the explanation alone, and of no trace."""
+
+
 @dataclass(slots=True)
 class Record:
     """What a block did.
@@ -91,9 +103,10 @@ class Record:
         skips: the modules that the block skips.
         recorders: what the block has recorded from step to step.
         stale_writes: the values that the block was served and may change no longer.
-        tally: where the block was served, and where it wrote.
+        tally: where the block was served, where it wrote, and the tiers of its steps.
         wrote: digests of the values that the block wrote in this step, where other ranks are to have written the same.
         logs: how often the block printed.
+        explains: of a block that is explained; None for any other block.
     """
 
     skips: Skips
@@ -102,6 +115,7 @@ class Record:
     tally: Tally = field(default_factory=Tally)
     wrote: list[torch.Tensor] = field(default_factory=list)
     logs: int = 0
+    explains: Explains | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -151,6 +165,19 @@ class BlockState:
     def steps(self) -> int:
         """Steps begun."""
         return self.progress.step + 1
+
+    def ran(self, tier: str, why: str = "") -> None:
+        """Count the tier of the step that the request is in.
+
+        The first tier that is counted for a step stands.
+
+        Args:
+            tier, why: as of `Tally.ran`.
+        """
+        progress = self.progress
+        if progress.step > progress.counted and not progress.finished:
+            progress.counted = progress.step
+            self.record.tally.ran(tier, 1, why)
 
     def never(self, location: Location) -> Refusal:
         """Why a location is not served: the generation is over."""

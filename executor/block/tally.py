@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
+from executor.core.text import clip
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.arrays import dtype_of
+
+MOST_REASONS = 16  # of a block, why steps ran in no better tier
+LONGEST_REASON = 400
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,15 @@ class Precision:
 
 
 class Tally:
-    """How often one block was at each location and changed the value there."""
+    """How often one block was at each location, and in which tiers its steps ran.
+
+    Attributes:
+        why: why the block's own code runs in the steps from now on, "" for no reason.
+    """
 
     def __init__(self) -> None:
+        self.why = ""
+        self._ran: dict[tuple[str, str], int] = {}
         self._served: dict[str, int] = {}
         self._written: dict[str, int] = {}
         self._possible: list[tuple[str, torch.Tensor]] = []
@@ -71,6 +81,22 @@ class Tally:
     def write(self, location: str, times: int = 1) -> None:
         """What the block changed at a location is in the model."""
         self._written[location] = self._written.get(location, 0) + times
+
+    def ran(self, tier: str, steps: int = 1, why: str = "") -> None:
+        """Steps of the request ran in a tier.
+
+        Args:
+            tier: "graph" for steps in the tables of captured graphs, "plan" for a plan at the hooks, "block" for the block's own
+                code.
+            steps: how many.
+            why: why they ran in no better tier.
+        """
+        if not steps:
+            return
+        key = (tier, why)
+        if key not in self._ran and len(self._ran) >= MOST_REASONS:
+            key = (tier, "")
+        self._ran[key] = self._ran.get(key, 0) + steps
 
     def may_write(self, location: str, differs: list[torch.Tensor]) -> None:
         """Note scalar booleans that say whether the block changed a value.
@@ -99,6 +125,11 @@ class Tally:
             attention=precision.attention,
             matmul=precision.matmul,
         )
+        for (tier, why), count in self._ran.items():
+            message.tiers.add(tier=tier, steps=count, why=clip(why, LONGEST_REASON))
+        idle = steps - sum(self._ran.values())
+        if idle > 0:
+            message.tiers.add(tier="idle", steps=idle)
         for location, served in self._served.items():
             message.locations.add(location=location, served=served, written=self._written.get(location, 0))
         return message

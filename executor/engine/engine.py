@@ -21,7 +21,7 @@ from executor.cluster.start_failure import CannotStart, failure_of
 from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
 from executor.core.request import InvokeRequest, flow_of, shipped
-from executor.engine.failures import TraceFailed, check_room, check_scan, failed_event
+from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, failed_event
 from executor.engine.outputs import output_event, result_of
 from executor.engine.requests import prompt_of, sampling_of
 from executor.engine.rpc import call_workers
@@ -206,6 +206,7 @@ class TraceEngine:
         """Run a trace's block on shapes, with no request and no generated token."""
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
+        steps = MOST_STEPS if trace.explain else steps
         check_scan(trace, steps, self._description.pipeline_parallel_size)
         shipment = shipped(request, await self._compiled(trace))
         how = Ended.FAILED

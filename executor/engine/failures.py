@@ -35,9 +35,11 @@ def check_scan(trace: pb.Trace, steps: int | None, stages: int) -> None:
         stages: pipeline stages of the model.
     """
     if stages > 1:
+        what = "model.explain" if trace.explain else "model.scan"
+        rather = "tracer.accounting.tiers" if trace.explain else "the shapes of its values"
         message = (
-            "model.scan runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
-            "max_tokens=1) and read the shapes of its values"
+            f"{what} runs a model on one pipeline stage, and this one is served on several; write model.trace(prompt, "
+            f"max_tokens=1) and read {rather}"
         )
         raise TraceFailed(failed_event(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
     if steps is None or steps > MOST_STEPS:

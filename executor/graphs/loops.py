@@ -161,6 +161,28 @@ class TableLoops:
         self._keys[slot] = key
         return ""
 
+    def why_not(self, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]) -> str:
+        """Return why a loop could not go into the tables now, "" if it could.
+
+        The loop goes in and out again.
+
+        Args:
+            tenant, plan, member: as of `enter`.
+            steps: its first step, and the step after the last.
+        """
+        self._settle()
+        if not self._free:
+            return "more requests than the tables have places"
+        slot = self._free[-1]
+        try:
+            _, program = self._joined(slot, tenant, plan, member, steps)
+        except (Refused, Full) as why:
+            return str(why)
+        self._tables.leave(slot)
+        if program and self._programs is not None:
+            self._programs.leave(slot)
+        return ""
+
     def _joined(
         self, slot: int, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]
     ) -> tuple[Lowered, str]:

@@ -31,8 +31,9 @@ from executor.core.text import clip
 from executor.graphs.loops import TableLoops
 from executor.interleave.context import Host
 from executor.interleave.edits import Edits
+from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.machine.events import Admitted, Event, Refused
-from executor.interleave.planned import PlannedRunner, PlannedText, Plans, why_not_planned
+from executor.interleave.planned import PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.saves.stream import SaveStream
@@ -212,7 +213,9 @@ class Requests:
         state = BlockState(
             identity,
             scope.registry,
-            emit=lambda text: self._host.outbox.log(opened.session, trace.id, identity.invoke, text),
+            emit=lambda text: (
+                not trace.explain and self._host.outbox.log(opened.session, trace.id, identity.invoke, text)
+            ),
             progress=Progress(bound.prompt_tokens),
             record=Record(Skips(self._host.tree)),
             fakes=Fakes() if trace.scan else None,
@@ -220,7 +223,11 @@ class Requests:
         program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
         bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
         runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
-        if self._plans is None or source is None or why_not_planned(trace, identity):
+        if trace.explain and source is not None and self._host.facts is not None:
+            read = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes))
+            return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts()))
+        state.record.tally.why = why_not_planned(trace, identity) if self._plans is not None else PLANS_OFF
+        if self._plans is None or source is None or state.record.tally.why:
             return Mediator(state, runner)
         tenant = opened.session if alone and not trace.stream else None
         text = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes), tenant)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from executor.block.budget import Budget
 from executor.block.tally import Precision
 from executor.graphs.loops import TableLoops
+from executor.interleave.explaining import Facts
 from executor.model.apply import Applier
 from executor.model.kv_guard import CacheGuard
 from executor.model.tree import ModuleTree
@@ -39,6 +40,7 @@ class Host:
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         loops: the loops that run in the tables; None: none does.
         forms: of the locations' values for one row, by path and kind.
+        facts: returns what explanations need to know; it runs the model when it is called first, between two steps.
     """
 
     tree: ModuleTree
@@ -55,3 +57,4 @@ class Host:
     plans: bool = False
     loops: TableLoops | None = None
     forms: Mapping[tuple[str, str], Form] = field(default_factory=dict)
+    facts: Callable[[], Facts] | None = None

@@ -89,13 +89,16 @@ class Endings:
         failed = mediator.state.ending.failure
         if failed is not None and mediator.state.fakes is not None:
             failed = explained(failed)
+        explains = mediator.state.record.explains
+        if explains is not None and failed is not None and explains.excuses(failed):
+            failed = mediator.state.ending.failure = None
         if stream is not None:
             events = [stream.end(mediator.names, mediator.state.steps)]
             failed = failed or stream.failure
         if failed is None:
             if scope.expected > 1:
                 scope.shared.export(mediator.identity.invoke, mediator.names, writes)
-            if self._reports and stream is None:
+            if self._reports and stream is None and explains is None:
                 events = self._saves(mediator, scope, writes)
         mediator.let_go(lambda: scope.leave(mediator.names, mediator.lends_names))
         if failed is None and mediator.state.ending.failure is not None:  # an object that it let go of ran too long
@@ -103,6 +106,8 @@ class Endings:
             events = [event for event in events if event.WhichOneof("kind") == "increment"]
         if failed is not None:
             events.append(pb.Event(failed=failed))
+        if self._reports and explains is not None:
+            events.append(pb.Event(explanation=explains.explanation()))
         if self._reports:
             events.append(pb.Event(accounting=self._accounting(mediator)))
         self._ending = (

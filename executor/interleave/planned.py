@@ -56,6 +56,12 @@ T = TypeVar("T")
 _RANGE = type(iter(range(1)))  # the iterators of loops over a slice of steps
 _TRIES = 3  # steps in which a plan that may come later is tried
 
+# Why steps run in no better tier, as a trace's accounting says it.
+PLANS_OFF = "plans: false in the model's settings"
+GRAPHS_OFF = "graphs: false in the model's settings, or the model is on several ranks or has adapters"
+OUTSIDE = "the prompt's step, and code outside of a loop over steps, run as they are"
+STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
+
 
 class Plans:
     """The plans of one worker, and what they are made for.
@@ -84,7 +90,7 @@ class Plans:
         """Note the form of a value that a block is served after the first step."""
         key = (location.path, str(location.kind))
         if key not in self._forms:
-            self._forms[key] = Form.of(served.value, _Own(), lambda tensor, _: tensor)
+            self._forms[key] = Form.of(served.value, Own(), lambda tensor, _: tensor)
 
     def form_of(self, path: str, kind: str) -> Form | None:
         """Return the form of a location's value for one row, None if no block has been there."""
@@ -92,7 +98,7 @@ class Plans:
         return form if form is not None and form.rows == 1 else None
 
 
-class _Own:
+class Own:
     """The rows of a block's own copies: all of them."""
 
     def holds(self, tensor: torch.Tensor) -> bool:  # [rows, ...]
@@ -159,7 +165,8 @@ class PlannedRunner(Runner):
         self._member: Member | None = None
         self._step: OwnStep | None = None  # the step that a plan runs now
         self._tenant = text.tenant
-        self._stays = "" if plans.loops is not None and text.tenant is not None else "the tables are off"
+        self._stays = GRAPHS_OFF if plans.loops is None else STREAMED if text.tenant is None else ""
+        state.record.tally.why = OUTSIDE
         self.refused: Refused | None = None
 
     @property
@@ -231,20 +238,30 @@ class PlannedRunner(Runner):
 
     def _begin(self, number: int) -> bool:
         """Begin a step as a plan; return whether there is one."""
+        tally = self._state.record.tally
         if self.refused is not None or self._state.record.skips.fingerprint() or self._inner.holds_state:
+            own = (
+                "the block skips modules" if not self._inner.holds_state else "the block changed a state of the process"
+            )
+            tally.why = own if self.refused is None else str(self.refused)
             return False
         try:
             self._step = self._bounded(lambda: self._planned(number))
         except Refused as refused:
+            tally.why = str(refused)
             self._tries += 1
             if not refused.later or self._tries >= _TRIES:
                 self.refused = refused
         except Exception as error:  # of torch's, where it traces; the block runs as it is
             self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
+            tally.why = str(self.refused)
+        if self._step is not None:
+            self._state.ran("plan", self._stays)
         return self._step is not None
 
     def _planned(self, number: int) -> OwnStep:
-        plan = self._plan_of(number)
+        with torch.inference_mode(False), torch.no_grad():  # the block is resumed in the engine's inference mode
+            plan = self._plan_of(number)
         assert self._member is not None
         self._plans.steps += 1
         return OwnStep(plan, self._member, number)
@@ -335,7 +352,7 @@ class PlannedRunner(Runner):
             self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
             return
         assert self._member is not None
-        window = _held(plan, window)
+        window = held(plan, window)
         if window.until <= window.first:
             return
         self._stays = loops.enter(
@@ -353,6 +370,8 @@ class PlannedRunner(Runner):
             loop.asked = next(loop.coming, loop.asked)
         state.waits.location = Location("", Kind.STEP, loop.asked)
         state.progress.step += left.passed
+        state.progress.counted = state.progress.step
+        state.record.tally.ran("graph", left.ran)
         self._plans.steps += left.ran
         read, written = locations_of(left.loop.plan)
         for location in read if left.ran else ():
@@ -400,7 +419,7 @@ def window_of(loop: Loop, since: int) -> Window | None:
     return Window(since, loop.asked, min(ALL, loop.asked + left))
 
 
-def _held(plan: Plan, window: Window) -> Window:
+def held(plan: Plan, window: Window) -> Window:
     """Return the steps of a window up to the first in which a plan's guards do not hold."""
     if not plan.guards:
         return window

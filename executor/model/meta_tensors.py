@@ -21,13 +21,18 @@ def is_fake(value: object) -> bool:
 
 def explained(failure: pb.Failure) -> pb.Failure:
     """Return the failure of a scan's block, with a better message if elements are missing."""
-    if "_subclasses" in failure.exception_type or "FakeTensor" in failure.message:
+    if needs_elements(failure):
         failure.code = pb.ERROR_CODE_INVALID_ARGUMENT
         failure.message = (
             f"a scan has shapes and no elements, and this depends on elements; use model.trace(prompt) for it "
             f"({failure.message})"
         )
     return failure
+
+
+def needs_elements(failure: pb.Failure) -> bool:
+    """Return whether a block failed because a scan has no elements."""
+    return "_subclasses" in failure.exception_type or "FakeTensor" in failure.message
 
 
 class Fakes:

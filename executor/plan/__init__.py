@@ -14,5 +14,4 @@ copies, as a greenlet is, so that agreement, write-back and accounting are the s
   under `torch.func.vmap`. A matrix product in a batch is not the greenlet's to the last bit, so a graph says how far it is off.
 - Blocks of the prompt's step (`Region.kind` "prompt") have plans and are tested, and no worker runs them.
 - Traces of several invokes, standing edits, and modules that a block applies stay with the greenlet.
-- `model.explain(block)`: `explain.explain_region` has the answer; no call of the service asks for it.
 """

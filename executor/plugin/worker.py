@@ -34,8 +34,9 @@ from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
 from executor.graphs.tickets import copier_on
 from executor.interleave.context import Host
+from executor.interleave.explaining import Facts
 from executor.interleave.interleaver import Interleaver
-from executor.interleave.scan import scan
+from executor.interleave.scan import forms_of, scan
 from executor.model.apply import Applier
 from executor.model.describe import describe_model
 from executor.model.kv_guard import CacheGuard
@@ -144,6 +145,7 @@ class InterposeWorker(_Base):
             plans=settings["plans"],
             loops=loops,
             forms=forms,
+            facts=self._facts,
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
@@ -173,6 +175,23 @@ class InterposeWorker(_Base):
         graphs = getattr(self.model_runner, "graphs", None)
         if graphs is not None:
             graphs.dispatcher.forget(key)
+
+    def _facts(self) -> Facts:
+        """Return what explanations need to know of this worker; the first call finds out."""
+        known: Facts | None = getattr(self, "interpose_facts", None)
+        if known is None:
+            tree, settings = self.interpose_tree, self.vllm_config.additional_config["interpose"]
+            runner = self.model_runner
+            forms = forms_of(tree, runner.get_model(), self._dummy_pass, runner.sampled)
+            alone = self.parallel_config.world_size == 1 and self.vllm_config.lora_config is None
+            sites = sites_of(forms, self.model_config.dtype) if alone else []
+            numbers = {site.key: number for number, site in enumerate(sites)}
+            loops = runner.interleaver.loops
+            known = self.interpose_facts = Facts(tree, forms, numbers, settings["plans"], self._has_tables, loops)
+        return known
+
+    def _dummy_pass(self, tokens: int) -> None:
+        self.model_runner._dummy_run(tokens, is_profile=True)
 
     def _prepare_graphs(self, loops: TableLoops) -> None:
         """Make ready to run loops in the tables in captured graphs, on devices that have graphs."""
@@ -214,7 +233,7 @@ class InterposeWorker(_Base):
         return ""
 
     def interpose_scan(self, shipment: dict[str, Any], prompt: list[int], steps: int) -> Ending:
-        """Run a block on shapes; see `executor.interleave.scan.scan`."""
+        """Run a block on shapes, or explain it; see `executor.interleave.scan.scan`."""
         runner = self.model_runner
         request = InvokeRequest(shipment["key"], 0, shipment=shipment)
         devices = [] if runner.device.type == "cpu" else [runner.device]
@@ -225,7 +244,7 @@ class InterposeWorker(_Base):
                 return scan(
                     runner.interleaver,
                     runner.get_model(),
-                    lambda tokens: runner._dummy_run(tokens, is_profile=True),
+                    self._dummy_pass,
                     request,
                     prompt,
                     steps,

@@ -6,10 +6,13 @@ in threads. The event loop reads the events of running traces itself.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
 from interpose.aio.handles import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
+from interpose.contract.explanation import Explanation
 from interpose.results.job import Job
 from interpose.rpc.threads import in_thread
 from interpose.tracing.client import DEFAULT_TIMEOUT, Client, connect
@@ -58,6 +61,21 @@ class AsyncModel(Model):
         """
         made = self._generation(AsyncGeneration, prompt, max_new_tokens, options)
         return made.watched("write `result = await model.generate(…)`, or `async with model.generate(…) as tracer:`")
+
+    def explain(  # type: ignore[override]
+        self, block: Callable[..., object] | str, prompt: Any = (0,), **sampling: Any
+    ) -> Awaitable[Explanation]:
+        """Say in which tier each part of a block runs: `await model.explain(steer)`.
+
+        Arguments and errors are as for `Model.explain`.
+        """
+        made, captured, scope = self._explained(block, prompt, sampling, sys._getframe(1))
+
+        async def run() -> Explanation:
+            await made.run_block_async(captured, scope)
+            return made.explanation
+
+        return run()
 
     async def edits(self) -> list[AsyncStandingEdit]:  # type: ignore[override]
         """Return the tenant's standing edits of this model, oldest first.

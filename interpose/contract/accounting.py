@@ -12,6 +12,8 @@ from interpose.v1.value_pb2 import DType
 class Accounting:
     """The account of one invoke, also of an invoke that failed.
 
+    Size: data: each field is a figure of the account.
+
     Attributes:
         served: the number of times that the block was at each location, in the order of the first times. Example:
             `served["model.layers.2.output"]`.
@@ -22,6 +24,9 @@ class Accounting:
         kv_cache_dtype: dtype of the keys and values in the engine's cache.
         attention: the engine's attention backends, e.g. "FLASH_ATTN".
         matmul: precision of products of float32 matrices: "highest", "high" (TF32) or "medium" (bfloat16).
+        tiers: the number of steps in each tier. "graph": in captured graphs, by tables; "plan": as a tensor program at the hooks;
+            "block": the block's own Python; "idle": nothing of the block ran. The numbers add up to `steps`.
+        reasons: why steps ran in no better tier, with the number of steps, e.g. "line 7: …".
     """
 
     served: dict[str, int] = field(default_factory=dict)
@@ -33,10 +38,18 @@ class Accounting:
     kv_cache_dtype: str = ""
     attention: str = ""
     matmul: str = ""
+    tiers: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, message: AccountingMessage) -> Accounting:
         """Return the account of a message."""
+        tiers: dict[str, int] = {}
+        reasons: dict[str, int] = {}
+        for count in message.tiers:
+            tiers[count.tier] = tiers.get(count.tier, 0) + count.steps
+            if count.why:
+                reasons[count.why] = reasons.get(count.why, 0) + count.steps
         return cls(
             served={count.location: count.served for count in message.locations},
             written={count.location: count.written for count in message.locations if count.written},
@@ -47,6 +60,8 @@ class Accounting:
             kv_cache_dtype=_name(message.kv_cache_dtype),
             attention=message.attention,
             matmul=message.matmul,
+            tiers=tiers,
+            reasons=reasons,
         )
 
 

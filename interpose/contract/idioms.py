@@ -65,6 +65,7 @@ OF_TRACES = {
     "edits": f"edits {_OF_TRACES}…, edits=[…])",
     "stream": f"stream {_OF_TRACES}…, stream=True)",
     "blocking": f"blocking {_OF_TRACES}…, blocking=False)",
+    "explain": f"explain {_OF_TRACES}…, explain=True)",
     "fetch": f"fetch {_OF_TRACES}…, fetch=False)",
     "remote": "every trace runs where the model is served, so there is no remote; leave it out",
     "scan": "for shapes alone write `with model.scan(prompt):`; leave scan out",

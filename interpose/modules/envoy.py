@@ -29,6 +29,7 @@ MODEL_WORDS = (
     "edits",
     "clear_edits",
     "scan",
+    "explain",
     "name",
 )
 PSEUDO = ("logits", "samples")

@@ -11,6 +11,7 @@ import numpy as np
 
 from interpose.contract.accounting import Accounting
 from interpose.contract.errors import EngineError
+from interpose.contract.explanation import Explanation
 from interpose.contract.result import Logprob, Result
 from interpose.modules.envoy import Envoy, Node
 from interpose.rpc.call import Running
@@ -49,6 +50,7 @@ class Outcome:
         usage: the tokens, bytes and seconds of the trace.
         accounting: the locations and steps of each invoke's block, by invoke. An invoke that never ran has no entry.
         variables: the session variables of the trace, with their new versions.
+        explanation: the tiers of the block, of a trace that asks for them.
     """
 
     session_id: str = ""
@@ -60,6 +62,7 @@ class Outcome:
     usage: Usage = field(default_factory=Usage)
     accounting: dict[int, Accounting] = field(default_factory=dict)
     variables: list[SessionVariable] = field(default_factory=list)
+    explanation: Explanation | None = None
 
 
 def follow(
@@ -123,6 +126,8 @@ def take_event(outcome: Outcome, event: Event) -> None:
         sys.stdout.flush()
     elif kind == "accounting":
         outcome.accounting[event.accounting.invoke] = Accounting.of(event.accounting)
+    elif kind == "explanation":
+        outcome.explanation = Explanation.of(event.explanation)
     elif kind == "done":
         outcome.usage = event.done.usage
 

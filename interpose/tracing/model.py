@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
+from interpose import capture
 from interpose.contract.errors import InvalidArgument
+from interpose.contract.explanation import Explanation
 from interpose.contract.sampling import check_adapter, check_sampling
 from interpose.modules.envoy import Envoy, Node, tree_of
 from interpose.program.options import TraceOptions
@@ -16,6 +20,7 @@ from interpose.rpc.progress import Progress
 from interpose.rpc.session import Session
 from interpose.tracing.connection import Connection
 from interpose.tracing.edit import EDIT, EditBlock, StandingEdit, check_name, check_names, clear, listed
+from interpose.tracing.explain import EXPLAIN, ExplainedTracer, check_explained
 from interpose.tracing.generation import Generation
 from interpose.tracing.session_block import SessionBlock, entered
 from interpose.tracing.tracer import Tracer
@@ -56,6 +61,7 @@ class Model(Envoy):
         fetch: bool | None = None,
         edits: Sequence[str] = (),
         lora: str | None = None,
+        explain: bool = False,
         **sampling: Any,
     ) -> Tracer:
         """Run a block inside the model: `with model.trace("Hello", max_tokens=3) as tracer:`.
@@ -70,13 +76,52 @@ class Model(Envoy):
                 of the block, or, inside `with client.session()`, at the end of the session.
             edits: names of standing edits (`model.edit`). They run in this order, before the block.
             lora: name of a LoRA adapter for the requests of the trace; `model.adapters` lists the names.
+            explain: True: the block does not run. `tracer.explanation` says in which tier each part of the block would run, and
+                which line keeps the part from a better tier (`interpose.Explanation`).
             sampling: the engine's sampling parameters by their own names (max_tokens, temperature …).
 
         Raises:
             InvalidArgument: the prompt has another type, or the engine has no such sampling parameter.
         """
+        if explain:
+            check_explained(prompt, {"stream=True": stream, "blocking=False": not blocking, "edits": edits})
+            explained = self._traced(ExplainedTracer, prompt, False, True, fetch, (), lora, sampling)
+            return explained.watched(EXPLAIN)
         made = self._traced(Tracer, prompt, stream, blocking, fetch, edits, lora, sampling)
         return made.watched(_TRACE)
+
+    def explain(self, block: Callable[..., object] | str, prompt: Any = (0,), **sampling: Any) -> Explanation:
+        """Say in which tier each part of a block runs: `model.explain(steer)`.
+
+        A part that could have a better tier comes with the line that keeps it from that tier, and with what to write instead.
+
+        Nothing is generated, and the block does not run: its code is followed on shapes, up to each loop over steps. A block
+        where it stands is explained by `with model.trace(prompt, explain=True) as tracer:` and `tracer.explanation`.
+
+        Args:
+            block: a function whose body is the block, `def steer(tracer):`, or the block's text. The parameter is the tracer. A
+                text uses the names of the calling code, and `tracer` and `model`.
+            prompt: as for `trace`. Only the number of its tokens matters.
+            sampling: as for `trace`; it changes no tier. The block is followed for up to 16 steps.
+
+        Returns:
+            The parts of the block; it prints as a text, and shows as a table in a notebook.
+
+        Raises:
+            InvalidArgument: the block is neither a function nor a text, or holds what no block can hold.
+            InterventionError, UnknownLocation: the block fails in a trace too.
+        """
+        made, captured, scope = self._explained(block, prompt, sampling, sys._getframe(1))
+        made.run_block(captured, scope)
+        return made.explanation
+
+    def _explained(
+        self, block: object, prompt: Any, sampling: dict[str, Any], caller: FrameType
+    ) -> tuple[ExplainedTracer, capture.Block, capture.Scope]:
+        prompt = list(prompt) if isinstance(prompt, tuple) else prompt
+        check_explained(prompt, {})
+        made = self._traced(ExplainedTracer, prompt, False, True, None, (), None, sampling)
+        return made, *made.given_block(block, caller, self)
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> Generation:
         """Generate text: `model.generate("Hello", max_new_tokens=3).text`.

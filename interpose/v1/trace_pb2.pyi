@@ -103,7 +103,7 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., gang: bool = ..., joint: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "variables", "lora", "stacks")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "explain", "variables", "lora", "stacks")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class Trace(_message.Message):
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
     SCAN_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
@@ -131,10 +132,11 @@ class Trace(_message.Message):
     remote: bool
     exchanged: _containers.RepeatedScalarFieldContainer[str]
     scan: bool
+    explain: bool
     variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
     lora: str
     stacks: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ..., stacks: bool = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., explain: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ..., stacks: bool = ...) -> None: ...
 
 class SessionVariable(_message.Message):
     __slots__ = ("id", "entry", "version", "canonical")
@@ -369,7 +371,7 @@ class LocationCount(_message.Message):
     def __init__(self, location: _Optional[str] = ..., served: _Optional[int] = ..., written: _Optional[int] = ...) -> None: ...
 
 class Accounting(_message.Message):
-    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul")
+    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul", "tiers")
     INVOKE_FIELD_NUMBER: _ClassVar[int]
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +381,7 @@ class Accounting(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MATMUL_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     invoke: int
     locations: _containers.RepeatedCompositeFieldContainer[LocationCount]
     steps: int
@@ -388,7 +391,52 @@ class Accounting(_message.Message):
     kv_cache_dtype: _value_pb2.DType
     attention: str
     matmul: str
-    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[TierCount]
+    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ...) -> None: ...
+
+class TierCount(_message.Message):
+    __slots__ = ("tier", "steps", "why")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    steps: int
+    why: str
+    def __init__(self, tier: _Optional[str] = ..., steps: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ExplainedPart(_message.Message):
+    __slots__ = ("line", "text", "tier", "best", "reads", "writes", "why", "at", "at_text", "instead")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    AT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_FIELD_NUMBER: _ClassVar[int]
+    line: int
+    text: str
+    tier: str
+    best: str
+    reads: _containers.RepeatedScalarFieldContainer[str]
+    writes: _containers.RepeatedScalarFieldContainer[str]
+    why: str
+    at: int
+    at_text: str
+    instead: str
+    def __init__(self, line: _Optional[int] = ..., text: _Optional[str] = ..., tier: _Optional[str] = ..., best: _Optional[str] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., why: _Optional[str] = ..., at: _Optional[int] = ..., at_text: _Optional[str] = ..., instead: _Optional[str] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("invoke", "parts", "notes")
+    INVOKE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    invoke: int
+    parts: _containers.RepeatedCompositeFieldContainer[ExplainedPart]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, invoke: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ExplainedPart, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "saved_bytes", "seconds_queued", "seconds_running")
@@ -411,7 +459,7 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting")
+    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting", "explanation")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +468,7 @@ class Event(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     INCREMENT_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     output: Output
     log: Log
@@ -428,4 +477,5 @@ class Event(_message.Message):
     done: Done
     increment: Increment
     accounting: Accounting
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ...) -> None: ...
+    explanation: Explanation
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...

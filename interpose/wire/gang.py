@@ -53,6 +53,8 @@ def refusal(trace: Trace) -> str:
     joint = joint_invokes(trace)
     if trace.scan and (len(trace.invokes) != 1 or trace.stream or trace.edits or joint or gang_of(trace)):
         return "a scan has one prompt, and neither streams nor runs with edits"
+    if trace.explain and not trace.scan:
+        return "an explanation is a scan: its block runs on shapes"
     if circular(trace) is not None:
         return "invokes that start together cannot wait for what waits for one of them"
     if not joint:

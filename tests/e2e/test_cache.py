@@ -1,4 +1,4 @@
-"""`tracer.cache()` and `model.scan` over two tensor-parallel ranks: whole values, and whole shapes, of every module."""
+"""`tracer.cache()`, `model.scan` and `model.explain` over two tensor-parallel ranks: whole values and shapes of every module."""
 
 from __future__ import annotations
 
@@ -58,3 +58,28 @@ def test_a_scan_of_too_many_steps(model: interpose.Model) -> None:
     with pytest.raises(interpose.InvalidArgument, match="max_tokens=2 shows them"):
         with model.scan(PROMPT, max_tokens=100):
             pass
+
+
+def test_an_explanation_names_the_tier_and_the_line(model: interpose.Model) -> None:
+    """The service runs no plans, so every block runs as it is; a model on two ranks has no tables."""
+
+    def block(tracer: Any) -> None:
+        kept = [].save()
+        for _ in tracer.iter[1:4]:
+            kept.append(model.blocks[1].mlp.act.save())
+        for _ in tracer.iter[5:8]:
+            h = model.blocks[1].resid_post
+            if h.norm() > 3:
+                h[:] = 0
+
+    found = model.explain(block, PROMPT, max_tokens=10)
+    first, second = found.parts
+    assert "plans: false in the model's settings" in found.notes[0]
+    assert (first.tier, first.best, len(first.reads), "several ranks" in first.why) == ("block", "plan", 1, True), first
+    assert (second.best, second.at_text) == ("block", "if h.norm() > 3:") and "torch.where" in second.instead
+    with model.trace(PROMPT, max_tokens=3, ignore_eos=True) as tracer:
+        for _ in tracer.iter[:]:
+            model.logits.output
+    assert tracer.accounting.tiers == {"block": 3} and "plans: false" in next(iter(tracer.accounting.reasons))
+    with pytest.raises(interpose.InterventionError, match="ZeroDivisionError"):
+        model.explain("x = 1 / 0\nfor step in tracer.iter[:]:\n    model.logits.output\n")

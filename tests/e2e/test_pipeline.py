@@ -142,6 +142,8 @@ def test_a_scan_is_refused_with_what_to_write(model: Any) -> None:
         with model.scan(PROMPT):
             model.model.layers[0].output[0].save()
     assert error.value.code == pb.ERROR_CODE_INVALID_ARGUMENT
+    with pytest.raises(interpose.InvalidArgument, match="model.explain runs a model on one pipeline stage"):
+        model.explain("for step in tracer.iter[:]:\n    model.logits.output\n")
 
 
 def test_the_model_beside_it_has_an_engine_now_with_a_layout_of_its_own(

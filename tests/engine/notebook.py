@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from executor.core.request import shipped
+from executor.engine.failures import MOST_STEPS
 from interpose.rpc.progress import Progress
 from interpose.rpc.session import Session
 from interpose.tracing.model import Model
@@ -81,7 +82,7 @@ class LocalSession(Session):
     def _scan(self, trace: Trace) -> Generator[tuple[str, Event], None, None]:
         numbers = {binding.name: binding.value.integer for binding in trace.sampling}
         prompt = list(trace.invokes[0].prompt.token_ids.ids)
-        steps = numbers.get("max_tokens", 1)
+        steps = MOST_STEPS if trace.explain else numbers.get("max_tokens", 1)
         _, events, _ = self._engine.worker.interpose_scan(shipped(request_of(trace), None), prompt, steps)
         yield "local", Event(output=Output(finished=True))
         for event in events:

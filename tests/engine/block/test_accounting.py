@@ -39,6 +39,16 @@ def test_a_block_that_ends_early_took_part_in_its_steps_only(bench: Bench) -> No
     assert not seen.written
 
 
+def test_every_step_has_a_tier(bench: Bench) -> None:
+    """A block that waits for a later step is idle; the tests may run with plans."""
+    source = "for step in tracer.iter[2:]:\n    x = model.logits.output\n    print(step)\n"
+    [ran] = bench.engine.run(Block(PROMPT, source, {"max_tokens": 5, "ignore_eos": True}))
+    seen = account(ran)
+    assert seen.tiers == {"block": 4, "idle": 1} and seen.steps == 5
+    assert all(why.startswith("plans: false") or "line 3: print" in why or "prompt" in why for why in seen.reasons)
+    assert sum(seen.reasons.values()) == 4
+
+
 def test_the_precision_is_the_engines(bench: Bench) -> None:
     [ran] = bench.engine.run(Block(PROMPT, "x = model.logits.output"))
     seen = account(ran)

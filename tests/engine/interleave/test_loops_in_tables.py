@@ -10,6 +10,7 @@ import torch
 
 from executor.core.ended import Ended
 from interpose.cli.demo_model import write_demo_model
+from tests.engine.block.test_accounting import account
 from tests.engine.harness import Block, LocalEngine, Ran
 
 PROMPTS = [[5, 400, 17, 99, 256], [7, 8, 9], [300, 20, 1, 44]]
@@ -144,3 +145,6 @@ def test_a_loop_gives_what_its_block_gives(engines: tuple[LocalEngine, LocalEngi
         check_same(one, other)
     assert rans[0][2].token_ids == rans[1][2].token_ids
     assert in_tables(engines[1]) - before == 2 * steps, engines[1].interleaver.loops.refused
+    for ran in rans[1][:2]:
+        told = account(ran)
+        assert told.tiers.get("graph", 0) == steps and sum(told.tiers.values()) == told.steps

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from executor.block.tally import LONGEST_REASON, MOST_REASONS, Precision, Tally
 from executor.core.ended import Ended
 from executor.interleave.planned import Plans
+from interpose.contract.accounting import Accounting
 from interpose.v1 import trace_pb2 as pb
-from tests.unit.executor.plan.bench import TREE, Run, same, steps_of
+from tests.unit.executor.plan.bench import TREE, Request, Run, same, steps_of
 from tests.unit.executor.plan.test_cases import block, names
 
 STEPS = 8
@@ -70,6 +73,36 @@ def test_a_loop_gives_what_the_greenlet_gives(name: str) -> None:
     same(plain, other)
     reasons = [str(request.planned.refused) for request in other.requests if request.planned is not None]
     assert plans.steps == 2 * planned, reasons
+    for request in other.requests:
+        assert tiers(request).get("plan", 0) == planned and sum(tiers(request).values()) == STEPS
+
+
+def tiers(request: Request) -> dict[str, int]:
+    """Return how many steps of a request ran in each tier."""
+    state = request.mediator.state
+    precision = Precision(torch.float32, torch.float32, "", "highest")
+    told = Accounting.of(state.record.tally.accounting(0, state.steps, 0, 0, precision))
+    assert told.reasons == {} or "" not in told.reasons
+    return told.tiers
+
+
+def test_the_account_says_which_line_keeps_a_loop_from_plans() -> None:
+    plans = Plans(TREE)
+    text = block("h = model.layers[1].mlp.output\nif h.norm() > 3:\n    kept.append(h)")
+    [request] = Run(text, [names(0)], plans=plans).go(steps_of(1, STEPS)).requests
+    precision = Precision(torch.float32, torch.float32, "", "highest")
+    told = Accounting.of(request.mediator.state.record.tally.accounting(0, STEPS, 0, 0, precision))
+    assert told.tiers == {"block": STEPS}
+    assert any(why.startswith("line 4: ") and "torch.where" in why for why in told.reasons)
+
+
+def test_reasons_are_bounded() -> None:
+    tally = Tally()
+    for number in range(1000):
+        tally.ran("block", 1, f"{number}" * 500)
+    message = tally.accounting(0, 1000, 0, 0, Precision(torch.float32, torch.float32, "", "highest"))
+    assert len(message.tiers) <= MOST_REASONS + 1 and sum(one.steps for one in message.tiers) == 1000
+    assert all(len(one.why) <= LONGEST_REASON for one in message.tiers)
 
 
 def failure_of(text: str, plans: Plans | None) -> pb.Failure:

@@ -18,6 +18,9 @@ def accounting(invoke: int, served: int) -> pb.Event:
     event.accounting.steps, event.accounting.prompt_tokens, event.accounting.generated_tokens = 3, 5, 4
     event.accounting.dtype = value_pb2.DTYPE_BFLOAT16
     event.accounting.kv_cache_dtype = value_pb2.DTYPE_FLOAT8_E4M3FN
+    event.accounting.tiers.add(tier="block", steps=1, why="line 7: print sends text in every step")
+    event.accounting.tiers.add(tier="graph", steps=1)
+    event.accounting.tiers.add(tier="block", steps=1)
     event.accounting.attention, event.accounting.matmul = "FLASH_ATTN", "highest"
     return event
 
@@ -36,6 +39,8 @@ def test_of_a_trace_with_one_prompt(service, model):
         kv_cache_dtype="float8_e4m3fn",
         attention="FLASH_ATTN",
         matmul="highest",
+        tiers={"block": 2, "graph": 1},
+        reasons={"line 7: print sends text in every step": 1},
     )
 
 
