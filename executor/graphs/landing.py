@@ -82,5 +82,4 @@ def _extend(
     container.extend(tensors)
     for k, append in enumerate(appends):
         if append.item.saved:
-            for tensor in tensors[k :: len(appends)]:
-                member.mark(tensor, tensor)
+            member.mark_all(tensors[k :: len(appends)])

@@ -276,7 +276,8 @@ class PlannedRunner(Runner):
         member = self._member
         if member is None:
             environment = survey(region, names, self._context.source_of)
-            member = Member(environment, names, self._state.registry.mark)
+            registry = self._state.registry
+            member = Member(environment, names, registry.mark, registry.mark_all)
         plan = self._plans.cache.get(
             (member.environment.fingerprint, self._live),
             number,

@@ -29,6 +29,7 @@ class Member:
         environment: what its block reads.
         namespace: its block's names, which get the results.
         mark: notes a saved value, and what it is sent as (`SaveRegistry.mark`).
+        mark_all: notes values that are sent as they are (`SaveRegistry.mark_all`).
 
     Attributes:
         left: the names and values that the last step left; `deliver` binds them.
@@ -38,6 +39,7 @@ class Member:
     environment: Environment
     namespace: dict[str, Any]
     mark: Mark
+    mark_all: Callable[[Sequence[Any]], None]
     left: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 

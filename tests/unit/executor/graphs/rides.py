@@ -172,7 +172,7 @@ class Rides:
                 waits = request.mediator.state.waits.location
                 assert waits is not None and waits.kind == Kind.STEP
                 found = survey(region, request.names, bench.SOURCES.get)
-                ride.member = Member(found, request.names, request.registry.mark)
+                ride.member = Member(found, request.names, request.registry.mark, request.registry.mark_all)
                 ride.first = waits.step
             else:
                 self._land(ride, step)

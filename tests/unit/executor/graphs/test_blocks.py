@@ -81,7 +81,12 @@ class InTables(Run):
         self._begin(inputs[:FIRST])
         for i, request in enumerate(self.requests):
             [region] = regions(request.unit)
-            request.member = Member(survey(region, request.names, SOURCES.get), request.names, request.registry.mark)
+            request.member = Member(
+                survey(region, request.names, SOURCES.get),
+                request.names,
+                request.registry.mark,
+                request.registry.mark_all,
+            )
             plan = compile_region(region, request.names, frozenset(request.writes), FIRST, context())
             constants = inputs_of(plan, request.member)
             lowered = lowerer.lower(plan, constants, (FIRST, last))

@@ -310,7 +310,7 @@ class Run:
             region, live = request.region, frozenset(request.writes)
             if request.member is None:
                 found = survey(region, request.names, SOURCES.get)
-                request.member = Member(found, request.names, request.registry.mark)
+                request.member = Member(found, request.names, request.registry.mark, request.registry.mark_all)
             member = request.member
             plan = self._cache.get(
                 (member.environment.fingerprint,),

@@ -29,7 +29,10 @@ def test_a_prompt_s_step_as_a_plan(text: str) -> None:
     [region] = regions(requests[0].unit)
     assert region.kind == "prompt"
     live = frozenset(requests[0].writes)
-    members = [Member(survey(region, one.names, SOURCES.get), one.names, one.registry.mark) for one in requests]
+    members = [
+        Member(survey(region, one.names, SOURCES.get), one.names, one.registry.mark, one.registry.mark_all)
+        for one in requests
+    ]
     plan = compile_region(region, requests[0].names, live, 0, context)
     assert plan.rows == PROMPT
     step, rows = PlannedStep(plan, members, [0, 0]), torch.arange(2 * PROMPT)
