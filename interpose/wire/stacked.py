@@ -1,4 +1,4 @@
-"""Which arrays of a message are in stacks, and the slices of stacks that stand for items of a list."""
+"""Which arrays of a message are in stacks, and the slices that stand for a list's items."""
 
 from __future__ import annotations
 
