@@ -44,6 +44,7 @@ from executor.interleave.machine.events import (
     Streamed,
 )
 from executor.interleave.machine.instructions import (
+    AwaitCache,
     BeginStep,
     Break,
     Cancel,
@@ -104,6 +105,7 @@ class Interleaver:
             **self._endings.handlers(),
             **Comparing(self.mediators, host).handlers(),
             CheckCache: self._check_cache,
+            AwaitCache: lambda do: CacheSpoilt(self._cache.wait(do.blocks)),
             CheckSkips: self._check_skips,
             Record: self._record,
             Stream: self._stream,
@@ -213,9 +215,10 @@ class Interleaver:
         """
         if self.loops is None or key not in self.loops:
             return
+        changed = bool(self.loops.changes((key,)))
         left = self.loops.leave(key, steps)
         waits = left.loop.back(left, again)
-        self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away))
+        self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, changed))
 
     def begin_step(self, batch: Batch) -> None:
         """A forward begins: start and resume the blocks that wait for it.
@@ -344,8 +347,9 @@ class Interleaver:
 
     def _check_cache(self, do: CheckCache) -> CacheSpoilt:
         spans = {key: self._running.spans[key] for key in self._running.changed(do.blocks)}
-        spoilt = self._cache.clean({span for some in spans.values() for span in some}) if spans else []
-        return CacheSpoilt(frozenset(key for key, some in spans.items() if any(span in spoilt for span in some)))
+        if spans:
+            self._cache.check(spans)
+        return CacheSpoilt(self._cache.poll(), frozenset(spans))
 
     def _check_skips(self, do: CheckSkips) -> SkipsChecked:
         mediator = self.mediators[do.block]

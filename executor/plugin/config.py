@@ -14,7 +14,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from executor.model.kv_guard import PLAIN_CACHES
+from executor.model.kv_caches import PLAIN_CACHES
 from executor.plugin.contract import VERSION
 
 # Tokens of a step, unless the user sets another number; also the longest prompt that can be traced. vLLM's default is 2048.

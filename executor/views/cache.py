@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from vllm.model_executor.layers.attention import Attention
 
-from executor.model.kv_guard import layout
+from executor.model.kv_caches import layout
 
 _BASE = 128  # Every floating-point format holds smaller whole numbers exactly.
 

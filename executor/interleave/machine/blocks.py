@@ -24,6 +24,8 @@ class Block:
         order: the block's place in the order of turns.
         step: the step of the block's request; -1 before the first step.
         reported: how the block ended, as the scheduler was told.
+        looked_at: whether the cache was looked at for the block's request since that was last settled.
+        spoilt: whether the block's request left numbers in the cache that are not finite, as this rank knows.
         waits, ended, barrier, calls, overdue, owes, records, away: as in the last `TurnEnded`.
     """
 
@@ -40,6 +42,8 @@ class Block:
     records: bool = False
     away: bool = False
     reported: Ended | None = None
+    looked_at: bool = False
+    spoilt: bool = False
 
     @classmethod
     def of(cls, facts: Admitted) -> Block:
@@ -122,6 +126,7 @@ class Blocks:
         block.step += returned.steps
         block.waits = returned.waits
         block.away = returned.away
+        block.looked_at |= returned.looked_at
         if not block.away:
             self.live[block.key] = block
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from executor.core.ended import Ended
 from executor.interleave.machine.blocks import Block, Blocks
 from executor.interleave.machine.events import Dropped, Generated, Preempted
 from executor.interleave.machine.failures import EVICTED
-from executor.interleave.machine.instructions import Close, Finish, Forget
+from executor.interleave.machine.instructions import AwaitCache, Close, Finish, Forget
 from executor.interleave.machine.turns import Doing, Turns
+from executor.interleave.machine.votes import vote
 
 
 class Endings:
@@ -16,11 +19,13 @@ class Endings:
     Args:
         blocks: the blocks that are here.
         turns: their turns.
+        alone: whether there is one rank, which has nothing to compare.
     """
 
-    def __init__(self, blocks: Blocks, turns: Turns) -> None:
+    def __init__(self, blocks: Blocks, turns: Turns, alone: bool) -> None:
         self._blocks = blocks
         self._turns = turns
+        self._alone = alone
 
     def preempted(self, event: Preempted) -> Doing[None]:
         """Fail a request that is computed anew, unless that does it no harm."""
@@ -39,6 +44,7 @@ class Endings:
             return
         block = blocks.all[event.block]
         edits = blocks.edits_of(block.key)
+        yield from self._settle_cache(block, edits)
         for edit in edits:
             if block.ended in (Ended.STOPPED, Ended.FAILED):
                 turns.cancel(edit)
@@ -50,6 +56,19 @@ class Endings:
         yield from self._finish(block)
         turns.out.append(Close(block.key))
         self._look_last(block.facts.trace)
+
+    def _settle_cache(self, block: Block, edits: Sequence[Block]) -> Doing[None]:
+        """Wait for what the device says of the cache, so that no request that spoilt it ends well."""
+        if block.lost:  # on another rank the request may not be here
+            return
+        joint = self._blocks.joint.get(block.facts.trace, ())
+        some = [one for one in dict.fromkeys((*edits, block, *joint)) if one.looked_at]
+        if some:
+            found = yield AwaitCache(tuple(one.key for one in some))
+            for one in some:
+                one.looked_at = False
+                one.spoilt |= one.key in found.blocks
+            yield from vote(self._blocks, self._turns, some, self._alone)
 
     def _finish(self, block: Block) -> Doing[None]:
         if block.ended is None:  # on every rank: a rank that could not bind the block compares nothing

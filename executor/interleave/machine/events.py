@@ -128,12 +128,14 @@ class Returned(Event):
         steps: how many steps of the request went by.
         waits: the step that the block waits for now.
         away: whether its loop is in the tables again, with another plan.
+        looked_at: whether the cache was looked at for what the loop changed.
     """
 
     key: str
     steps: int
     waits: Location
     away: bool = False
+    looked_at: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +258,17 @@ class Changed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheSpoilt(Event):
-    """The blocks whose requests left numbers that are not finite in the cache, on this rank."""
+    """The blocks whose requests left numbers that are not finite in the cache.
+
+    A rank names the blocks that it knows of so far.
+
+    Attributes:
+        blocks: these blocks; each is named once.
+        looked_at: the blocks whose requests were looked at in this step, the same on every rank.
+    """
 
     blocks: frozenset[str]
+    looked_at: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

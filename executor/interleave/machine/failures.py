@@ -72,9 +72,9 @@ def not_finite(step: int) -> Failure:
     """Why a block fails whose request left a NaN or infinity in the cache in a step."""
     return Failure(
         Code.INTERVENTION,
-        f"what the block changed made keys or values of the attention NaN, infinite, or too large to compute with in step "
-        f"{step}: they would stay in the engine's cache, which other requests use afterwards; keep what you write "
-        "finite, as with torch.nan_to_num",
+        f"what the block changed made keys or values of the attention NaN, infinite, or too large to compute with, in step "
+        f"{step} or shortly before: they would stay in the engine's cache, which other requests use afterwards; keep what you "
+        "write finite, as with torch.nan_to_num",
         exception_type="NotFinite",
         exception_message="keys or values that are not finite",
     )

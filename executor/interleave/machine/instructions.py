@@ -207,10 +207,19 @@ class FindChanged(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class CheckCache(Instruction):
-    """Find out which blocks' requests left numbers in the cache that are not finite.
+    """Have numbers that are not finite taken out of the cache.
 
-    The numbers are taken out of the cache.
+    The answer names the blocks whose requests left any. It does not wait for the device, so it may name a block a step or two
+    after the step in which the block did so.
     """
+
+    answer = CacheSpoilt
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCache(Instruction):
+    """Find out whose requests left numbers that are not finite; waits for the device."""
 
     answer = CacheSpoilt
     blocks: tuple[str, ...]

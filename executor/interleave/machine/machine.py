@@ -69,7 +69,7 @@ class Machine:
         self.waiting = self._turns.waiting
         self._out = self._turns.out
         steps = Steps(self.blocks, self._turns, alone)
-        endings = Endings(self.blocks, self._turns)
+        endings = Endings(self.blocks, self._turns, alone)
         self._begin: dict[type[Event], Callable[[Any], Doing[None]]] = {
             Arrived: self._arrived,
             Preempted: endings.preempted,

@@ -8,9 +8,7 @@ from executor.interleave.machine.blocks import Block, Blocks
 from executor.interleave.machine.events import ModelRan, Reached, StepBegan, StepEnded
 from executor.interleave.machine.failures import (
     OUT_OF_STEP,
-    different_values,
     no_room,
-    not_finite,
     not_reached,
     too_long,
 )
@@ -19,7 +17,6 @@ from executor.interleave.machine.instructions import (
     BeginStep,
     CheckCache,
     CheckSkips,
-    CompareWritten,
     Miss,
     Record,
     Resume,
@@ -31,6 +28,7 @@ from executor.interleave.machine.instructions import (
     Throw,
 )
 from executor.interleave.machine.turns import BETWEEN, Doing, Turns
+from executor.interleave.machine.votes import vote
 
 
 class Steps:
@@ -48,7 +46,6 @@ class Steps:
         self._alone = alone
         self._gangs = Gangs(blocks)
         self._in_step: list[Block] = []
-        self._spoilt: set[str] = set()  # the blocks whose requests spoilt the cache in this step
 
     def _present(self) -> list[Block]:
         """Return the blocks of the step that have not left."""
@@ -147,11 +144,14 @@ class Steps:
     # Its end.
 
     def model_ran(self, event: ModelRan) -> Doing[None]:
-        """See what requests left in the cache."""
+        """Look at what requests left in the cache."""
         present = self._present()
         if present:
             found = yield CheckCache(tuple(block.key for block in present))
-            self._spoilt |= found.blocks
+            for key in found.looked_at:
+                self._blocks.all[key].looked_at = True
+            for key in found.blocks & self._blocks.all.keys():
+                self._blocks.all[key].spoilt = True
 
     def ended(self, event: StepEnded) -> Doing[None]:
         """What was asked for in the step and has not come will not come; compare what blocks wrote."""
@@ -164,35 +164,13 @@ class Steps:
         turns.waiting.clear()
         turns.position = BETWEEN
         yield from turns.agree(missed)
-        yield from self._look_back()
+        yield from vote(self._blocks, turns, self._present(), self._alone)
         for block in self._present():
             if block.key in self._blocks.live and not block.resting:
                 yield from self._check_skips(block)
         for key in turns.batch:
             if key in self._blocks.all:
                 yield from turns.stream(self._blocks.all[key])
-
-    def _look_back(self) -> Doing[None]:
-        """Fail the blocks that spoilt the cache, and the blocks that wrote other values elsewhere."""
-        present = self._present()
-        spoilt = tuple(int(block.key in self._spoilt) for block in present)
-        self._spoilt.clear()
-        count = len(present)
-        votes = [(*spoilt, *(0,) * count)]
-        if present and not self._alone:
-            votes = (yield CompareWritten(tuple(block.key for block in present), spoilt)).votes
-        for i, block in enumerate(present):
-            if any(numbers[i] for numbers in votes):
-                failure = not_finite(block.step)
-            elif len({numbers[count + i] for numbers in votes}) > 1:
-                failure = different_values(block.step, len(votes))
-            else:
-                continue
-            # A joint block has changed the rows that its gang goes on with.
-            gang = self._blocks.gang_of(block.facts.trace) if block.facts.joint else []
-            for one in (block, *gang):
-                if not one.failed:  # a block's own failure says more
-                    yield from self._turns.fail(one, failure)
 
     def _check_skips(self, block: Block) -> Doing[None]:
         """Fail a block that lets a module run whose cache lacks the steps that skipped it."""

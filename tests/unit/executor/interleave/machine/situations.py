@@ -26,6 +26,7 @@ from executor.interleave.machine.events import (
     TurnsEnded,
 )
 from executor.interleave.machine.instructions import (
+    AwaitCache,
     CheckCache,
     CheckSkips,
     Compare,
@@ -122,7 +123,7 @@ def default_answer(do: Instruction) -> Event:
             return Compared([here, here])
         case FindChanged():
             return Changed(frozenset())
-        case CheckCache():
+        case CheckCache() | AwaitCache():
             return CacheSpoilt(frozenset())
         case CheckSkips():
             return SkipsChecked()

@@ -40,6 +40,7 @@ from executor.interleave.machine.events import (
 )
 from executor.interleave.machine.instructions import (
     Apply,
+    AwaitCache,
     BeginStep,
     Cancel,
     CheckCache,
@@ -113,6 +114,8 @@ class Rank:
     Attributes:
         number: 0, or 1 for the rank whose blocks differ now and then.
         collective: the collective instructions so far.
+        flags: the blocks that spoilt the cache here, as the device knows and the host does not.
+        spoilt: the blocks that spoilt the cache here.
     """
 
     number: int
@@ -122,6 +125,8 @@ class Rank:
     codes: dict[str, Code] = field(default_factory=dict)
     reported: dict[str, Ended] = field(default_factory=dict)
     at: Reached | None = None
+    flags: set[str] = field(default_factory=set)
+    spoilt: set[str] = field(default_factory=set)
 
     def chance(self, share: float, *of: object) -> bool:
         """Return the same for the same seed and things, on every rank."""
@@ -190,6 +195,8 @@ class Rank:
             assert code.ended is None, f"{do} for a block that has ended"
         if isinstance(do, Close | Forget):
             assert code.ended is not None
+        if isinstance(do, Close) and key in self.spoilt:
+            assert code.ended is Ended.FAILED, "a request that spoilt the cache does not end well"
 
     def carry_out(self, do: Instruction) -> Event | None:
         """Carry out an instruction that is not collective; return the answer."""
@@ -215,11 +222,18 @@ class Rank:
             case FindChanged(blocks):
                 return Changed(frozenset(key for key in blocks if self.chance(0.5, "changed", key)))
             case CheckCache(blocks):
-                return CacheSpoilt(
-                    frozenset(
-                        key for key in blocks if self.chance(0.03, "cache", key, self.number, self.codes[key].step)
-                    )
-                )
+                looked_at = {key for key in blocks if self.chance(0.5, "looked at", key, self.codes[key].step)}
+                for key in looked_at:
+                    if self.chance(0.06, "cache", key, self.number, self.codes[key].step):
+                        self.flags.add(key)
+                        self.spoilt.add(key)
+                come = {key for key in self.flags if self.chance(0.5, "flag", key, self.number, len(self.spoilt))}
+                self.flags -= come
+                return CacheSpoilt(frozenset(come), frozenset(looked_at))
+            case AwaitCache(blocks):
+                come = self.flags & set(blocks)
+                self.flags -= come
+                return CacheSpoilt(frozenset(come))
             case CheckSkips(block):
                 return SkipsChecked(WHY if self.chance(0.3, "gap", block, self.codes[block].step) else None)
             case Settle(block, leaving):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor.core.ended import Ended
+from executor.core.location import Kind, Location
 from executor.interleave.machine.events import (
     Arrived,
     AtBarrier,
@@ -14,12 +15,14 @@ from executor.interleave.machine.events import (
     Generated,
     ModelRan,
     Refused,
+    Returned,
     StepBegan,
     TurnEnded,
 )
 from executor.interleave.machine.failures import NOT_BOUND, different_values, divergence, not_finite
 from executor.interleave.machine.instructions import (
     Apply,
+    AwaitCache,
     Cancel,
     CheckCache,
     Close,
@@ -292,6 +295,80 @@ def test_a_spoilt_cache_is_no_matter_of_the_next_step() -> None:
     begin(made, "b", tokens=1)
     play(made, ModelRan())
     assert end(made) == []
+
+
+def test_a_cache_that_is_known_to_be_spoilt_later_fails_the_block_when_it_is_in_a_step() -> None:
+    made = machine("a", "b")
+    begin(made, "ab", a=for_step(1), b=for_step(1))
+    assert play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset(), frozenset("a"))}) == [CheckCache(("a", "b"))]
+    assert end(made) == []
+    begin(made, "b", tokens=1, b=for_step(2))
+    play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset("a"))})
+    assert end(made) == []
+    begin(made, "a", tokens=1, a=for_step(2))
+    play(made, ModelRan())
+    assert end(made) == [Fail("a", not_finite(1)), Report("a", Ended.FAILED)]
+
+
+def test_a_block_that_left_long_ago_spoilt_the_cache() -> None:
+    made = machine("a", "b")
+    begin(made, "ab", a=DONE, b=for_step(1))
+    finish(made, "a")
+    play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset("a"))})
+    assert end(made) == []
+
+
+@pytest.mark.parametrize("ranks", [[0, 0], [0, 1], [1, 0], [1, 1]])
+def test_the_end_of_a_request_waits_for_what_the_device_says_of_the_cache(ranks: list[int]) -> None:
+    """Each rank says what it knows, and a request that spoilt the cache on any rank fails on all."""
+    made = machine("a", alone=False)
+    begin(made, "a", a=for_step(1))
+    play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset(), frozenset("a"))})
+    end(made)
+    here = CacheSpoilt(frozenset("a" if ranks[0] else ""))
+    votes = Compared([[spoilt, 0] for spoilt in ranks])
+    spoilt = any(ranks)
+    turns = {} if spoilt else {"a": DONE}
+    done = play(made, Generated("a"), {AwaitCache: here, CompareWritten: votes}, **turns)
+    assert done[:2] == [AwaitCache(("a",)), CompareWritten(("a",), (ranks[0],))]
+    failed = [Fail("a", not_finite(0)), Report("a", Ended.FAILED)]
+    assert done[2:] == [*(failed if spoilt else [Finish("a"), Compare(("a",))]), Close("a")]
+
+
+def test_a_request_that_was_not_looked_at_ends_at_once() -> None:
+    made = machine("a")
+    begin(made, "a", a=for_step(1))
+    play(made, ModelRan())
+    end(made)
+    assert finish(made, "a", a=DONE) == [Finish("a"), Close("a")]
+
+
+def test_an_edit_that_spoilt_the_cache_fails_its_request_at_the_end() -> None:
+    made = with_edits("e")
+    begin(made, ["e", "a"], e=DONE, a=for_step(1))
+    play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset(), frozenset("e"))})
+    end(made)
+    done = play(made, Generated("a"), {AwaitCache: CacheSpoilt(frozenset("e"))})
+    assert done[:3] == [AwaitCache(("e",)), Fail("e", not_finite(0)), FailForEdit("a", "e")]
+    assert done[-1] == Close("a") and Finish("a") not in done
+
+
+def test_a_joint_block_that_spoilt_the_cache_fails_its_gang_at_the_first_end() -> None:
+    made = with_joint()
+    begin(made, "ab", a=for_step(1), b=for_step(1), o=for_step(1))
+    play(made, ModelRan(), {CheckCache: CacheSpoilt(frozenset(), frozenset("o"))})
+    end(made)
+    done = play(made, Generated("a"), {AwaitCache: CacheSpoilt(frozenset("o"))})
+    assert [do.block for do in done if isinstance(do, Fail)] == ["o", "a", "b"] and done[-1] == Close("a")
+
+
+def test_a_loop_that_comes_back_from_the_tables_is_waited_for() -> None:
+    made = machine("a")
+    begin(made, "a", a=TurnEnded(waits=Location("", Kind.STEP, 1), away=True))
+    end(made)
+    made.handle(Returned("a", 3, Location("", Kind.STEP, 4), looked_at=True))
+    done = play(made, Generated("a"), {AwaitCache: CacheSpoilt(frozenset("a"))})
+    assert done == [AwaitCache(("a",)), Fail("a", not_finite(3)), Report("a", Ended.FAILED), Close("a")]
 
 
 def test_a_block_that_ended_itself_still_fails_for_its_cache() -> None:
