@@ -230,7 +230,9 @@ class Requests:
         if self._plans is None or source is None or state.record.tally.why:
             return Mediator(state, runner)
         tenant = opened.session if alone and not trace.stream else None
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes), tenant)
+        writes = frozenset(source.writes)
+        shared = frozenset(name for name in writes if name in scope.shared)
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant)
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans))
 
     def _scope_of(self, opened: Opened) -> TraceScope:

@@ -119,12 +119,14 @@ class PlannedText:
         unit: the text.
         sources: the user's source lines by file name.
         live: the names that the block gives back.
+        shared: the names among these that other blocks see; others are given back only if they are saved.
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
     """
 
     unit: Unit
     sources: Mapping[str, dict[int, str]]
     live: frozenset[str]
+    shared: frozenset[str] = frozenset()
     tenant: str | None = None
 
 
@@ -158,7 +160,9 @@ class PlannedRunner(Runner):
         self._budget: Budget = bounds.budget
         self._blame = bounds.blame
         self._plans = plans
-        self._context = Context(plans.tree, plans.form_of, run_as, lambda code: source_of(code, text.sources))
+        self._context = Context(
+            plans.tree, plans.form_of, run_as, lambda code: source_of(code, text.sources), text.shared
+        )
         self._regions: list[Region] | None = None
         self._tries = 0
         self._region: Region | None = None  # the loop whose steps plans run now
@@ -279,7 +283,7 @@ class PlannedRunner(Runner):
             registry = self._state.registry
             member = Member(environment, names, registry.mark, registry.mark_all)
         plan = self._plans.cache.get(
-            (member.environment.fingerprint, self._live),
+            (member.environment.fingerprint, self._live, self._context.shared),
             number,
             lambda: compile_region(region, names, self._live, number, self._context),
             region.line,

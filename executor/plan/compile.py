@@ -37,12 +37,14 @@ class Context:
         form_of: gives the forms of locations.
         run_as: runs code as a block's.
         source_of: gives the source of the user's functions.
+        shared: the names that other blocks see.
     """
 
     tree: ModuleTree
     form_of: FormOf
     run_as: RunAs
     source_of: SourceOf
+    shared: frozenset[str] = frozenset()
 
 
 def survey(region: Region, namespace: Mapping[str, Any], source_of: SourceOf) -> Environment:
@@ -112,7 +114,7 @@ class _Compilation:
             lines = {name: line for name, line in lines.items() if name not in self._stand_ins}
             used = {name: line for name, line in lines.items() if name in region.after}
             given = {name: line for name, line in lines.items() if name in self._live}
-            self._tracing.close(names, used, given)
+            self._tracing.close(names, used, given, self._context.shared)
 
         self._context.run_as(self._tracing, lambda: self._guarded(lambda: self._recorder.run(run)))
         walk.check_unchanged()

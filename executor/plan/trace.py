@@ -6,7 +6,7 @@ that it cannot answer is refused, with what to write instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -251,13 +251,21 @@ class Tracing:
         """Note that the block adds to a list or dict of its own."""
         self._added.append((container, key, value, line, len(self.results.reads) - 1))
 
-    def close(self, names: Mapping[str, Any], used: Mapping[str, int], given: Mapping[str, int]) -> None:
+    def close(
+        self,
+        names: Mapping[str, Any],
+        used: Mapping[str, int],
+        given: Mapping[str, int],
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
         """The step is over: note what it added and left.
 
         Args:
             names: what the names are bound to now.
             used: the names that the code after the step uses, each with a line for messages.
             given: further names that the block may give back. A value that no plan can keep is then dropped.
+            shared: the names among `given` that other blocks see. Tensors of other names are given back only if they are saved,
+                and are dropped else.
         """
         self.settle()
         for container, key, value, line, read in self._added:
@@ -269,12 +277,21 @@ class Tracing:
         for name, line in {**given, **used}.items():
             if name not in names or isinstance(names[name], Written):
                 continue
+            if name not in used and name not in shared and self._is_lost(names[name]):
+                self.results.dropped.append(name)
+                continue
             try:
                 self.results.left.append((name, self._item(names[name], line, 0)))
             except Refused:
                 if name in used:
                     raise
                 self.results.dropped.append(name)
+
+    def _is_lost(self, value: Any) -> bool:
+        """Return whether a value has tensors, and nothing of it is saved."""
+        parts = list(_parts(value))
+        saved = any(id(part) in self._saved and self._saved[id(part)][0] is part for part in parts)
+        return not saved and any(isinstance(part, torch.Tensor) for part in parts)
 
     def _item(self, value: Any, line: int, depth: int) -> Item:
         """Return how a value of the step is made of the program's outputs."""
@@ -310,6 +327,17 @@ class Tracing:
     def _check_carried(self, value: torch.Tensor, line: int) -> None:
         if storage_of(value) in self._recorder.changed:
             raise Refused(line, "a tensor that the next step changes in place is kept", "keep a copy: total.clone()")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Return a value and what it holds, at any depth; a container that is there twice once."""
+    todo, seen = [value], set[int]()
+    while todo:
+        one = todo.pop()
+        yield one
+        if isinstance(one, tuple | list | dict) and id(one) not in seen:
+            seen.add(id(one))
+            todo.extend((*one.keys(), *one.values()) if isinstance(one, dict) else one)
 
 
 def explained(error: Exception, line: int) -> Refused:

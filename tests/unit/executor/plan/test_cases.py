@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -247,6 +248,18 @@ def plan_of(text: str, number: int = 0) -> Any:
     [region] = regions(request.unit)
     survey(region, request.names, SOURCES.get)
     return compile_region(region, request.names, frozenset(request.writes), 1, context())
+
+
+def test_a_tensor_that_is_not_saved_is_left_where_it_is_used_or_other_blocks_see_it() -> None:
+    body = "h = model.layers[0].mlp.output\na = (h * 2).save()\nb = [h, (h + 1).save()]\nc, d = (h, 3), {'x': [h]}\ne = step"
+    request = Request(block(body, "", "print(c)"), names(0), 0)
+    request.begin()
+    [region] = regions(request.unit)
+    for shared in ("", "d"):
+        given = replace(context(), shared=frozenset(shared))
+        plan = compile_region(region, request.names, frozenset(request.writes), 1, given)
+        assert {name for name, _ in plan.results} == {"a", "b", "c", "e", "step"} | set(shared)
+        assert set(plan.dropped) == {"h", "d"} - set(shared)
 
 
 @pytest.mark.parametrize("name", REFUSED)
