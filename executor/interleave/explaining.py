@@ -27,7 +27,17 @@ from executor.graphs.hoist import hoist
 from executor.graphs.loops import TableLoops, Window
 from executor.graphs.lower import SiteKey, lower
 from executor.graphs.operations import ALL
-from executor.interleave.planned import GRAPHS_OFF, PLANS_OFF, PlannedText, held, source_of, window_of
+from executor.interleave.planned import (
+    GRAPHS_OFF,
+    PLANS_OFF,
+    RECORDS,
+    SKIPS,
+    STATE,
+    PlannedText,
+    held,
+    source_of,
+    window_of,
+)
 from executor.model.meta_tensors import is_fake, needs_elements
 from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
@@ -279,8 +289,19 @@ class ExplainingRunner(Runner):
                 member = Member(found.environment, names, lambda *_: None)
                 why, at, instead = self._facts.why_no_graph(found.plan, member, window)
                 found = replace(found, tier="plan" if why else "graph", why=why, at=at, instead=instead)
-        self._found[region.line] = found
+        self._found[region.line] = self._bounded(found)
         self._tries[region.line] = self._tries.get(region.line, 0) + 1 if found.later else _TRIES
+
+    def _bounded(self, found: Explanation) -> Explanation:
+        """Return an explanation as far as what the block did before the loop allows."""
+        record = self._state.record
+        if found.tier != "block" and self._inner.holds_state:
+            return Explanation(found.line, "block", why=STATE)
+        if found.tier != "block" and record.skips.fingerprint():
+            return Explanation(found.line, "block", why=SKIPS)
+        if found.tier == "graph" and record.recorders:
+            return replace(found, tier="plan", why=RECORDS)
+        return found
 
     def _part(self, found: Explanation) -> pb.ExplainedPart:
         lines = self._text.sources.get(self._filename, {})

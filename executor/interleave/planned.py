@@ -60,6 +60,9 @@ _TRIES = 3  # steps in which a plan that may come later is tried
 PLANS_OFF = "plans: false in the model's settings"
 GRAPHS_OFF = "graphs: false in the model's settings, or the model is on several ranks or has adapters"
 OUTSIDE = "the prompt's step, and code outside of a loop over steps, run as they are"
+SKIPS = "the block skips modules, which the engine does for it"
+STATE = "the block changed a state of the process, e.g. torch's default dtype"
+RECORDS = "tracer.cache() records the steps, so that the loop stays out of the tables"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
 
 
@@ -244,10 +247,7 @@ class PlannedRunner(Runner):
         """Begin a step as a plan; return whether there is one."""
         tally = self._state.record.tally
         if self.refused is not None or self._state.record.skips.fingerprint() or self._inner.holds_state:
-            own = (
-                "the block skips modules" if not self._inner.holds_state else "the block changed a state of the process"
-            )
-            tally.why = own if self.refused is None else str(self.refused)
+            tally.why = str(self.refused) if self.refused is not None else STATE if self._inner.holds_state else SKIPS
             return False
         try:
             self._step = self._bounded(lambda: self._planned(number))
@@ -260,7 +260,7 @@ class PlannedRunner(Runner):
             self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
             tally.why = str(self.refused)
         if self._step is not None:
-            self._state.ran("plan", self._stays)
+            self._state.ran("plan", self._stays or (RECORDS if self._state.record.recorders else ""))
         return self._step is not None
 
     def _planned(self, number: int) -> OwnStep:

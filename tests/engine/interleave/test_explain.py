@@ -66,6 +66,18 @@ TIERS = {
         3,
         "inside another statement",
     ),
+    "a recorder": (
+        "cache = tracer.cache(modules=[model.model.layers[0]])\n" + HEAD + "    kept.append(model.model.norm.input)\n",
+        "plan",
+        0,
+        "records the steps",
+    ),
+    "a state of the process": (
+        "torch.set_default_dtype(torch.float64)\n" + HEAD + "    kept.append(model.model.norm.input)\n",
+        "block",
+        0,
+        "state of the process",
+    ),
     "no loop": ("kept = model.model.layers[1].output[0].save()\n", "block", 0, "without a loop"),
 }
 
