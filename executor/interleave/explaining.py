@@ -286,7 +286,7 @@ class ExplainingRunner(Runner):
         with torch.inference_mode(False), torch.no_grad():
             found = explain_region(region, names, self._text.live, step, self._context)
             if found.plan is not None and found.environment is not None:
-                member = Member(found.environment, names, lambda *_: None)
+                member = Member(found.environment, names, lambda *_: None, lambda *_: None)
                 why, at, instead = self._facts.why_no_graph(found.plan, member, window)
                 found = replace(found, tier="plan" if why else "graph", why=why, at=at, instead=instead)
         self._found[region.line] = self._bounded(found)
