@@ -1,6 +1,7 @@
 """One in-process engine of a benchmark.
 
-`python -m benchmarks.engine_child stock|interpose CHECKPOINT [OPTIONS]`. OPTIONS are further options of vLLM's LLM, as JSON.
+`python -m benchmarks.engine_child stock|interpose|general CHECKPOINT [OPTIONS]`. An engine of the kind `general` runs blocks
+without plans and graphs. OPTIONS are further options of vLLM's LLM, as JSON.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ def main(kind: str, checkpoint: str, given: str = "{}") -> None:
     } | json.loads(given)
     if options["async_scheduling"] is None:
         del options["async_scheduling"]
-    if kind == "interpose":
+    if kind != "stock":
         from executor.plugin.config import trace_options
 
-        options |= trace_options(BenchLimits, "local", **switched_on(trace_options))
+        switches_on = switched_on(trace_options)
+        switched = switches_on if kind == "interpose" else dict.fromkeys(switches_on, False)
+        options |= trace_options(BenchLimits, "local", **switched)
     llm = LLM(model=checkpoint, **options)
     if current_platform.is_cuda():
         # The compared engines answer one at a time. On the same cores, none has better cores. Where vLLM computes on CPUs, it

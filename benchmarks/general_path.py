@@ -38,7 +38,7 @@ def run(*, rounds: int | None = None) -> dict[str, dict[str, float]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_demo_model(Path(folder) / "llama", "llama", Shape(layers=LAYERS))
-        engine = Child("benchmarks.engine_child", "interpose", str(checkpoint))
+        engine = Child("benchmarks.engine_child", "general", str(checkpoint))
         try:
             request: dict[str, Any] = {"batch": BATCH, "prompt_tokens": 8, "tokens": TOKENS, "typical": True}
             cases = [("plain", engine, request)]

@@ -214,7 +214,7 @@ class RunningBlock:
     def _answered(self, call: Call) -> Any:
         """Park until the engine has answered a call."""
         state = self._state
-        self.fiber.check_modes(f"{call} was asked for", call.node.path)
+        self.fiber.check_modes(call, call.node.path)
         state.waits.call = call
         try:
             made = self.fiber.park(call)
@@ -386,7 +386,7 @@ class RunningBlock:
 
     def _park(self, location: Location) -> Any:
         state = self._state
-        self.fiber.check_modes(f"{location} was asked for", str(location))
+        self.fiber.check_modes(location, location)
         state.record.stale_writes.check_recent()
         state.waits.location = location
         try:

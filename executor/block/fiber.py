@@ -152,19 +152,19 @@ class Fiber:
         finally:
             self.parked = False
 
-    def check_modes(self, what: str, where: str) -> None:
+    def check_modes(self, wanted: object, where: object) -> None:
         """Refuse to park inside a torch mode that the block has opened.
 
         Args:
-            what: what the block does, for the message.
-            where: the location it is about.
+            wanted: what the block asks for, as the message names it.
+            where: the location that the error is about.
         """
         if mode_depth() != self._modes:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"{what} inside a torch mode (autocast, a default device, a function or dispatch mode), which would reach "
-                "the model too; read the value first, then open the mode around your own computation",
-                location=where,
+                f"{wanted} was asked for inside a torch mode (autocast, a default device, a function or dispatch mode), which "
+                "would reach the model too; read the value first, then open the mode around your own computation",
+                location=str(where),
             )
 
 

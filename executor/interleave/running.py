@@ -81,6 +81,8 @@ class Running:
         self._stages = host.stages
         self._muted = muted
         self._last = TurnEnded()
+        self._rows: dict[tuple[tuple[str, ...], Rows], BatchRows] = {}
+        self._rows_in = self.spans  # the step's rows that these are of
 
     def handlers(self) -> dict[type[Instruction], Callable[[Any], Any]]:
         """Return what carries out each instruction, by its type."""
@@ -214,20 +216,23 @@ class Running:
     def _serve_all(self, do: ServeAll) -> TurnsEnded:
         visit = self.visit
         assert visit is not None
-        size, parts, turns = row_bytes(visit.value), self._shared_rows(do.blocks, visit), list[TurnEnded]()
+        size, rows_of_all = row_bytes(visit.value), self._rows_of(do.blocks, visit)
+        if (rows_of_all.stop - rows_of_all.start) * size <= _MOST_BYTES:
+            return TurnsEnded(self._serve_some(do.blocks, rows_of_all, visit))
+        parts, turns = rows_of_all.parts, list[TurnEnded]()
         first = 0
         while first < len(parts):
             end, rows = first + 1, parts[first].stop - parts[first].start
             while end < len(parts) and (rows + parts[end].stop - parts[end].start) * size <= _MOST_BYTES:
                 rows += parts[end].stop - parts[end].start
                 end += 1
-            turns += self._serve_some(do.blocks[first:end], parts[first:end], visit)
+            turns += self._serve_some(do.blocks[first:end], BatchRows.of(parts[first:end]), visit)
             first = end
         return TurnsEnded(turns)
 
-    def _serve_some(self, keys: Sequence[str], parts: Sequence[Rows], visit: Visit) -> list[TurnEnded]:
+    def _serve_some(self, keys: Sequence[str], rows: BatchRows, visit: Visit) -> list[TurnEnded]:
         """Serve some blocks that have nothing in common."""
-        value = self.serving.shared(visit, BatchRows.of(parts)) if len(keys) > 1 else None
+        value = self.serving.shared(visit, rows) if len(keys) > 1 else None
         if value is None:
             return [self._serve(Serve(key)) for key in keys]
         turned: list[tuple[Mediator, Member, Location]] = []
@@ -245,8 +250,17 @@ class Running:
         misfits = self.serving.settle_all(turned, visit)
         return [self._how(mediator, misfit) for (mediator, _, _), misfit in zip(turned, misfits, strict=True)]
 
-    def _shared_rows(self, keys: Sequence[str], visit: Visit) -> list[Rows]:
-        return [visit.rows_of(self.spans[key][0]) for key in keys]
+    def _rows_of(self, keys: tuple[str, ...], visit: Visit) -> BatchRows:
+        """Return the rows of some blocks at a location; the same blocks often meet again in a step."""
+        if self._rows_in is not self.spans:
+            self._rows_in = self.spans
+            self._rows.clear()
+        # Locations with one row for each request, and with one for each token, differ in the number of all rows.
+        known = (keys, visit.rows_of(self.spans[keys[0]][0]))
+        rows = self._rows.get(known)
+        if rows is None:
+            rows = self._rows[known] = BatchRows.of([visit.rows_of(self.spans[key][0]) for key in keys])
+        return rows
 
     def _apply(self, do: Apply) -> TurnEnded:
         mediator = self._mediators[do.block]

@@ -103,6 +103,7 @@ class BatchTensor:
 
     def release(self, index: int) -> None:
         """Let go of the copy of a request that leaves."""
+        self.taken[index] = False
         if self.copies is not None:
             self.copies[index] = None
 
@@ -251,11 +252,10 @@ class Member(Served):
         return self._batch.simple and not (self._assigned or self._spot.assigned or self._derived or any(self._dicts))
 
     def given(self) -> list[torch.Tensor]:  # [rows, ...]
-        index = self._index
-        copies = [
-            tensor.copies[index] for tensor in self._batch.tensors if tensor.copies is not None and tensor.taken[index]
-        ]
-        return [one for one in copies if one is not None] + [derived.value for _, derived in self._derived]
+        found = [_copy_of(tensor, self) for tensor in self._batch.tensors if tensor.taken[self._index]]
+        if self._derived:
+            found += [derived.value for _, derived in self._derived]
+        return found
 
     def fix(self) -> None:
         """Make the copies that are not made yet, if the block may look at them after it has gone on."""
@@ -272,7 +272,8 @@ class Member(Served):
     def leave(self) -> None:
         super().leave()
         for tensor in self._batch.tensors:
-            tensor.release(self._index)
+            if tensor.taken[self._index]:
+                tensor.release(self._index)
 
 
 def _fix(values: Outputs, held: bool) -> None:

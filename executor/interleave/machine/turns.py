@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from executor.core.ended import Ended
+from executor.core.location import Location
 from executor.interleave.machine.barriers import Barriers
 from executor.interleave.machine.blocks import Block, Blocks
 from executor.interleave.machine.events import Failure, TurnEnded
@@ -181,7 +182,10 @@ class Turns:
 
     def follow(self, block: Block) -> Doing[None]:
         """Have a block wait for what it asks for; if it has ended, its request may end too."""
-        facts, ended = block.facts, block.ended
+        facts, ended, location = block.facts, block.ended, block.here
+        if ended is None and location is not None and not block.away:  # what most turns end with
+            self._wait(block, location)
+            return
         if ended is Ended.FAILED and facts.owner:
             yield from self._fail_for_edit(block)
         elif ended in (Ended.FAILED, Ended.STOPPED) and not facts.owner and not facts.joint:
@@ -198,16 +202,15 @@ class Turns:
             return
         if block.away:
             self._blocks.live.pop(block.key, None)
-            return
-        location = block.here
-        if location is not None:
-            key = (location.path, str(location.kind))
-            waiting = self.waiting.get(key)
-            if waiting is None:
-                self.waiting[key] = [block]
-                self.out.append(Hook(*key))
-            else:
-                waiting.append(block)
+
+    def _wait(self, block: Block, location: Location) -> None:
+        key = (location.path, str(location.kind))
+        waiting = self.waiting.get(key)
+        if waiting is None:
+            self.waiting[key] = [block]
+            self.out.append(Hook(*key))
+        else:
+            waiting.append(block)
 
     def _report(self, block: Block, ended: Ended) -> None:
         if block.reported is not ended:

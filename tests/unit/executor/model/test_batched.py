@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location
-from executor.model.batched import BatchRows, BatchValue, Member, settle
+from executor.model.batched import settle
 from executor.model.items import Opaque
-from executor.model.layouts import WHOLE
-from executor.model.rows import Rows
-
-WIDTH = 4
-AT = Location("layer", Kind.OUTPUT, 1)
-SPANS = {
-    "side by side": [(0, 1), (1, 2), (2, 3)],
-    "prompts": [(0, 3), (3, 5), (5, 6)],
-    "with gaps": [(1, 2), (3, 5), (6, 7)],
-    "in another order": [(4, 5), (0, 2), (2, 3)],
-    "far apart": [(0, 1), (20, 21), (39, 40)],
-}
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-Act = Callable[[Member], Any]
-
-
-def pair(total: int = 40) -> Pair:  # [total, width] each
-    with torch.inference_mode():
-        numbers = torch.arange(total * WIDTH, dtype=torch.float32).view(total, WIDTH)
-        return numbers.clone(), -numbers
-
-
-def served(value: Any, spans: list[tuple[int, int]]) -> list[Member]:
-    total = next(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)).shape[0]
-    rows = BatchRows.of([Rows(start, stop, total, total) for start, stop in spans])
-    shared = BatchValue(value, rows, lambda path: WHOLE)
-    return [Member(shared, index, AT) for index in range(len(spans))]
-
-
-def leave(members: list[Member], current: Any) -> Any:
-    """Settle members as the interleaver does; return what the model goes on with."""
-    with torch.inference_mode():
-        plain = [member for member in members if member.plain]
-        settle(plain, current)
-        for member in members:
-            if member not in plain:
-                current = member.settle(current)
-    for member in members:
-        member.leave()
-    return current
+from tests.unit.executor.model.shared_locations import SPANS, WIDTH, leave, pair, served
 
 
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
