@@ -75,7 +75,9 @@ def _extend(
     outputs = [one.item.snapshot if one.item.snapshot >= 0 else one.item.output for one in appends]
     given = [values[output] for output in outputs]
     if len({(one.shape, one.dtype) for one in given}) == 1:
-        base = given[0] if len(given) == 1 else torch.stack(given, 1).flatten(0, 1)
+        base = given[0] if len(given) == 1 else _side_by_side(given)
+        if base is None:
+            base = torch.stack(given, 1).flatten(0, 1)
         tensors: list[torch.Tensor] = list(base.contiguous().unbind(0))
     else:
         tensors = [one[i] for i in range(steps) for one in given]
@@ -83,3 +85,20 @@ def _extend(
     for k, append in enumerate(appends):
         if append.item.saved:
             member.mark_all(tensors[k :: len(appends)])
+
+
+def _side_by_side(given: Sequence[torch.Tensor]) -> torch.Tensor | None:  # [steps, ...] each
+    """Return the values of several outputs step by step, [steps * outputs, ...], without a copy.
+
+    It is None if they lie in another way.
+    """
+    first, count = given[0], len(given)
+    each = first[0]
+    size, memory = each.numel(), first.untyped_storage().data_ptr()
+    if first.stride(0) != count * size or not each.is_contiguous():
+        return None
+    for k, one in enumerate(given):
+        apart = one.data_ptr() != first.data_ptr() + k * size * first.itemsize
+        if apart or one.stride() != first.stride() or one.untyped_storage().data_ptr() != memory:
+            return None
+    return first.as_strided((len(first) * count, *each.shape), (size, *each.stride()))

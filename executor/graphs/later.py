@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from executor.graphs.pieces import Piece
+from executor.graphs.pieces import Piece, gathered
 from executor.graphs.ring import Ring
 from executor.graphs.tables import Outgoing, Share
 from executor.graphs.tickets import Copier, Done, Ticket
@@ -179,8 +179,8 @@ class Later:
             self._flush()
         for run in mine:
             run.block.ticket.wait()
-            piece = run.piece(key)
-            pieces.append(Piece(piece.share, piece.values.clone()))
+        pieces = gathered([*pieces, *(run.piece(key) for run in mine)])
+        for run in mine:
             self._forget(run, key)
         return pieces
 

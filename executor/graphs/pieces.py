@@ -24,6 +24,20 @@ class Piece:
     values: torch.Tensor
 
 
+def gathered(pieces: Sequence[Piece]) -> list[Piece]:
+    """Copy pieces, each value once.
+
+    Pieces of consecutive steps with the same layout become one piece.
+    """
+    groups: list[list[Piece]] = []
+    for piece in pieces:
+        if groups and groups[-1][0].share.parts == piece.share.parts and groups[-1][0].share.size == piece.share.size:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return [Piece(group[0].share, torch.cat([one.values for one in group])) for group in groups]
+
+
 class Collected:
     """All that a request read, step by step.
 
@@ -44,7 +58,7 @@ class Collected:
     def stacked(self, tap: int, most: int | None = None) -> torch.Tensor | None:
         """Return the values of a tap as one tensor, [steps, rows, columns].
 
-        It is None if the steps have several shapes, or if there is no step.
+        It is None if the steps have several shapes, or if there is no step. It may be a view of all that the request read.
 
         Args:
             most: the steps to return; the engine runs a step more than a result has tokens.
@@ -52,7 +66,7 @@ class Collected:
         found = self._values(tap)
         if len({one.shape[1:] for one in found}) != 1:
             return None
-        return torch.cat(found)[:most]
+        return (torch.cat(found) if len(found) > 1 else found[0])[:most]
 
     def _values(self, tap: int) -> list[torch.Tensor]:  # [steps, rows, columns] of each piece
         return [
