@@ -23,6 +23,7 @@ from executor.plan.trace import FormOf, Results, Tracing, explained
 from interpose.contract.saving import saving_with
 
 MOST_OPERATIONS = 20_000
+_BY_TEXT = frozenset({"locals", "globals", "vars", "dir", "eval", "exec"})  # may read any name
 
 # Runs code as the code of a block: names of modules ask the tracing (`executor.block.interface.Block`).
 RunAs = Callable[[Tracing, Callable[[], None]], None]
@@ -114,7 +115,8 @@ class _Compilation:
             lines = {name: line for name, line in lines.items() if name not in self._stand_ins}
             used = {name: line for name, line in lines.items() if name in region.after}
             given = {name: line for name, line in lines.items() if name in self._live}
-            self._tracing.close(names, used, given, self._context.shared)
+            shared = self._context.shared | region.outside
+            self._tracing.close(names, used, given, frozenset(given) if shared & _BY_TEXT else shared)
 
         self._context.run_as(self._tracing, lambda: self._guarded(lambda: self._recorder.run(run)))
         walk.check_unchanged()

@@ -10,7 +10,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Literal
 
@@ -40,6 +40,7 @@ class Region:
         reads: the names that may be read before they are assigned, with the line of their first use.
         writes: the names that are assigned.
         after: the names that the rest of the block reads.
+        outside: all names that the block's text has outside of the statements, in functions too.
         grown: the names from which lists are reached that get items, or dicts that get keys (`grown`).
         uses: the dotted names that are read.
         tracers: the names that are bound to the tracer.
@@ -54,6 +55,7 @@ class Region:
     reads: dict[str, int]
     writes: tuple[str, ...]
     after: frozenset[str]
+    outside: frozenset[str]
     grown: dict[str, frozenset[int]]
     uses: tuple[Use, ...]
     tracers: frozenset[str]
@@ -120,7 +122,10 @@ def _found(unit: Unit) -> list[Region]:
         if not isinstance(node.target, ast.Name):
             raise Refused(node.lineno, "a loop over steps binds one name", "write: for step in tracer.iter[...]")
         rest = body[body.index(node) + 1 :]
-        found.append(_region("loop", node.lineno, unit, node.target.id, node.body, rest))
+        region = _region("loop", node.lineno, unit, node.target.id, node.body, rest)
+        others = (part for one in body if one is not node for part in ast.walk(one))
+        outside = frozenset(part.id for part in others if isinstance(part, ast.Name))
+        found.append(replace(region, outside=outside))
     return found
 
 
@@ -161,7 +166,19 @@ def _region(
     found = tuple(uses(body))
     tracers = frozenset(unit.tracers)
     return Region(
-        kind, line, filename, target, code, digest, read, writes, frozenset(after), grown(body), found, tracers
+        kind,
+        line,
+        filename,
+        target,
+        code,
+        digest,
+        read,
+        writes,
+        frozenset(after),
+        frozenset(after),
+        grown(body),
+        found,
+        tracers,
     )
 
 

@@ -264,8 +264,8 @@ class Tracing:
             names: what the names are bound to now.
             used: the names that the code after the step uses, each with a line for messages.
             given: further names that the block may give back. A value that no plan can keep is then dropped.
-            shared: the names among `given` that other blocks see. Tensors of other names are given back only if they are saved,
-                and are dropped else.
+            shared: the names among `given` that other blocks or the code outside of the step may see. Tensors of other names are
+                given back only if they are saved, and are dropped else.
         """
         self.settle()
         for container, key, value, line, read in self._added:

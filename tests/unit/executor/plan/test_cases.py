@@ -140,6 +140,12 @@ ELIGIBLE = {
     "no_grad": ("with torch.no_grad():\n    kept.append((model.layers[1].mlp.output * 2).save())", "", ""),
     "continue": ("if step == 1:\n    continue\nmodel.layers[1].mlp.output[:] = 0", "", ""),
     "an unpacking": ("a, b = model.layers[1].output\nkept.append((a + b).save())", "", ""),
+    "a function that reads what the loop left": (
+        "h = model.layers[0].mlp.output.clone()",
+        "def left():\n    return h",
+        "got = (left() * 2).save()",
+    ),
+    "a name that is looked up as text": ("h = model.layers[0].mlp.output.clone()", "", "got = globals()['h'].save()"),
     "a slice of columns": ("model.layers[1].mlp.output[..., ::2] = model.layers[1].mlp.output[..., 1::2].mean()", "", ""),
 }  # fmt: skip
 
