@@ -226,7 +226,8 @@ class Requests:
         if trace.explain and source is not None and self._host.facts is not None:
             read = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes))
             return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts()))
-        state.record.tally.why = why_not_planned(trace, identity) if self._plans is not None else PLANS_OFF
+        draws = bounds.random_state is not None
+        state.record.tally.why = why_not_planned(trace, identity, draws) if self._plans is not None else PLANS_OFF
         if self._plans is None or source is None or state.record.tally.why:
             return Mediator(state, runner)
         tenant = opened.session if alone and not trace.stream else None

@@ -11,7 +11,8 @@ taps have read.
 
 Size: a block's run in three forms: its own code, a plan's step, and a loop in the tables.
 
-Only a trace of a single invoke is planned: blocks that run together may change each other's names between their turns.
+Of a trace with several invokes, blocks are planned that share nothing that can change (`executor.plan.apart`): other blocks may
+change each other's names between their turns.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from executor.graphs.loops import AHEAD, Left, TableLoops, Window, locations_of
 from executor.graphs.operations import ALL
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
+from executor.plan.apart import why_not_apart
 from executor.plan.cache import PlanCache
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.eligible import Region, regions
@@ -460,15 +462,18 @@ def _first_block(text: str) -> str:
         return text
 
 
-def why_not_planned(trace: pb.Trace, identity: Identity) -> str:
+def why_not_planned(trace: pb.Trace, identity: Identity, draws: bool) -> str:
     """Return why no step of a block runs as a plan, "" if steps may.
 
     Args:
         trace: the block's trace.
         identity: which block it is.
+        draws: whether the trace's code may draw random numbers.
     """
     if identity.edit:
         return "a standing edit runs as it is"
-    if identity.joint or identity.gang or len(trace.invokes) > 1:
+    if identity.joint or identity.gang:
         return "blocks that run together may change each other's names between their turns"
-    return "a scan has no elements" if trace.scan else ""
+    if draws and len(trace.invokes) > 1:
+        return "the blocks of a trace draw from one generator, in the order of their turns"
+    return "a scan has no elements" if trace.scan else why_not_apart(trace)

@@ -13,5 +13,6 @@ copies, as a greenlet is, so that agreement, write-back and accounting are the s
 - Graphs: `Plan.functional` is what a captured graph holds. Its inputs from locations are the rows `[1, ...]` of one request,
   under `torch.func.vmap`. A matrix product in a batch is not the greenlet's to the last bit, so a graph says how far it is off.
 - Blocks of the prompt's step (`Region.kind` "prompt") have plans and are tested, and no worker runs them.
-- Traces of several invokes, standing edits, and modules that a block applies stay with the greenlet.
+- Standing edits and modules that a block applies stay with the greenlet. Of several invokes in a trace, so do blocks that share
+  what can change (`apart`).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,19 @@ def in_tables(engine: LocalEngine) -> int:
     """Return how many steps of loops have run in the tables so far."""
     loops = engine.interleaver.loops
     return loops.steps if loops is not None else 0
+
+
+def test_invokes_that_share_nothing_that_changes_are_in_the_tables(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    steers = loop("model.model.layers[0].output[0][:] += 2 * vector\n" + KEEP)
+    before = in_tables(engines[1])
+    shared = {"vector": torch.linspace(-1, 1, HIDDEN)}
+    rans = []
+    for engine in engines:
+        blocks = [block(steers, 0), block(loop(KEEP), 1), block(steers, 2)]
+        rans.append(engine.run(*(replace(one, captured=shared) for one in blocks)))
+    for one, other in zip(*rans, strict=True):
+        check_same(one, other)
+    assert in_tables(engines[1]) - before == 3 * (STEPS - 1), engines[1].interleaver.loops.refused
 
 
 @pytest.mark.parametrize("name", LOOPS)
