@@ -165,7 +165,20 @@ def check(case: Case, ran: Ran) -> None:
     assert ran.saved.keys() == alone.saved.keys(), case
     for name, value in ran.saved.items():
         assert same(value, alone.saved[name]), (name, case)
-    assert ran.accounting == alone.accounting, case
+    assert account(ran) == account(alone), case
+
+
+def account(ran: Ran) -> pb.Accounting | None:
+    """Return a run's accounting without the tiers.
+
+    Where plans run, the first run of a block may find no plan yet.
+    """
+    if ran.accounting is None:
+        return None
+    told = pb.Accounting()
+    told.CopyFrom(ran.accounting)
+    told.ClearField("tiers")
+    return told
 
 
 @pytest.fixture(scope="module")
