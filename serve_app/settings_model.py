@@ -78,7 +78,11 @@ class ModelSettings(Part):
         description="where workers of a replica go: PACK on few nodes, SPREAD on many; STRICT_: on one node, or each on its own",
     )
     plans: bool = Field(
-        False, description="whether the steps of a block's loop run as tensor programs where they can be such"
+        True, description="whether the steps of a block's loop run as tensor programs where they can be such"
+    )
+    graphs: bool = Field(
+        True,
+        description="whether, on GPUs, these programs run inside captured CUDA graphs where they can; needs `plans`",
     )
     drain_seconds: float = Field(
         300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"

@@ -47,7 +47,13 @@ def engine_options(model: Any) -> dict[str, Any]:
     return {
         **options,
         **Adapters(model.lora_modules).options(options),
-        **trace_options(model.limits, placement=model.placement, plans=model.plans),
+        # On a CPU there are no graphs, and tables cost more than plans at the hooks.
+        **trace_options(
+            model.limits,
+            placement=model.placement,
+            plans=model.plans,
+            graphs=model.graphs and not current_platform.is_cpu(),
+        ),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,
         "pipeline_parallel_size": model.pipeline_parallel_size,

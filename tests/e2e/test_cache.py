@@ -61,7 +61,7 @@ def test_a_scan_of_too_many_steps(model: interpose.Model) -> None:
 
 
 def test_an_explanation_names_the_tier_and_the_line(model: interpose.Model) -> None:
-    """The service runs no plans, so every block runs as it is; a model on two ranks has no tables."""
+    """The service runs plans, and a model on two ranks has no tables."""
 
     def block(tracer: Any) -> None:
         kept = [].save()
