@@ -57,7 +57,10 @@ class Limits(Part):
 
 
 class ModelSettings(Part):
-    """One served model: its weights, its number of workers, its engine arguments."""
+    """One served model: its weights, its number of workers, its engine arguments.
+
+    Size: one field for each setting.
+    """
 
     name: str = Field("", description="the model's name for clients; by default the last part of `model`")
     model: str = Field(min_length=1, description="a path or a Hugging Face id")

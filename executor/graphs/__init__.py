@@ -12,7 +12,8 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `extents`, `bank` | space on the device: a first-fit allocator, and the vectors of all tenants |
 | `tables` | which request has which taps in this step, and where its rows are |
 | `reference`, `kernel`, `taps` | the operations on the CPU and in Triton, and the hooks that call them between the modules |
-| `buffers` | values on their way to the host: one copy a step, one gather per request at its end |
+| `ring`, `later`, `buffers`, `tickets`, `pieces` | values on their way to the host: one copy for many steps |
+| `sites` | the forms of the model's values and its sites, found in one pass |
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
 | `operands` | what taps take from a plan's constants |
@@ -22,8 +23,8 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `hoist`, `thin`, `passes` | such a program without what needs constants alone, and copies; one pass of it through the model |
 | `constants`, `emitted` | the large constants that requests share, and what a program leaves in a step, in the output |
 
-Nothing here runs in an engine yet. Still to come: `executor.plugin` implements `dispatch.Device` with vLLM's graph manager
-(descriptors, dummy inputs, replay) and sizes the KV cache less `limits.device_bytes`; `executor.interleave` asks `dispatch`
-where `_NoGraphs` stands today, and fills the lists of a plan from `buffers`. A check of the KV cache in a kernel, in
-place of `CacheGuard`'s wait, is to stand at the end of a graph. Sites whose tensor is spread over ranks stay off the tables.
+`loops` has the loops of requests that run here, and `landing` gives a block what its loop left. `executor.plugin.graphs` is
+`dispatch.Device` in vLLM's V2 runner; on other runners the taps run at hooks, in eager steps. `CacheGuard.launch` stands at the
+end of each graph. The KV cache is sized less `limits.device_bytes`. A model whose ranks share its layers, or that has adapters,
+has no tables.
 """

@@ -52,7 +52,7 @@ class GraphLimits:
             sites: the sites of the model.
             rows: the most rows of a step.
         """
-        tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 16) + rows * 8
+        tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 20) + rows * 12
         output = self.step_bytes + self.ring_bytes + self.prompt_bytes + self.emitted_bytes
         return tables + self.bank_bytes + output + self.graph_bytes + self.program_bytes
 

@@ -24,6 +24,7 @@ from executor.graphs.programs import Programs
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
 from executor.graphs.template import Lowered
+from executor.model.kv_guard import CacheGuard
 from executor.plan.ir import Plan
 from executor.plan.run import Member, inputs_of
 
@@ -103,10 +104,13 @@ class Left:
 class TableLoops:
     """The loops of one worker's requests that run in the tables.
 
+    Size: what a step of the loops has to do with, and where the steps are.
+
     Args:
         taps: the model's sites.
         tables: of these sites.
         outputs: carries what taps read to the host.
+        cache: looks after what the loops leave in the engine's cache.
         programs: run what no taps can; None: such loops stay out of the tables.
 
     Attributes:
@@ -114,8 +118,11 @@ class TableLoops:
         refused: why loops did not go into the tables, and how often.
     """
 
-    def __init__(self, taps: Taps, tables: Tables, outputs: Outputs, programs: Programs | None = None) -> None:
+    def __init__(
+        self, taps: Taps, tables: Tables, outputs: Outputs, cache: CacheGuard, programs: Programs | None = None
+    ) -> None:
         self._taps = taps
+        self._cache = cache
         self._programs = programs
         self._lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
         self._tables = tables
@@ -125,6 +132,7 @@ class TableLoops:
         self._keys: dict[int, str] = {}
         self._present: list[TableLoop] = []
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
+        self._padded = 0
         self._quiet = self._repeated = 0  # steps that may repeat the last one, and steps that have
         self.steps = 0
         self.refused: dict[str, int] = {}
@@ -191,16 +199,18 @@ class TableLoops:
         Raises:
             Refused, Full: neither can be. Nothing of it stays.
         """
+        if plan.writes and self._cache.why_not_looked_at:
+            raise Refused(self._cache.why_not_looked_at)
         try:
             lowered = self._lowerer.lower(plan, inputs_of(plan, member), steps)
-            self._tables.join(slot, tenant, lowered.taps, 1)
+            self._tables.join(slot, tenant, lowered.taps, 1, changes=bool(plan.writes))
             return lowered, ""
         except Refused:
             if self._programs is None:
                 raise
         made = self._programs.join(slot, tenant, plan, member.environment, steps)
         try:
-            self._tables.join(slot, tenant, (), 1, made.emitted)
+            self._tables.join(slot, tenant, (), 1, made.emitted, changes=bool(plan.writes))
         except BaseException:
             self._programs.leave(slot)
             raise
@@ -239,6 +249,7 @@ class TableLoops:
         """
         nobody = self._tables.slots
         self._settle()
+        self._padded = padded
         loops = {key: self._loops[key] for key in riding}
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
@@ -262,8 +273,14 @@ class TableLoops:
         assert self._outgoing is not None
         return self._tables.read_now(self._outgoing)
 
-    def append(self) -> None:
-        """Append what the step has read to the ring; the launch can be captured."""
+    def ran(self, slots: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Look after the cache and append what was read, when the model has run; can be captured.
+
+        Args:
+            slots: where each row's keys and values went, [rows or more] by the layer's name.
+            rows: of the step, padding included.
+        """
+        self._cache.launch(slots, self._tables.owners[:rows], self._tables.flags)
         self._outputs.ring.append()
 
     def again(self) -> None:
@@ -276,7 +293,8 @@ class TableLoops:
         """Return a context for the model's pass with the loops of some requests, in an eager step."""
         with self.hooked(self.sites_of(keys), self.programs_of(keys)):
             yield
-        self.append()
+        self._cache.launch_here(self._tables.owners[: self._padded], self._tables.flags)
+        self._outputs.ring.append()
 
     @contextmanager
     def hooked(self, sites: Iterable[int], programs: Collection[str]) -> Iterator[None]:
@@ -326,6 +344,8 @@ class TableLoops:
             steps: how many steps the request had; more may have run. None: as many as ran.
         """
         loop = self._out(key)
+        if loop.plan.writes:
+            self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
         window = loop.window
         stop = loop.next if steps is None else min(loop.next, steps)
         ran = max(0, min(stop, window.until) - window.first)

@@ -134,6 +134,7 @@ class Tables:
 
     Attributes:
         rows, records, open_programs: as above.
+        owners, flags: which rows the cache is looked at for, and what was found, as of `CacheGuard.launch`; by slots.
         output: the flat output, [elements].
         bank: the vectors.
         split, scratch: where the area of prompts and the scratch range begin in the output.
@@ -168,6 +169,8 @@ class Tables:
         self.length = self._heads + RECORD * limits.taps
         self.records = torch.zeros(slots + 1, self.length, dtype=torch.int32, device=device)
         self.rows = torch.full((rows, 2), slots, dtype=torch.int32, device=device)
+        self.owners = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self.flags = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._open_programs = np.full((slots + 1, 2), (self.scratch, 0), np.int64)
         self.open_programs = torch.from_numpy(self._open_programs).to(device, copy=True)
         self._programs_moved = False
@@ -179,7 +182,8 @@ class Tables:
         self._last: list[tuple[tuple[int, int], ...]] = [(), ()]
         self._outgoing = [Outgoing(0, 0, {}), Outgoing(0, 0, {})]
         self._writes = 0
-        self._laid_out: tuple[tuple[tuple[int, int], ...], int] | None = None  # what the rows on the device are
+        self._laid_out: tuple[object, ...] | None = None  # what the rows on the device are
+        self._owner_of = np.full(slots + 1, -1, np.int32)
 
     @property
     def sites(self) -> frozenset[int]:
@@ -189,7 +193,15 @@ class Tables:
     def __contains__(self, slot: int) -> bool:
         return slot in self._joined
 
-    def join(self, slot: int, tenant: str, taps: Iterable[Tap], rows: int, emitted: Emitted | None = None) -> None:
+    def join(
+        self,
+        slot: int,
+        tenant: str,
+        taps: Iterable[Tap],
+        rows: int,
+        emitted: Emitted | None = None,
+        changes: bool = False,
+    ) -> None:
         """Give a request its taps, and open its program in the program's steps.
 
         Args:
@@ -198,6 +210,7 @@ class Tables:
             taps: in the order in which they run at a site.
             rows: the rows of its prompt, all in its first step.
             emitted: what its program leaves; None: it has no program.
+            changes: whether it changes the model's values, so that the cache is looked at.
 
         Raises:
             Refused: a tap does not fit its site, or the request has too many taps, or its program leaves too much.
@@ -234,6 +247,9 @@ class Tables:
             self._release(joined)
             raise
         self._joined[slot] = joined
+        if changes:
+            self._owner_of[slot] = slot
+            self.flags[slot].zero_()
 
     def leave(self, slot: int) -> None:
         """Take a request out of the tables; its slot may then be another request's."""
@@ -242,6 +258,7 @@ class Tables:
         self._release(joined)
         self._dirty[slot] = np.zeros(self.length, np.int32)
         self._open(slot, None, 0)
+        self._owner_of[slot] = -1
 
     def _release(self, joined: _Joined) -> None:
         for pair in joined.vectors:
@@ -300,6 +317,7 @@ class Tables:
     def blank(self, rows: int) -> None:
         """Have the next pass of so many rows run no tap."""
         self.rows[:rows].fill_(self.slots)
+        self.owners[:rows].fill_(-1)
         self._laid_out = None
 
     def read_now(self, outgoing: tuple[Outgoing, Outgoing]) -> torch.Tensor:
@@ -401,7 +419,7 @@ class Tables:
         if self._programs_moved:
             self._copy(self.open_programs, self._open_programs.copy())
             self._programs_moved = False
-        laid_out = (tuple(batch), padded)
+        laid_out = (tuple(batch), padded, self._owner_of.tobytes())
         if laid_out == self._laid_out:
             return
         self._laid_out = laid_out
@@ -418,6 +436,7 @@ class Tables:
             begins = np.repeat(np.cumsum(counts) - counts, counts)
             table[:total, 1] = np.arange(total) - begins
         self._copy(self.rows[:padded], table)
+        self._copy(self.owners[:padded], self._owner_of[table[:, 0]])
 
     @staticmethod
     def _copy(target: torch.Tensor, values: npt.NDArray[Any]) -> None:  # the same shape and dtype

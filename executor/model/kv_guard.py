@@ -146,6 +146,24 @@ class CacheGuard:
             for table in self._tables[key]:
                 clean(table, owners, flags)
 
+    def launch_here(self, owners: torch.Tensor, flags: torch.Tensor) -> None:
+        """Do what `launch` does in the model's forward context, which knows the slots.
+
+        Where it does not know them, all flags are raised.
+
+        Args:
+            owners: int32 [rows], as of `launch`.
+            flags: int32 [owners], as of `launch`.
+        """
+        context = get_forward_context()
+        if context.attn_metadata is None or not self.caches:
+            return
+        mapping = context.slot_mapping if isinstance(context.slot_mapping, dict) else {}
+        if any(one.name not in mapping for one in self.caches):
+            flags.fill_(1)
+        else:
+            self.launch(mapping, owners, flags)
+
     # What was found.
 
     def watch(self, flags: torch.Tensor, keys: Sequence[Collection[str]]) -> None:

@@ -151,7 +151,7 @@ class TableGraphs:
                 max_query_len=descriptor.max_query_len or descriptor.uniform_token_count,
             )
             runner.input_buffers.is_padding.fill_(True)
-            return lambda: self._store(size, self._forward(metadata, slots, size))
+            return lambda: self._run(metadata, slots, size)
 
         warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
         with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
@@ -181,15 +181,16 @@ class TableGraphs:
         slots = build_slot_mappings_by_layer(mappings, runner.kv_cache_config)
         self._loops.again()
         with runner.kernels.used(), self._loops.hooked(key.sites, key.plans):
-            self._store(size, self._forward(metadata, slots, size))
+            self._run(metadata, slots, size)
         theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
         # Bits, because other dtypes than the model's lie there too, as elements that may be no numbers.
         pairs = zip(mine, theirs, strict=True)
         return all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
 
-    def _store(self, size: int, output: torch.Tensor) -> None:  # [size, hidden]
-        self._manager.hidden_states[:size] = output
-        self._loops.append()
+    def _run(self, metadata: Any, slots: Any, size: int) -> None:
+        """Run what a graph holds: the model, and what the tables do when it has run."""
+        self._manager.hidden_states[:size] = self._forward(metadata, slots, size)
+        self._loops.ran(slots, size)
 
     def _forward(self, metadata: Any, slots: Any, size: int) -> torch.Tensor:
         """Run the uncompiled model on the runner's buffers; return [size, hidden]."""

@@ -121,12 +121,13 @@ class InterposeWorker(_Base):
         runner.kernels = EagerKernels(runner.get_model(), self.vllm_config)
         tree = ModuleTree(runner.get_model(), tensor_parallel)
         devices = [] if runner.device.type == "cpu" else [runner.device]
+        cache = CacheGuard(self.vllm_config.compilation_config.static_forward_context)
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):
             order = tree.record_order(self._dummy_step)
             if pipelined:
                 join(tree, order)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
-            loops, forms = self._tables(tree) if self._has_tables else (None, {})
+            loops, forms = self._tables(tree, cache) if self._has_tables else (None, {})
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -141,7 +142,7 @@ class InterposeWorker(_Base):
             reports=reports,
             precision=Precision.of(self.vllm_config),
             vocabulary=self.model_config.get_vocab_size(),
-            cache=CacheGuard(self.vllm_config.compilation_config.static_forward_context),
+            cache=cache,
             plans=settings["plans"],
             loops=loops,
             forms=forms,
@@ -156,7 +157,7 @@ class InterposeWorker(_Base):
         self._tell("ready")
         return warmed_up
 
-    def _tables(self, tree: ModuleTree) -> tuple[TableLoops, Forms]:
+    def _tables(self, tree: ModuleTree, cache: CacheGuard) -> tuple[TableLoops, Forms]:
         """Return what runs loops in the tables, and the forms of the model's values."""
         forms = observe(tree, self._dummy_step)
         scheduling = self.vllm_config.scheduler_config
@@ -168,7 +169,7 @@ class InterposeWorker(_Base):
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
         outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
         programs = Programs(modules, tables, limits, dropped=self._forget_program)
-        return TableLoops(Taps(modules, sites, tables), tables, outputs, programs), forms
+        return TableLoops(Taps(modules, sites, tables), tables, outputs, cache, programs), forms
 
     def _forget_program(self, key: str) -> None:
         """Drop the captured graphs that hold a program."""

@@ -162,3 +162,19 @@ def test_a_loop_gives_what_its_block_gives(engines: tuple[LocalEngine, LocalEngi
     for ran in rans[1][:2]:
         told = account(ran)
         assert told.tiers.get("graph", 0) == steps and sum(told.tiers.values()) == told.steps
+
+
+def test_a_loop_that_leaves_numbers_that_are_not_finite_fails_alone(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    text = loop("model.model.layers[0].output[0][:] *= 1e39")
+    plain = engines[1].plain(PROMPTS[2], max_tokens=STEPS).token_ids
+    for engine in engines:
+        ran, other = engine.run_traces([[block(text, 0)]], plain=(PROMPTS[2],), plain_tokens=STEPS)
+        assert ran.state is Ended.FAILED and ran.failure is not None and "finite" in ran.failure.message, ran.failure
+        assert other.token_ids == plain == engine.plain(PROMPTS[2], max_tokens=STEPS).token_ids
+
+
+def test_a_loop_that_is_given_up_leaves_nothing(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    engine = engines[1]
+    for body in (KEEP, "h = model.model.layers[1].output[0]\nh[:] = torch.tanh(h)"):
+        engine.give_up(block(loop(body, before="import torch"), 0), 4)
+        assert engine.interleaver.idle and not engine.interleaver.loops

@@ -105,7 +105,7 @@ def test_a_step_that_changes_no_tap_uploads_no_record(monkeypatch: pytest.Monkey
     for step in range(5):
         tables.begin_step([(0, 1)], {0: step}, 1)
     record = (tables.length,)
-    assert copied == [record, (1, 2), record]  # the same rows are not uploaded again
+    assert copied == [record, (1, 2), (1,), record]  # the same rows are not uploaded again
 
 
 def test_rows_of_a_request_are_chosen_from_its_own_first_row() -> None:
@@ -216,5 +216,14 @@ def test_what_the_tables_take_is_what_the_limits_say() -> None:
     )
     tables = Tables((8,) * 5, slots=7, rows=33, dtype=torch.bfloat16, device=CPU, limits=limits)
     ring = Outputs(tables, PlainCopier(), limits.ring_bytes, MIB).ring.memory
-    held = (tables.rows, tables.records, tables.open_programs, tables.output, tables.bank.values, ring)
+    held = (
+        tables.rows,
+        tables.owners,
+        tables.flags,
+        tables.records,
+        tables.open_programs,
+        tables.output,
+        tables.bank.values,
+        ring,
+    )
     assert sum(one.numel() * one.itemsize for one in held) == limits.device_bytes(slots=7, sites=5, rows=33)
