@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import operator
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from interpose.wire.arrays import ArrayError
 from interpose.wire.encoder import WireError
 
 _OTHER_LAYOUT = "a saved tensor was given another shape or type; save the new tensor under a name of its own"
+_SUMMED_BYTES = 1 << 20  # bytes that are copied together; memory of this size is used again without a fault
 
 
 class SentArray:
@@ -93,7 +94,7 @@ class SentTensors:
     def _summed(self) -> list[int]:
         """Return the checksum of each tensor now; tensors of one layout are copied together."""
         found: dict[int, int] = {}
-        for group in stacks.groups(self._members):
+        for group in stacks.groups(self._members, _SUMMED_BYTES):
             with contextlib.suppress(ArrayError, RuntimeError, TypeError):  # They are copied one by one.
                 found.update(zip(map(id, group), _summed(group, stacks.packed(group)), strict=True))
         return [found[id(one)] if id(one) in found else zlib.crc32(_bytes(one)) for one in self._members]
@@ -130,6 +131,27 @@ def differs(now: Any, before: Any) -> bool:
     if len(now) != len(before) or not _same(now, before):
         return True
     return isinstance(now, dict) and not _same(now.values(), before.values())
+
+
+def changed_among(containers: Mapping[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
+    """Return the containers that changed since they were sent.
+
+    Lists of the same length are compared all at once, because most lists of a stream stay as they are.
+
+    Args:
+        containers: by index, each container and its items when it was sent.
+    """
+    changed, same_length = {}, {}
+    for index, pair in containers.items():
+        if type(pair[0]) is list and len(pair[0]) == len(pair[1]):
+            same_length[index] = pair
+        elif differs(*pair):
+            changed[index] = pair
+    now, before = zip(*same_length.values(), strict=True) if same_length else ((), ())
+    if not _same(itertools.chain.from_iterable(now), itertools.chain.from_iterable(before)):
+        changed.update((index, pair) for index, pair in same_length.items() if differs(*pair))
+        return {index: containers[index] for index in sorted(changed)}
+    return changed
 
 
 def _kept(now: list[Any], before: list[Any]) -> int:

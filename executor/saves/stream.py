@@ -16,7 +16,7 @@ import torch
 
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.text import clip
-from executor.saves.changes import SentArray, SentTensors, differs, fresh_items, patch, shallow
+from executor.saves.changes import SentArray, SentTensors, changed_among, fresh_items, patch, shallow
 from executor.saves.collect import Limits
 from executor.saves.encoder import SaveEncoder, Stacks, counts_changes
 from executor.saves.outbox import Outbox
@@ -151,7 +151,7 @@ class SaveStream:
     def _change(self, increment: pb.Increment, namespace: Mapping[str, Any], final: bool) -> None:
         table = self._encoder.objects.values
         first = increment.first = len(table)
-        changed = {index: pair for index, pair in self._containers.items() if differs(*pair)}
+        changed = changed_among(self._containers)
         names = self._rebound(increment, namespace, None if final else Search(_SEARCHED))
         fresh = [item for pair in changed.values() for item in fresh_items(*pair)]
         self._encoder.stack([fresh, *names.values()], follow=self._own.add_stack)

@@ -273,15 +273,23 @@ class Encoder:
             raise
 
     def _mapping(self, mapping: dict) -> value_pb2.Mapping:
-        keys, values = [], []
+        made = value_pb2.Mapping()
+        add_key, add_value, find = made.keys.add, made.values.add, self._stacked.find
         for key, value in mapping.items():
             try:
-                keys.append(self.encode(key))
-                values.append(self.encode(value))
+                if type(key) is str and key.isascii():
+                    add_key(text=key)
+                else:
+                    add_key().CopyFrom(self.encode(key))
+                stacked = find(value) if id(value) not in self._entries else None
+                if stacked is None:
+                    add_value().CopyFrom(self.encode(value))
+                else:
+                    add_value(stacked=StackSlice(stack=stacked[0], first=stacked[1], count=1))
             except WireError as error:
                 error.where = f"[{_short(key)}]{error.where}"
                 raise
-        return value_pb2.Mapping(keys=keys, values=values)
+        return made
 
     def _frozen(self, obj: object, value: Value, parts: Iterable[object]) -> Value:
         """Return the value of an immutable container.

@@ -38,15 +38,17 @@ MAX_STACK_BYTES = 64 << 20  # bytes of a stack, which are in memory twice while 
 _UNITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
-def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
+def groups(members: Iterable[Any], most_bytes: int | None = None) -> Iterator[list[Any]]:
     """Group arrays that can be in one stack; arrays without such company are left out.
 
     Args:
         members: torch tensors and numpy arrays, each once.
+        most_bytes: the bytes of a group; None: those of a stack, `MAX_STACK_BYTES`.
 
     Yields:
-        Two or more arrays, in their order, of up to `MAX_STACK_BYTES` bytes.
+        Two or more arrays, in their order.
     """
+    most_bytes = MAX_STACK_BYTES if most_bytes is None else most_bytes
     members = list(members)
     found: dict[Hashable, list[Any]] = {}
     for member, key in zip(members, _keys(members), strict=True):
@@ -55,7 +57,7 @@ def groups(members: Iterable[Any]) -> Iterator[list[Any]]:
     for group in found.values():
         first = taken = 0
         for i, size in enumerate(map(_size, group)):
-            if taken + size > MAX_STACK_BYTES:
+            if taken + size > most_bytes:
                 if i - first > 1:
                     yield group[first:i]
                 first, taken = i, 0
