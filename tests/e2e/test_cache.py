@@ -74,12 +74,15 @@ def test_an_explanation_names_the_tier_and_the_line(model: interpose.Model) -> N
 
     found = model.explain(block, PROMPT, max_tokens=10)
     first, second = found.parts
-    assert "plans: false in the model's settings" in found.notes[0]
-    assert (first.tier, first.best, len(first.reads), "several ranks" in first.why) == ("block", "plan", 1, True), first
+    assert "several ranks" in found.notes[0]
+    assert (first.tier, first.best, len(first.reads), "several ranks" in first.why) == ("plan", "plan", 1, True), first
     assert (second.best, second.at_text) == ("block", "if h.norm() > 3:") and "torch.where" in second.instead
     with model.trace(PROMPT, max_tokens=3, ignore_eos=True) as tracer:
         for _ in tracer.iter[:]:
             model.logits.output
-    assert tracer.accounting.tiers == {"block": 3} and "plans: false" in next(iter(tracer.accounting.reasons))
+    tiers = (
+        tracer.accounting.tiers
+    )  # the first step after the prompt may be the first that shows the form of the logits
+    assert tiers["plan"] in (1, 2) and tiers["block"] == 3 - tiers["plan"]
     with pytest.raises(interpose.InterventionError, match="ZeroDivisionError"):
         model.explain("x = 1 / 0\nfor step in tracer.iter[:]:\n    model.logits.output\n")
