@@ -78,6 +78,12 @@ class Hoisted:
         values = [self.parts.results[self.results[group[0]]].meta["val"] for group in self.emitted]
         return tuple((tuple(value.shape), value.dtype) for value in values)
 
+    @cached_property
+    def put(self) -> frozenset[int]:
+        """The inputs that are put at indices of a tensor; a number on the host would be copied there in each step."""
+        nodes = {node.args[2] for node in self.parts.graph.nodes if node.target is torch.ops.aten.index_put.default}
+        return frozenset(i for i, node in enumerate(self.parts.inputs) if node in nodes)
+
     def unstable(self, shared: frozenset[int]) -> str:
         """Return the first operation whose last bits may depend on the number of rows.
 

@@ -236,7 +236,7 @@ class Programs:
         for index, value in values.items():
             number = value.dim() == 0 and (value.device != device or (device.type == "cpu" and value.dtype != dtype))
             large = value.numel() * value.itemsize > self._limits.shared_bytes
-            placed = value if value.dim() == 0 else value.to(device)
+            placed = value if value.dim() == 0 and index not in hoisted.put else value.to(device)
             if index not in hoisted.own:
                 found.fixed[index] = placed
             elif alike or number or large:
