@@ -29,6 +29,9 @@ class _Held:
     users: int
 
 
+_SMALL = 64 << 10  # bytes of a vector on the device that is not looked for among the others
+
+
 class Bank:
     """A flat tensor of vectors, in the dtype of the model.
 
@@ -48,6 +51,7 @@ class Bank:
         self._held: dict[int, _Held] = {}
         self._known: dict[tuple[str, bytes], int] = {}
         self._tenants: dict[str, int] = {}
+        self._serial = 0
 
     def add(self, tenant: str, vector: torch.Tensor, wide: bool = False) -> int:  # [...]
         """Put a vector into the bank; return where it begins, at a multiple of four bytes.
@@ -63,8 +67,16 @@ class Bank:
             Full: the bank or the tenant's share has no room.
         """
         flat, dtype = vector.detach().reshape(-1), self.values.dtype
-        values = torch.empty(vector.numel(), dtype=torch.float32 if wide else dtype).copy_(flat).view(dtype)
-        key = (tenant, hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).digest())
+        large = vector.numel() * vector.itemsize > _SMALL
+        # To look at a vector on the device means to wait for the device, which pays for a large one alone.
+        on = vector.device if vector.is_cuda and not large else torch.device("cpu")
+        values = torch.empty(vector.numel(), dtype=torch.float32 if wide else dtype, device=on).copy_(flat).view(dtype)
+        if on.type == "cpu":
+            content = hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).digest()
+        else:
+            self._serial += 1
+            content = self._serial.to_bytes(8, "big")
+        key = (tenant, content)
         found = self._known.get(key)
         if found is not None:
             self._held[found].users += 1

@@ -413,8 +413,15 @@ class Tables:
             self._sites[site] += 1
 
     def _upload(self, batch: Sequence[tuple[int, int]], padded: int) -> None:
-        for slot, record in self._dirty.items():
-            self._copy(self.records[slot], record)
+        if len(self._dirty) > 1:
+            records = torch.empty(len(self._dirty), self.length, dtype=torch.int32, device=self.records.device)
+            self._copy(records, np.stack(list(self._dirty.values())))
+            slots = torch.empty(len(self._dirty), dtype=torch.int64, device=self.records.device)
+            self._copy(slots, np.fromiter(self._dirty, np.int64, len(self._dirty)))
+            self.records.index_copy_(0, slots, records)
+        else:
+            for slot, record in self._dirty.items():
+                self._copy(self.records[slot], record)
         self._dirty.clear()
         if self._programs_moved:
             self._copy(self.open_programs, self._open_programs.copy())
