@@ -6,7 +6,6 @@ import ast
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import asdict
 from typing import Any
 
 from interpose.capture.analysis import block_reads_writes
@@ -130,7 +129,7 @@ class TracedTrace:
         result = Result(
             completion.text, list(completion.token_ids), completion.finish_reason or "", list(output.prompt_token_ids)
         )
-        state, events, _ = worker.interpose_finish(self._id, invoke, asdict(result))
+        state, events, _ = worker.interpose_finish(self._id, invoke, result.to_plain())
         if state != "done":
             failures = [event.failed for event in map(pb.Event.FromString, events) if event.HasField("failed")]
             raise RuntimeError(f"a benchmark's block ended as {state}: {failures}")

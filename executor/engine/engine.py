@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
 from typing import Any
 
 from vllm import SamplingParams
@@ -293,9 +292,9 @@ class TraceEngine:
     async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> Ending:
         plain: Any
         if isinstance(result, Result):
-            name, plain = "interpose_finish", asdict(result)
+            name, plain = "interpose_finish", result.to_plain()
         else:
-            name, plain = "interpose_finish_joint", [asdict(one) for one in result]
+            name, plain = "interpose_finish_joint", [one.to_plain() for one in result]
         replies = await call_workers(self.llm, name, trace_id, index, plain)
         return _reported(replies)
 

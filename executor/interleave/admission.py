@@ -224,7 +224,9 @@ class Requests:
         bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
         runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
         if trace.explain and source is not None and self._host.facts is not None:
-            read = PlannedText(Unit.of_block(source), scope.sources.lines, frozenset(source.writes))
+            names = frozenset(source.writes)
+            common = frozenset(name for name in names if name in scope.shared)
+            read = PlannedText(Unit.of_block(source), scope.sources.lines, names, common)
             return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts()))
         draws = bounds.random_state is not None
         state.record.tally.why = why_not_planned(trace, identity, draws) if self._plans is not None else PLANS_OFF

@@ -162,6 +162,7 @@ class ExplainingRunner(Runner):
             lambda path, kind: facts.forms.get((path, kind)),
             run_as,
             lambda code: source_of(code, text.sources),
+            text.shared,
         )
         self._regions: list[Region] | None = None
         self._found: dict[int, Explanation] = {}  # by the line of the part

@@ -50,9 +50,19 @@ class Result:
         hint = f": {OF_RESULTS[name]}" if name in OF_RESULTS else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as lists, dicts, text and numbers; the lists are the result's own."""
+        plain = dict(vars(self))
+        for name in ("logprobs", "prompt_logprobs"):
+            if plain[name] is not None:
+                plain[name] = [
+                    position and {i: dict(vars(one)) for i, one in position.items()} for position in plain[name]
+                ]
+        return plain
+
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Result:
-        """Return a result from the fields that `dataclasses.asdict` gave."""
+        """Return a result from what `to_plain` gave."""
         known = dict(fields)
         for name in ("logprobs", "prompt_logprobs"):
             if known.get(name) is not None:

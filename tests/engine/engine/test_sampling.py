@@ -107,7 +107,7 @@ def test_logprobs_are_those_of_the_forward(bench: Bench) -> None:
         part.logprobs = completion.logprobs[:stop]
         take_event(outcome, output_event(0, output, part, 0, sent, "length" if stop == 3 else ""))
     outcome.results[0].text = result.text
-    assert outcome.results[0] == result == Result.from_plain(asdict(result))
+    assert outcome.results[0] == result == Result.from_plain(result.to_plain())
     truth = bench.oracle.run(PROMPT, 3)
     assert result.logprobs is not None and result.prompt_logprobs is not None
     for step, token in enumerate(completion.token_ids):
