@@ -17,6 +17,9 @@ from executor.graphs.capture import Captured, CaptureFailed
 
 # A set of plans is captured when it has been the same for so many steps.
 STABLE = 4
+# A new graph also runs the sites that steps asked for last, so many at most: so a mixture of blocks soon has one graph.
+RECENT = 48
+_MOST_NOTES = 1024  # graphs that could not be had, which are remembered
 # A capture that failed is tried again after so many steps, and not after so many failures.
 AGAIN, MOST_FAILURES = 256, 3
 
@@ -139,7 +142,9 @@ class Dispatcher:
         self._plans: frozenset[str] = frozenset()
         self._since = 0
         self._failures: dict[Key, tuple[int, int]] = {}  # how many, and the step of the last
-        self._wrong: set[Key] = set()
+        self._wrong: dict[Key, None] = {}
+        self._recent: dict[int, None] = {}  # the sites that steps asked for, the last asked at the end
+        self._unchecked: dict[Entry, Key] = {}  # what the step wanted that a graph was captured for
         self.counts = Counts()
 
     def decide(self, step: Step) -> Decision:
@@ -168,6 +173,9 @@ class Dispatcher:
             return Decision(Kind.EAGER, why="no graph is large enough for the batch")
         if step.prompt and not self._prompts:
             return Decision(Kind.EAGER, why="the model's attention allows no prompts in graphs")
+        for site in step.sites:
+            self._recent.pop(site, None)
+            self._recent[site] = None
         entry = self._cache.find(Key(step.descriptor, step.sites, step.plans))
         if entry is None:
             entry, why = self._capture(Key(step.descriptor, step.sites | self._usual, step.plans))
@@ -176,6 +184,7 @@ class Dispatcher:
         return Decision(Kind.GRAPH, entry)
 
     def _capture(self, key: Key) -> tuple[Entry | None, str]:
+        """Capture a graph that serves a step; return it, or why there is none."""
         if key in self._wrong:
             return None, "a graph of this step had other values than hooks"
         if key.plans and self._now - self._since < STABLE:
@@ -183,23 +192,28 @@ class Dispatcher:
         failures, last = self._failures.get(key, (0, 0))
         if failures >= MOST_FAILURES or (failures and self._now - last < AGAIN):
             return None, "no graph of this step could be captured"
+        recent = frozenset(list(self._recent)[-RECENT:])
+        wider = Key(key.descriptor, key.sites | recent, key.plans)
         try:
-            captured: Captured | None = self._device.capture(key)
+            captured: Captured | None = self._device.capture(wider)
         except CaptureFailed:
             captured = None
         if not self._agree(captured is not None) or captured is None:
             return None, self._failed(key, failures)
-        entry = self._cache.add(key, captured.graph, captured.size)
+        entry = self._cache.add(wider, captured.graph, captured.size)
         if not self._agree(entry is not None) or entry is None:
             if entry is not None:
                 self._cache.drop(entry)
             return None, self._failed(key, failures)
         self._failures.pop(key, None)
+        self._unchecked[entry] = key
         self.counts.captured += 1
         return entry, ""
 
     def _failed(self, key: Key, failures: int) -> str:
         self._failures[key] = (failures + 1, self._now)
+        if len(self._failures) > _MOST_NOTES:
+            del self._failures[next(iter(self._failures))]
         self.counts.failed += 1
         return "the capture of a graph failed"
 
@@ -211,11 +225,14 @@ class Dispatcher:
         if entry.checked:
             self._device.replay(entry.graph)
             return
+        wanted = self._unchecked.pop(entry, entry.key)
         if self._agree(self._device.agrees(entry.graph, entry.key)):
             entry.checked = True
             return
         self.counts.mismatched += 1
-        self._wrong.add(entry.key)
+        self._wrong[wanted] = None
+        if len(self._wrong) > _MOST_NOTES:
+            del self._wrong[next(iter(self._wrong))]
         self._cache.drop(entry)
 
     def forget(self, plan: str) -> None:
@@ -227,3 +244,4 @@ class Dispatcher:
         self._cache.clear()
         self._failures.clear()
         self._wrong.clear()
+        self._unchecked.clear()

@@ -80,7 +80,10 @@ class Hoisted:
 
     @cached_property
     def put(self) -> frozenset[int]:
-        """The inputs that are put at indices of a tensor; a number on the host would be copied there in each step."""
+        """The inputs that are put at indices of a tensor.
+
+        A number on the host would be copied there in each step.
+        """
         nodes = {node.args[2] for node in self.parts.graph.nodes if node.target is torch.ops.aten.index_put.default}
         return frozenset(i for i, node in enumerate(self.parts.inputs) if node in nodes)
 

@@ -52,11 +52,12 @@ class TableGraphs:
         self._recorder = CudaRecorder(runner.device, self._manager.pool)
         self._warm: set[int] = set()
         self._sizes = self._usable_sizes()
+        self._mixed = self._holds_prompts()
         self.dispatcher = Dispatcher(
             self,
             GraphCache(limits.graphs, limits.graph_bytes, Event.now),
             on=bool(self._sizes),
-            prompts=self._holds_prompts(),
+            prompts=self._mixed,
         )
         self.decision = Decision(Kind.STOCK)
         self._fits: BatchExecutionDescriptor | None = None
@@ -100,7 +101,7 @@ class TableGraphs:
         )
         prompt = uniform_token_count != 1
         fits = found if found.cg_mode == CUDAGraphMode.FULL and found.num_tokens in self._sizes else None
-        if fits is None:
+        if fits is None and self._mixed:
             size = next((size for size in self._sizes if size >= num_tokens), None)
             if size is not None:
                 requests = min(size, self._manager.max_num_reqs)

@@ -25,14 +25,17 @@ class InterposeGPUWorker(InterposeWorker, Worker):
             return GPURunnerV2(self.vllm_config, self.device)
         return GPURunnerV1(self.vllm_config, self.device)
 
+    @property
+    def _has_tables(self) -> bool:
+        return super()._has_tables and bool(self.use_v2_model_runner)
+
     def _prepare_graphs(self, loops: TableLoops) -> None:
+        from executor.plugin.graphs import TableGraphs, why_not
+
         self._tell("compiling the kernel of taps")
         loops.compile_kernels()
-        if self.use_v2_model_runner:
-            from executor.plugin.graphs import TableGraphs, why_not
-
-            why = why_not(self.model_runner)
-            if why:
-                logger.warning("Blocks run in no CUDA graphs: %s.", why)
-            else:
-                self.model_runner.graphs = TableGraphs(self.model_runner, loops, GraphLimits())
+        why = why_not(self.model_runner)
+        if why:
+            logger.warning("Blocks run in no CUDA graphs: %s.", why)
+        else:
+            self.model_runner.graphs = TableGraphs(self.model_runner, loops, GraphLimits())

@@ -9,7 +9,7 @@ import pytest
 
 from executor.graphs.cache import GraphCache, Key
 from executor.graphs.capture import Captured, CaptureFailed
-from executor.graphs.dispatch import AGAIN, MOST_FAILURES, STABLE, Dispatcher, Kind, Step
+from executor.graphs.dispatch import AGAIN, MOST_FAILURES, RECENT, STABLE, Dispatcher, Kind, Step
 
 
 @dataclass
@@ -88,6 +88,18 @@ def test_graphs_have_the_usual_sites_and_so_serve_other_requests() -> None:
     go(dispatcher, step(8, 0, 7))
     captured = [key for name, key in device.did if name == "capture"]
     assert [set(key.sites) for key in captured] == [{0, 1}, {0, 1, 7}]
+
+
+def test_graphs_grow_to_what_a_mixture_of_steps_asks_for() -> None:
+    device = Noted()
+    dispatcher = make(device)
+    for sites in ((2,), (3,), (2, 3), (4,), (2,), (3, 4), (2, 3, 4)):
+        assert go(dispatcher, step(8, *sites)) is Kind.GRAPH
+    captured = [set(key.sites) for name, key in device.did if name == "capture"]
+    assert captured == [{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}]
+    for site in range(100, 200):
+        go(dispatcher, step(8, site))
+    assert max(len(key.sites) for name, key in device.did if name == "capture") <= RECENT + 2
 
 
 @pytest.mark.parametrize(
