@@ -208,3 +208,40 @@ def test_an_unknown_request_has_nothing() -> None:
 def test_a_block_smaller_than_the_area_is_refused() -> None:
     with pytest.raises(ValueError, match="area of 4"):
         Delivery(torch.zeros(4), PlainCopier(), 3, 1, torch.empty)
+
+
+@given(seed=st.integers(0, 1 << 30), slow=st.booleans())
+def test_steps_that_repeat_the_last_one_arrive_too(seed: int, slow: bool) -> None:
+    rng = random.Random(seed)
+    tables = Tables(WIDTHS, 4, 32, torch.float32, CPU, LIMITS)
+    outputs = Outputs(tables, Slow() if slow else PlainCopier(), 2 * 4 * tables.split, 4 * 4 * tables.split)
+    keys = {slot: f"r{slot}" for slot in range(rng.randint(1, 3))}
+    seen: dict[str, list[torch.Tensor]] = {key: [] for key in keys.values()}
+    for slot in keys:
+        tables.join(slot, "a", [Tap(0, Code.READ, (slot, 4))], 1)
+    batch, step = [(slot, 1) for slot in keys], 0
+
+    def ran() -> None:
+        nonlocal step
+        value = torch.randn(len(keys), WIDTHS[0])
+        reference.run_taps(tables, 0, value)
+        outputs.ring.append()
+        for slot, key in keys.items():
+            seen[key].append(value[slot : slot + 1, slot:4])
+        step += 1
+
+    for _ in range(rng.randint(1, 6)):
+        outgoing = tables.begin_step(batch, dict.fromkeys(keys, step), len(keys))
+        outputs.before(outgoing)
+        ran()
+        outputs.after(outgoing, keys)
+        repeated = rng.randint(0, min(outputs.room(outgoing), 200))
+        for _ in range(repeated):
+            ran()
+        outputs.repeat(repeated)
+        if rng.random() < 0.3:  # the first half of the ring may end before its room does
+            outputs._later._turn()
+    for key in keys.values():
+        got = outputs.collect(key).stacked(0)
+        assert got is not None and torch.equal(got, torch.stack(seen[key]))
+    assert outputs.idle
