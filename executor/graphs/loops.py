@@ -134,6 +134,7 @@ class TableLoops:
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
         self._padded = 0
         self._quiet = self._repeated = 0  # steps that may repeat the last one, and steps that have
+        self._stale = False  # whether loops have come since the last step began
         self.steps = 0
         self.refused: dict[str, int] = {}
 
@@ -164,6 +165,8 @@ class TableLoops:
                 self.refused[str(why)] = self.refused.get(str(why), 0) + 1
             return str(why)
         self._free.pop()
+        self._settle()
+        self._stale = True
         sites = frozenset(tap.site for tap in lowered.taps)
         self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, program, back)
         self._keys[slot] = key
@@ -249,6 +252,7 @@ class TableLoops:
         """
         nobody = self._tables.slots
         self._settle()
+        self._stale = False
         self._padded = padded
         loops = {key: self._loops[key] for key in riding}
         self._present = list(loops.values())
@@ -315,6 +319,8 @@ class TableLoops:
         self._outputs.after(self._outgoing, self._keys)
         for loop in self._present:
             loop.next += 1
+        if self._stale:  # a loop has come since the step began
+            return
         edges = (min(loop.window.until, self._tables.edge(loop.slot)) - loop.next for loop in self._present)
         self._quiet = min(min(edges, default=0), self._outputs.room(self._outgoing))
 

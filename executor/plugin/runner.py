@@ -72,6 +72,7 @@ class InterleavingRunner(_Base):
     riding: Sequence[str] = ()
     repeats: bool = False
     _batch_keys: frozenset[str] = frozenset()
+    _rode: bool = False
     _begun: bool = False
     sampled: torch.dtype = torch.int32
 
@@ -96,7 +97,9 @@ class InterleavingRunner(_Base):
             return super().execute_model(scheduler_output, *args, **kwargs)
         try:
             if not self.tracing:
-                return self._execute_riding(interleaver, scheduler_output, *args, **kwargs)
+                output = self._execute_riding(interleaver, scheduler_output, *args, **kwargs)
+                self._rode = True
+                return output
             with self.kernels.used():
                 return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         except BaseException:
@@ -129,7 +132,8 @@ class InterleavingRunner(_Base):
 
     def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         """Admit a step's new requests, and find out whether the step has a live mediator."""
-        self.repeats = self._repeats(interleaver, scheduler_output)
+        rode, self._rode = self._rode, False
+        self.repeats = rode and self._repeats(interleaver, scheduler_output)
         if self.repeats:
             return
         if scheduler_output.scheduled_new_reqs:
@@ -156,7 +160,6 @@ class InterleavingRunner(_Base):
         return (
             loops is not None
             and bool(self.riding)
-            and not self.tracing
             and loops.repeats
             and not interleaver.lives
             and not scheduler_output.scheduled_new_reqs
