@@ -193,7 +193,7 @@ class Outputs:
         self._later.repeat(steps)
 
     def pause(self) -> None:
-        """Have the next pass append nothing, until `again`."""
+        """Have passes append nothing until the next `before`."""
         self._later.pause()
 
     def again(self) -> None:

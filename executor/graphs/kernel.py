@@ -132,11 +132,16 @@ def run_taps(tables: Tables, site: int, first: torch.Tensor, second: torch.Tenso
     The result is that of `executor.graphs.reference.run_taps`.
 
     Args:
-        first, second: [rows, columns] on the device of the tables, each row in one piece.
+        first, second: [rows, columns] on the device of the tables.
     """
     width = tables.widths[site]
     if first.stride(-1) != 1 or (second is not None and second.stride(-1) != 1):
-        raise ValueError(f"the rows of site {site} do not lie in one piece")
+        pieces = [one.contiguous() for one in (first, second) if one is not None]
+        run_taps(tables, site, *pieces)
+        for one, piece in zip((first, second), pieces, strict=False):
+            if one is not None:
+                one.copy_(piece)
+        return
     block = triton.next_power_of_2(width)
     launch: Any = _tap_rows[(first.shape[0],)]
     launch(

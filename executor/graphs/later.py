@@ -131,10 +131,11 @@ class Later:
 
     def pause(self) -> None:
         self._ring.place(self._which * self._ring.half + self._at, 0)
+        self._placed = None
 
     def again(self) -> None:
-        top = self._placed[1] if self._placed is not None else 0
-        self._ring.place(self._which * self._ring.half + self._at, top)
+        assert self._placed is not None
+        self._ring.place(self._which * self._ring.half + self._at, self._placed[1])
 
     def _flush(self) -> None:
         """Copy what has not been copied of the half to its block."""

@@ -3,10 +3,13 @@
 A loop whose plan `lower` takes goes into the tables before its first step. From then on the engine's steps run its taps, in a
 captured graph or at hooks, and nothing of the block runs. When the request ends, or the plan is for no further step, the loop
 comes back with all that it read, and its block goes on.
+
+Size: a loop's life in the tables, and the steps meanwhile.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -133,6 +136,7 @@ class TableLoops:
         self._present: list[TableLoop] = []
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
         self._padded = 0
+        self._program_rows: list[int] = []  # the rows of the requests with a program
         self._quiet = self._repeated = 0  # steps that may repeat the last one, and steps that have
         self._stale = False  # whether loops have come since the last step began
         self.steps = 0
@@ -257,6 +261,9 @@ class TableLoops:
         loops = {key: self._loops[key] for key in riding}
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
+        begins = itertools.accumulate((count for _, count in rows), initial=0)
+        with_programs = {loop.slot for loop in self._present if loop.program}
+        self._program_rows = [at for (slot, _), at in zip(rows, begins, strict=False) if slot in with_programs]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
         self._outputs.before(self._outgoing)
 
@@ -295,18 +302,27 @@ class TableLoops:
     @contextmanager
     def running(self, keys: Collection[str]) -> Iterator[None]:
         """Return a context for the model's pass with the loops of some requests, in an eager step."""
-        with self.hooked(self.sites_of(keys), self.programs_of(keys)):
+        # A long prompt beside the loops would make programs for all rows expensive.
+        only = torch.tensor(self._program_rows, dtype=torch.int64).to(self._tables.output.device, non_blocking=True)
+        with self.hooked(self.sites_of(keys), self.programs_of(keys), only):
             yield
         self._cache.launch_here(self._tables.owners[: self._padded], self._tables.flags)
         self._outputs.ring.append()
 
     @contextmanager
-    def hooked(self, sites: Iterable[int], programs: Collection[str]) -> Iterator[None]:
-        """Return a context in which the model's modules run the taps of some sites, and programs."""
+    def hooked(
+        self, sites: Iterable[int], programs: Collection[str], only: torch.Tensor | None = None
+    ) -> Iterator[None]:
+        """Return a context in which the model's modules run the taps of some sites, and programs.
+
+        Args:
+            sites, programs: their numbers and keys.
+            only: int64 [some rows], the rows that programs run for; None: for all rows, as in a graph.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._taps.hooked(sites))
             if programs and self._programs is not None:
-                stack.enter_context(self._programs.hooked(programs))
+                stack.enter_context(self._programs.hooked(programs, only))
             yield
 
     def unchanged(self, programs: Collection[str]) -> AbstractContextManager[None]:

@@ -74,15 +74,17 @@ class Pass:
         program: the program.
         tables: of the step.
         rows: the rows of the model's tensors, padding included.
+        only: int64 [some rows], the rows that it runs for; None: for all rows, as in a graph.
     """
 
-    def __init__(self, program: Program, tables: Tables, rows: int) -> None:
+    def __init__(self, program: Program, tables: Tables, rows: int, only: torch.Tensor | None = None) -> None:
         self._program = program
         self._tables = tables
         self._rows = rows
+        self._only = only
         self._next = 0
         with torch.inference_mode(False), torch.no_grad():
-            self._slots = tables.rows[:rows, 0]
+            self._slots = tables.rows[:rows, 0] if only is None else tables.rows.index_select(0, only)[:, 0]
             opened = tables.open_programs.index_select(0, self._slots)
             self._others = opened[:, 1] != program.number
             self._offsets = opened[:, 0].masked_fill(self._others, tables.scratch)
@@ -91,7 +93,7 @@ class Pass:
             inputs = {index: tensor.index_select(0, self._slots) for index, tensor in program.stacked.items()}
             inputs |= program.shared
             inputs |= {hoisted.states[name]: state for name, state in self._before.items()}
-            self._run = ProgramRun(hoisted.parts, inputs, frozenset(program.shared), rows)
+            self._run = ProgramRun(hoisted.parts, inputs, frozenset(program.shared), len(self._slots))
 
     @property
     def over(self) -> bool:
@@ -117,7 +119,7 @@ class Pass:
         given = {}
         for (leaf, path), index in zip(read.form.leaves(), hoisted.reads[number], strict=True):
             tensor = _checked(tensor_at(original, path), (self._rows, *leaf.shape), leaf.dtype, read.path)
-            given[index] = tensor.contiguous()
+            given[index] = tensor.contiguous() if self._only is None else tensor.index_select(0, self._only)
         with torch.inference_mode(False), torch.no_grad():
             self._run.serve(number, {index: tensor.unsqueeze(1) for index, tensor in given.items()})
             self._emit(number)
@@ -140,11 +142,22 @@ class Pass:
         now = tensor_at(current, at)
         with torch.no_grad():
             if not mutated:
-                return replaced(current, at, torch.where(others, now, new))
+                return replaced(current, at, self._put(now.clone(), others, new))
             targets = {id(tensor): tensor for tensor in (tensor_at(original, at), now)}
             for tensor in targets.values():
-                torch.where(others, tensor, new, out=tensor)
+                self._put(tensor, others, new)
         return current
+
+    def _put(self, tensor: torch.Tensor, others: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Change a tensor [rows, ...] where the rows are the program's; return it.
+
+        `others` is [rows that it runs for, 1, ...], and `new` is [rows that it runs for, ...].
+        """
+        if self._only is None:
+            torch.where(others, tensor, new, out=tensor)
+        else:
+            tensor.index_copy_(0, self._only, torch.where(others, tensor.index_select(0, self._only), new))
+        return tensor
 
     def _emit(self, number: int) -> None:
         """Write what the block keeps of the values that are known by now into the output."""
@@ -185,8 +198,17 @@ def emitted_at(hoisted: Hoisted, dtype: torch.dtype) -> dict[int, tuple[int, int
 
 
 @contextmanager
-def hooked(programs: Sequence[Program], modules: Mapping[str, nn.Module], tables: Tables) -> Iterator[None]:
-    """Return a context in which the model runs some programs between its modules."""
+def hooked(
+    programs: Sequence[Program], modules: Mapping[str, nn.Module], tables: Tables, only: torch.Tensor | None = None
+) -> Iterator[None]:
+    """Return a context in which the model runs some programs between its modules.
+
+    Args:
+        programs: the programs.
+        modules: the model's modules by path.
+        tables: of the step.
+        only: int64 [some rows], as of `Pass`.
+    """
     passes: dict[int, Pass] = {}
     at: dict[tuple[str, str], list[tuple[Program, int]]] = {}
     for program in programs:
@@ -197,7 +219,7 @@ def hooked(programs: Sequence[Program], modules: Mapping[str, nn.Module], tables
         now = value
         for program, number in here:
             if number == 0:
-                passes[program.number] = Pass(program, tables, _rows(program, value))
+                passes[program.number] = Pass(program, tables, _rows(program, value), only)
             found = passes.get(program.number)
             if found is None:
                 raise CannotRun(f"the program {program.key} has not begun")

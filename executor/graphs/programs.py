@@ -176,9 +176,14 @@ class Programs:
         self._of_slot.pop(slot).slots.discard(slot)
 
     @contextmanager
-    def hooked(self, keys: Iterable[str]) -> Iterator[None]:
-        """Return a context in which the model runs some programs between its modules."""
-        with hooked([self._by_key[key].program for key in sorted(keys)], self._modules, self._tables):
+    def hooked(self, keys: Iterable[str], only: torch.Tensor | None = None) -> Iterator[None]:
+        """Return a context in which the model runs some programs between its modules.
+
+        Args:
+            keys: the programs.
+            only: int64 [some rows], the rows that they run for; None: for all rows, as in a graph.
+        """
+        with hooked([self._by_key[key].program for key in sorted(keys)], self._modules, self._tables, only):
             yield
 
     @contextmanager

@@ -18,17 +18,20 @@ from typing import Any
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import set_forward_context
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, get_attn_cg_support
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
 
 from executor.graphs.cache import GraphCache, Key
-from executor.graphs.capture import Captured, CudaRecorder, capture
+from executor.graphs.capture import Captured, CaptureFailed, CudaRecorder, capture
 from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.tickets import Event
+
+logger = init_logger(__name__)
 
 
 class TableGraphs:
@@ -155,11 +158,17 @@ class TableGraphs:
             return lambda: self._run(metadata, slots, size)
 
         warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
-        with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
-            with self._loops.hooked(key.sites, key.plans):
-                captured = capture(self._recorder, prepare, warm)
+        try:
+            with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
+                with self._loops.hooked(key.sites, key.plans):
+                    captured = capture(self._recorder, prepare, warm)
+        except CaptureFailed as failed:
+            logger.warning("a CUDA graph with blocks could not be captured: %s", failed)
+            raise
+        except Exception as error:  # a defect of ours, of which the engine must not die
+            logger.exception("a CUDA graph with blocks could not be captured")
+            raise CaptureFailed(str(error), out_of_memory=False) from error
         self._warm.add(size)
-        self._loops.again()
         return captured
 
     def replay(self, graph: Any) -> None:

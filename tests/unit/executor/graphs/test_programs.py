@@ -26,6 +26,7 @@ from tests.unit.executor.graphs.rides import (
     Rides,
     compare,
     in_hooks,
+    in_own_rows,
     machine,
     moved,
     names_here,
@@ -53,6 +54,12 @@ def given_of(text: str, number: int = 0) -> tuple[Plan, Environment]:
 def test_a_program_gives_what_the_greenlet_gives(name: str) -> None:
     body, before, after = ELIGIBLE[name]
     compare(Rides([block(body, before, after)] * 3, names, machine(), ahead=2).go(steps=6))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_for_its_own_rows_gives_what_the_greenlet_gives(name: str) -> None:
+    body, before, after = ELIGIBLE[name]
+    compare(Rides([block(body, before, after)] * 3, names, machine(), ahead=2, run=in_own_rows).go(steps=6))
 
 
 @pytest.mark.parametrize("name", NONE)
