@@ -62,7 +62,9 @@ class Endings:
         if block.lost:  # on another rank the request may not be here
             return
         joint = self._blocks.joint.get(block.facts.trace, ())
-        some = [one for one in dict.fromkeys((*edits, block, *joint)) if one.looked_at]
+        # Pipeline stages look at their caches at different times of a step. So one may have looked where another has not, and
+        # several ranks vote in any case.
+        some = [one for one in dict.fromkeys((*edits, block, *joint)) if one.looked_at or not self._alone]
         if some:
             found = yield AwaitCache(tuple(one.key for one in some))
             for one in some:

@@ -120,6 +120,8 @@ def test_a_rank_that_differs_at_the_end_fails_the_block() -> None:
     begin(made, "a", a=for_step(1))
     done = play(made, Generated("a"), {Compare: ways([1], [2])}, a=DONE)
     assert done == [
+        AwaitCache(("a",)),
+        CompareWritten(("a",), (0,)),
         Finish("a"),
         Compare(("a",)),
         Fail("a", divergence(None, 2)),
