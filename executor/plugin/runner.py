@@ -103,7 +103,7 @@ class InterleavingRunner(_Base):
             with self.kernels.used():
                 return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         except BaseException:
-            self.tracing, self.riding = False, ()
+            self.tracing, self.riding, self.repeats = False, (), False
             raise
         finally:
             interleaver.end_forward()
@@ -132,14 +132,14 @@ class InterleavingRunner(_Base):
 
     def _begin(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         """Admit a step's new requests, and find out whether the step has a live mediator."""
-        rode, self._rode = self._rode, False
-        self.repeats = rode and self._repeats(interleaver, scheduler_output)
-        if self.repeats:
-            return
+        if self._rode:
+            self._rode = False
+            self.repeats = self._repeats(interleaver, scheduler_output)
+            if self.repeats:
+                return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
-        self.tracing = False
-        self.riding = ()
+        self.tracing, self.riding = False, ()
         self.interleaves = bool(interleaver.mediators or interleaver.ended)
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:

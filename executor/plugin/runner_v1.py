@@ -78,6 +78,8 @@ class InterleavingRunnerV1(InterleavingRunner):
         return batch_of(self._waits, rows, bounds[-1], padded, len(request_ids))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
+        if not self.tracing and not self.riding:
+            return super()._sample(logits, spec_decode_metadata)
         if not self.tracing:
             output = super()._sample(logits, spec_decode_metadata)
             self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
