@@ -139,8 +139,7 @@ class InterleavingRunner(_Base):
                 return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
-        self.tracing, self.riding = False, ()
-        self.interleaves = bool(interleaver.mediators or interleaver.ended)
+        self.tracing, self.riding, self.interleaves = False, (), bool(interleaver.mediators or interleaver.ended)
         if interleaver.mediators:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
