@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import between
 from benchmarks.peers import CASES
 
 BEGIN = "<!-- table: python -m benchmarks.peers_table -->"
-END = "<!-- end of table -->"
 COLUMNS = ("control", "stock eager", "interpose", "nnsight-taps", "nnsight", "vllm-lens")
 
 
@@ -48,11 +48,7 @@ def with_table(page: str, results: Mapping[str, Mapping[str, float]]) -> str:
     Raises:
         ValueError: the page does not have both marks.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+    return between(page, BEGIN, table(results))
 
 
 def main(source: str, target: str) -> None:

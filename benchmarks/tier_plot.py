@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers_table import END
+from benchmarks.pages import between
 
 BEGIN = "<!-- picture: python -m benchmarks.tier_plot -->"
 NAME = re.compile(r"(\w+), (\d+) requests, (stock|control|capture \d+|steer \d+)")
@@ -96,12 +96,8 @@ def with_pictures(page: str, names: Mapping[str, str]) -> str:
     Raises:
         ValueError: the page does not have both marks.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")
     body = "\n\n".join(f"![{text}]({file})" for text, file in names.items())
-    return f"{before}{BEGIN}\n\n{body}\n\n{END}{after}"
+    return between(page, BEGIN, body)
 
 
 def main(*arguments: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers_table import END
+from benchmarks.pages import between
 from benchmarks.tier_rows import ROWS
 
 BEGIN = "<!-- table: python -m benchmarks.tiers_table -->"
@@ -66,11 +66,7 @@ def with_table(page: str, results: Figures) -> str:
     Raises:
         ValueError: the page does not have both marks.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+    return between(page, BEGIN, table(results))
 
 
 def main(*arguments: str) -> None:

@@ -25,7 +25,8 @@ from benchmarks import graph_steps, plain_steps, processes, rounds, start_up, te
 from benchmarks.__main__ import BENCHMARKS, chosen, options_of, run_of, table
 from benchmarks.blocks import BLOCKS
 from benchmarks.models import Model, prompts
-from benchmarks.peers_table import BEGIN, END, with_table
+from benchmarks.pages import END
+from benchmarks.peers_table import BEGIN, with_table
 from benchmarks.rounds import Measured, alternate
 from benchmarks.service import latency
 from benchmarks.soak import Memory

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import tier_scaling
-from benchmarks.tier_plot import BEGIN, END, draw, lines_of, with_pictures
+from benchmarks.pages import END
+from benchmarks.tier_plot import BEGIN, draw, lines_of, with_pictures
 from benchmarks.tier_rows import with_locations
 from executor.core.programs import Unit
 from executor.plan.eligible import regions

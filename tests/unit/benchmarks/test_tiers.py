@@ -10,9 +10,10 @@ import torch
 from benchmarks import tiers
 from benchmarks.engine_child import switched_on
 from benchmarks.models import Model
+from benchmarks.pages import END
 from benchmarks.tier_rows import ROWS, constants
 from benchmarks.tiers import GROUPS, Group, chosen
-from benchmarks.tiers_table import BEGIN, END, with_table
+from benchmarks.tiers_table import BEGIN, with_table
 from executor.core.programs import Unit
 from executor.plan.eligible import regions
 from executor.plan.refuse import Refused
