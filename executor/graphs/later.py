@@ -82,7 +82,7 @@ class Later:
         self._which = 0
         self._at = self._copied = 0  # in the half: where the next step goes, and what is on its way to the host
         self._block: _Block | None = None
-        self._placed: tuple[int, int] | None = None  # what the device was told last: the half's version of the shares
+        self._placed: tuple[int, int] | None = None  # the version and top that the device was told last
 
     def before(self, outgoing: Outgoing) -> None:
         """Make room for a step, before it is given to the device."""
@@ -116,6 +116,7 @@ class Later:
         self._at += outgoing.top
 
     def room(self, outgoing: Outgoing) -> int:
+        """Return how many steps like the last one need nothing but `repeat`."""
         if not outgoing.shares:
             return 1 << 30
         run = self._runs[-1] if self._runs else None
@@ -124,16 +125,19 @@ class Later:
         return (self._ring.half - self._at) // outgoing.top
 
     def repeat(self, steps: int) -> None:
+        """Note that so many steps like the last one were given to the device."""
         if self._placed is not None and self._placed[1]:
             run = self._runs[-1]
             run.count += steps
             self._at += steps * run.top
 
     def pause(self) -> None:
+        """Have passes append nothing until the next `before`."""
         self._ring.place(self._which * self._ring.half + self._at, 0)
         self._placed = None
 
     def again(self) -> None:
+        """Have the next pass append where the last step did."""
         assert self._placed is not None
         self._ring.place(self._which * self._ring.half + self._at, self._placed[1])
 

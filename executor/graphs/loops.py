@@ -407,8 +407,3 @@ def values_of(left: Left, on: torch.device | None) -> Mapping[int, torch.Tensor]
         return values if on is None else values.to(on)
 
     return left.loop.lowered.values(stacked, left.ran)
-
-
-def locations_of(plan: Plan) -> tuple[Collection[str], Collection[str]]:
-    """Return the locations that a plan reads, and those that it changes."""
-    return tuple(dict.fromkeys(f"{read.path}.{read.kind}" for read in plan.reads)), plan.written

@@ -14,7 +14,7 @@ vector, which is float32 in a bank of a narrower dtype. Where a vector begins is
 own numbers.
 
 Values that taps read go to one flat tensor of the model's dtype. It has two areas: one for steps with one row of a request,
-whose used part is copied to the host in every step, and one for prompts. A request gets its ranges of both when it joins, so a
+whose used part is appended to the ring in every step, and one for prompts. A request gets its ranges of both when it joins, so a
 step never lacks memory. A request that finds no room is refused with `Full`, and runs in another tier.
 
 A program (`programs`) runs for all rows at once, and takes from a third tensor what is open in this step:

@@ -4,9 +4,9 @@ A block often keeps a value in another form than the model has it: `x.float()`, 
 The taps read what the model has. When the request's loop is over, its tail runs once on the values of all steps, with a dimension
 of steps before the others. A loop that passes tensors from step to step has a tail that runs step by step.
 
-A tail has only operations that give the same bits on the host and on the device, whatever the number of rows: those that move
-elements, changes of the floating-point dtype, comparisons, and sums, differences and products of elements. Reductions, matrix
-products, divisions and transcendental functions are not among them, because their bits depend on the kernel.
+The operations of a tail give the same bits on the host and on the device, for any number of rows. Moves of elements, changes of
+the floating-point dtype and comparisons are such operations, and so are sums, differences and products of elements. Reductions,
+matrix products, divisions and transcendental functions are not, because their bits depend on the kernel.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from executor.core.errors import BudgetExceeded
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
 from executor.graphs.landing import land
-from executor.graphs.loops import AHEAD, Left, TableLoops, Window, locations_of
+from executor.graphs.loops import AHEAD, Left, TableLoops, Window
 from executor.graphs.operations import ALL
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
@@ -380,10 +380,10 @@ class PlannedRunner(Runner):
         state.progress.counted = state.progress.step
         state.record.tally.ran("graph", left.ran)
         self._plans.steps += left.ran
-        read, written = locations_of(left.loop.plan)
-        for location in read if left.ran else ():
+        plan = left.loop.plan
+        for location in plan.read if left.ran else ():
             state.record.tally.serve(location, left.ran)
-        for location in written if left.ran else ():
+        for location in plan.written if left.ran else ():
             state.record.tally.write(location, left.ran)
         if again:
             self._enter_tables()

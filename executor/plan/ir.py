@@ -175,6 +175,11 @@ class Plan:
         return all(guard.holds(step) for guard in self.guards)
 
     @property
+    def read(self) -> tuple[str, ...]:
+        """The locations that the plan reads, as `path.kind`, each once."""
+        return tuple(dict.fromkeys(f"{read.path}.{read.kind}" for read in self.reads))
+
+    @property
     def written(self) -> tuple[str, ...]:
         """The locations that the plan changes, as `path.kind`, each once."""
         written = (self.reads[write.read] for write in self.writes)
