@@ -168,6 +168,6 @@ def values_of(events: Iterable[bytes], blobs: MutableMapping[str, bytes]) -> Ite
 
 def _upload(data: memoryview, uploads: MutableMapping[str, bytes]) -> str:
     raw = bytes(data)
-    digest = hashlib.sha256(raw).hexdigest()
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     uploads[digest] = raw
     return digest

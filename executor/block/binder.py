@@ -14,12 +14,13 @@ from executor.block.namespace import new_namespace
 from executor.block.resolver import TraceResolver
 from executor.block.rng import RandomState
 from executor.block.sources import Sources
+from executor.block.uploads import Uploads
 from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes, Unit
 from executor.model.tree import ModuleTree
 from executor.saves.reuse import EarlierTensors
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Binding, Blob
+from interpose.v1.value_pb2 import Binding
 from interpose.wire.decoder import Decoder
 
 
@@ -29,7 +30,7 @@ class Binder:
     Args:
         trace: the trace; its scope is decoded when a value of it is first read.
         tree: the model's modules.
-        get_blob: returns the bytes of an uploaded value.
+        uploads: the trace's large values.
         budget: bounds what the user's classes do while they are made.
         codes: what the trace's texts compile to.
         blame: the id of the client's trace, as the budget takes it.
@@ -44,14 +45,14 @@ class Binder:
         self,
         trace: pb.Trace,
         tree: ModuleTree,
-        get_blob: Callable[[Blob], Any],
+        uploads: Uploads,
         budget: Budget,
         codes: Codes,
         blame: bytes,
     ) -> None:
         self.sources = Sources()
         self.barriers: dict[int, Barrier] = {}
-        self.earlier = EarlierTensors(get_blob)
+        self.earlier = EarlierTensors(uploads.get)
         self._id = trace.id
         self._budget = budget
         self._blame = blame
@@ -62,8 +63,8 @@ class Binder:
         ] = []  # the names of functions and classes, and of blocks that lend some
         watch = Watch(budget, self.sources.lines, self.random_state, blame)
         rebuild = Rebuilder(self._new_space, self.sources.add, watch, codes)
-        resolver = TraceResolver(tree, rebuild, watch, self.earlier, self.barriers, self.sources.name)
-        self._decoder = Decoder(trace.scope, get_blob=get_blob, resolver=resolver)
+        resolver = TraceResolver(tree, rebuild, watch, self.earlier, self.barriers, self.sources.name, uploads)
+        self._decoder = Decoder(trace.scope, get_blob=uploads.get, resolver=resolver)
 
     def code(self, program: pb.Program) -> CodeType:
         """Return a block's compiled code."""

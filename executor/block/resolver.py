@@ -13,6 +13,7 @@ from executor.block.barrier import Barrier
 from executor.block.binding import Rebuilder, Watch
 from executor.block.envoy import Envoy, Tracer
 from executor.block.namespace import wait
+from executor.block.uploads import Uploads
 from executor.model.tree import ModuleTree
 from executor.saves.reuse import EarlierTensors
 from interpose.v1 import value_pb2
@@ -31,6 +32,7 @@ class TraceResolver(Resolver):
         earlier: the tensors of earlier traces that the trace uses.
         barriers: the trace's barriers, by number.
         named: is told each name of a library.
+        uploads: the trace's large values.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class TraceResolver(Resolver):
         earlier: EarlierTensors,
         barriers: dict[int, Barrier],
         named: Callable[[str], None],
+        uploads: Uploads,
     ) -> None:
+        self._uploads = uploads
         self._barriers = barriers
         self._named = named
         self._tree = tree
@@ -104,6 +108,9 @@ class TraceResolver(Resolver):
 
     def remote(self, tensor: RemoteTensor) -> Any:
         return self._earlier.tensor(tensor, self.placed)
+
+    def uploaded(self, tensor: value_pb2.Tensor, make: Callable[[], Any]) -> Any:  # [...], the shape of the message
+        return self._uploads.tensor(tensor, make)
 
     def placed(self, tensor: Any) -> Any:
         return tensor.to(self._tree.device)

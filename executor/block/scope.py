@@ -7,7 +7,7 @@ ended, the shared values and the captured containers that were changed are sent,
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from types import CodeType
 from typing import Any
 
@@ -17,13 +17,13 @@ from executor.block.budget import Budget
 from executor.block.rng import RandomState
 from executor.block.shared_names import SharedNames
 from executor.block.sources import Sources
+from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
 from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes
 from executor.model.tree import ModuleTree
 from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import Blob
 
 
 class TraceScope:
@@ -34,7 +34,7 @@ class TraceScope:
         expected: how many invokes it has.
         session: the session actor's name, "" for none.
         tree: the model's modules.
-        get_blob: returns the bytes of an uploaded value.
+        uploads: the trace's large values.
         budget: bounds what the user's classes do while they are made.
         codes: what the trace's texts compile to.
         arrival: how many traces came to this worker before; blocks of earlier traces are served first.
@@ -60,7 +60,7 @@ class TraceScope:
         expected: int,
         session: str,
         tree: ModuleTree,
-        get_blob: Callable[[Blob], Any],
+        uploads: Uploads,
         budget: Budget,
         codes: Codes,
         arrival: int = 0,
@@ -77,7 +77,7 @@ class TraceScope:
         self.saved_bytes = 0
         self.recorded_bytes = 0
         self.streamed: set[int] = set()
-        self._binder = Binder(trace, tree, get_blob, budget, codes, self.blame)
+        self._binder = Binder(trace, tree, uploads, budget, codes, self.blame)
         self.earlier = self._binder.earlier
         values = self._binder.values(trace.shared)
         for value in values.values():

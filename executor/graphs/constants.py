@@ -1,14 +1,17 @@
 """Large constants of programs, on the device.
 
 Requests whose constants have equal contents share one copy. Contents are compared bit for bit, after a sum of their bits. So a
-tenant cannot reach another constant than the tenant's own.
+tenant cannot reach another constant than the tenant's own. Where the origin of a tensor is known, no contents are looked at.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 import torch
+
+_MOST_ORIGINS = 256  # of one constant
 
 
 @dataclass(eq=False)
@@ -20,12 +23,14 @@ class Constant:
         tensor: the copy.
         total: the sum of its bits.
         users: how many programs hold it.
+        origins: of tensors with its contents.
     """
 
     number: int
     tensor: torch.Tensor
     total: int
     users: int = 0
+    origins: set[Hashable] = field(default_factory=set)
 
     @property
     def size(self) -> int:
@@ -34,14 +39,38 @@ class Constant:
 
 
 class Constants:
-    """The shared constants of one worker."""
+    """The shared constants of one worker.
 
-    def __init__(self) -> None:
+    Args:
+        origin: returns what stands for a tensor's elements, as of `ConstantPool.origin`; None if nothing does.
+    """
+
+    def __init__(self, origin: Callable[[torch.Tensor], Hashable] = lambda tensor: None) -> None:
+        self._origin = origin
+        self._by_origin: dict[Hashable, Constant] = {}
         self._held: dict[int, Constant] = {}
         self._last = 0
 
     def find(self, tensor: torch.Tensor) -> Constant | None:  # any shape
-        """Return the constant with the contents of a tensor; waits for the device."""
+        """Return the constant with the contents of a tensor.
+
+        It waits for the device if the tensor's origin is new.
+        """
+        origin = self._origin(tensor)
+        known = self._by_origin.get(origin) if origin is not None else None
+        if known is not None:
+            return known
+        found = self._alike(tensor)
+        if found is not None:
+            self._note(found, origin)
+        return found
+
+    def _note(self, constant: Constant, origin: Hashable) -> None:
+        if origin is not None and len(constant.origins) < _MOST_ORIGINS:
+            constant.origins.add(origin)
+            self._by_origin[origin] = constant
+
+    def _alike(self, tensor: torch.Tensor) -> Constant | None:  # any shape
         alike = [one for one in self._held.values() if _form(one.tensor) == _form(tensor)]
         if not alike:
             return None
@@ -56,6 +85,7 @@ class Constants:
             copy.copy_(tensor)
         self._last += 1
         made = self._held[self._last] = Constant(self._last, copy, _total(_bits(copy)))
+        self._note(made, self._origin(tensor))
         return made
 
     def drop(self, constant: Constant) -> None:
@@ -63,6 +93,8 @@ class Constants:
         constant.users -= 1
         if constant.users < 1:
             del self._held[constant.number]
+            for origin in constant.origins:
+                del self._by_origin[origin]
 
     @property
     def used(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,6 +102,7 @@ class Programs:
         limits: the bounds.
         spread: says which tensors are spread over ranks.
         dropped: called with the key of a program that is gone, so that its graphs go too.
+        origin: as of `Constants`.
 
     Attributes:
         made: how many programs were made.
@@ -114,13 +115,14 @@ class Programs:
         limits: GraphLimits,
         spread: Spread = lambda path, kind, at: False,
         dropped: Callable[[str], None] = lambda key: None,
+        origin: Callable[[torch.Tensor], Hashable] = lambda tensor: None,
     ) -> None:
         self._modules = modules
         self._tables = tables
         self._limits = limits
         self._spread = spread
         self._dropped = dropped
-        self._constants = Constants()
+        self._constants = Constants(origin)
         self._held: OrderedDict[tuple[object, ...], _Held] = OrderedDict()  # the last used at the end
         self._by_key: dict[str, _Held] = {}
         self._of_slot: dict[int, _Held] = {}

@@ -22,6 +22,7 @@ from executor.block.identity import Identity
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.block.state import BlockState, Progress, Record
+from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
@@ -246,7 +247,11 @@ class Requests:
                 len(opened.trace.invokes),
                 opened.session,
                 self._host.tree,
-                lambda blob: self._host.outbox.get(opened.session, opened.trace.id, blob.id),
+                Uploads(
+                    lambda blob: self._host.outbox.get(opened.session, opened.trace.id, blob.id),
+                    opened.session,
+                    self._host.constants,
+                ),
                 self._host.budget,
                 Codes(opened.codes),
                 arrival=self._arrivals,

@@ -10,6 +10,7 @@ from executor.block.tally import Precision
 from executor.graphs.loops import TableLoops
 from executor.interleave.explaining import Facts
 from executor.model.apply import Applier
+from executor.model.constants import ConstantPool
 from executor.model.kv_guard import CacheGuard
 from executor.model.tree import ModuleTree
 from executor.parallel.agreement import Ranks
@@ -37,6 +38,7 @@ class Host:
         precision: how the engine computes.
         vocabulary: how many tokens the model knows.
         cache: looks after what blocks leave in the engine's cache.
+        constants: the large tensors that sessions bring.
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         loops: the loops that run in the tables; None: none does.
         forms: of the locations' values for one row, by path and kind.
@@ -54,6 +56,7 @@ class Host:
     precision: Precision
     vocabulary: int
     cache: CacheGuard
+    constants: ConstantPool = field(default_factory=ConstantPool)
     plans: bool = False
     loops: TableLoops | None = None
     forms: Mapping[tuple[str, str], Form] = field(default_factory=dict)

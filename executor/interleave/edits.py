@@ -13,6 +13,7 @@ from typing import Any
 from executor.block.binding import BindingFailed
 from executor.block.budget import Budget
 from executor.block.scope import TraceScope
+from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
 from executor.core.errors import Refusal
 from executor.core.programs import Codes
@@ -74,7 +75,7 @@ class Edits:
                 1,
                 opened.session,
                 self._tree,
-                _no_blob,
+                Uploads(_no_blob),
                 self._budget,
                 Codes(opened.codes),
                 arrival=arrival,

@@ -38,6 +38,7 @@ from executor.interleave.explaining import Facts
 from executor.interleave.interleaver import Interleaver
 from executor.interleave.scan import forms_of, scan
 from executor.model.apply import Applier
+from executor.model.constants import MOST_BYTES, ConstantPool
 from executor.model.describe import describe_model
 from executor.model.kv_guard import CacheGuard
 from executor.model.lora import check_wrapped
@@ -92,7 +93,8 @@ class InterposeWorker(_Base):
         scheduling = self.vllm_config.scheduler_config
         sites = 3 * sum(1 for _ in self.model_runner.get_model().modules())
         rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
-        return max(0, available - GraphLimits().device_bytes(scheduling.max_num_seqs, sites, rows))
+        reserved = GraphLimits().device_bytes(scheduling.max_num_seqs, sites, rows) + MOST_BYTES
+        return max(0, available - reserved)
 
     @property
     def _has_tables(self) -> bool:
@@ -127,7 +129,8 @@ class InterposeWorker(_Base):
             if pipelined:
                 join(tree, order)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
-            loops, forms = self._tables(tree, cache) if self._has_tables else (None, {})
+            constants = ConstantPool()
+            loops, forms = self._tables(tree, cache, constants) if self._has_tables else (None, {})
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -143,6 +146,7 @@ class InterposeWorker(_Base):
             precision=Precision.of(self.vllm_config),
             vocabulary=self.model_config.get_vocab_size(),
             cache=cache,
+            constants=constants,
             plans=settings["plans"],
             loops=loops,
             forms=forms,
@@ -157,7 +161,7 @@ class InterposeWorker(_Base):
         self._tell("ready")
         return warmed_up
 
-    def _tables(self, tree: ModuleTree, cache: CacheGuard) -> tuple[TableLoops, Forms]:
+    def _tables(self, tree: ModuleTree, cache: CacheGuard, constants: ConstantPool) -> tuple[TableLoops, Forms]:
         """Return what runs loops in the tables, and the forms of the model's values."""
         forms = observe(tree, self._dummy_step)
         scheduling = self.vllm_config.scheduler_config
@@ -168,7 +172,7 @@ class InterposeWorker(_Base):
         tables = Tables(widths, scheduling.max_num_seqs, rows, self.model_config.dtype, self.device, limits)
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
         outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
-        programs = Programs(modules, tables, limits, dropped=self._forget_program)
+        programs = Programs(modules, tables, limits, dropped=self._forget_program, origin=constants.origin)
         return TableLoops(Taps(modules, sites, tables), tables, outputs, cache, programs), forms
 
     def _forget_program(self, key: str) -> None:

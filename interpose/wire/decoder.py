@@ -277,9 +277,13 @@ class Decoder:
             return arrays.without_elements(tensor.dtype, tensor.shape, torch_wanted=wanted)
         if payload == "blob":
             arrays.check_layout(tensor.dtype, tensor.shape, tensor.blob.size)  # before anything is fetched
-        data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data
         wanted = self._torch and tensor.library != value_pb2.ARRAY_LIBRARY_NUMPY
-        made = self._placed(arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted))
+
+        def make() -> Any:  # [...], the shape of the message
+            data = self._get_blob(tensor.blob) if payload == "blob" else tensor.data
+            return self._placed(arrays.from_bytes(tensor.dtype, tensor.shape, data, torch_wanted=wanted))
+
+        made = self._resolver.uploaded(tensor, make) if payload == "blob" and wanted else make()
         return arrays.with_gradients(made, tensor.parameter, tensor.requires_grad)
 
     def _apart(self, stack: value_pb2.Stack) -> list[Any]:

@@ -84,6 +84,15 @@ class Resolver:
         """Return a tensor that an earlier trace saved."""
         raise WireError("tensors of earlier traces are not taken here")
 
+    def uploaded(self, tensor: value_pb2.Tensor, make: Callable[[], Any]) -> Any:  # [...], the shape of the message
+        """Return a torch tensor whose bytes are in a blob.
+
+        Args:
+            tensor: the message.
+            make: fetches the bytes, and makes the tensor where it is `placed`.
+        """
+        return make()
+
     def placed(self, tensor: Any) -> Any:
         """Return a torch tensor [...] on the device on which the receiver computes.
 
