@@ -36,7 +36,9 @@ class _Kept:
 
 
 class ConstantPool:
-    """The large tensors of one worker's sessions; the tensors that were used longest ago go first.
+    """The large tensors of one worker's sessions.
+
+    Where there is no room, the tensors that were used longest ago go.
 
     Args:
         most_bytes: of all tensors.
