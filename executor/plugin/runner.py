@@ -148,7 +148,9 @@ class InterleavingRunner(_Base):
                 scheduled = scheduler_output.num_scheduled_tokens
                 interleaver.bring_back_due(one for one in scheduled if one not in self._over)
                 self.riding = interleaver.loops.present(scheduled)
-                self._batch_keys = frozenset(scheduled)
+                # A step repeats no step with a prompt: its rows are others.
+                alike = scheduler_output.total_num_scheduled_tokens == len(scheduled)
+                self._batch_keys = frozenset(scheduled) if alike else frozenset()
             self.tracing = any(map(self._waits, scheduler_output.num_scheduled_tokens))
             if not self.tracing:
                 interleaver.let_pass()

@@ -164,6 +164,17 @@ def test_a_loop_gives_what_its_block_gives(engines: tuple[LocalEngine, LocalEngi
         assert told.tiers.get("graph", 0) == steps and sum(told.tiers.values()) == told.steps
 
 
+def test_a_prompt_beside_loops_moves_no_rows(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    """The step after the one with the prompt has the same requests and other rows."""
+    rans = []
+    for engine in engines:
+        blocks = [block(LOOPS["adds a vector"][0], i % 3, max_tokens=3 if i == 0 else STEPS) for i in range(8)]
+        rans.append(engine.run_traces([[one] for one in blocks], plain=([9, 8, 7, 6] * 3,), plain_tokens=STEPS))
+    for one, other in zip(rans[0][:8], rans[1][:8], strict=True):
+        check_same(one, other)
+    assert rans[0][8].token_ids == rans[1][8].token_ids
+
+
 def test_a_loop_that_leaves_numbers_that_are_not_finite_fails_alone(engines: tuple[LocalEngine, LocalEngine]) -> None:
     text = loop("model.model.layers[0].output[0][:] *= 1e39")
     plain = engines[1].plain(PROMPTS[2], max_tokens=STEPS).token_ids
