@@ -21,6 +21,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `tail` | what the host computes of what taps read, when a loop is over |
 | `programs` | other plans: programs between the modules, for all rows of a step at once |
 | `hoist`, `thin`, `passes` | such a program without what needs constants alone, and copies; one pass of it through the model |
+| `outside` | the part of a program at the logits and the samples, after the pass |
 | `constants`, `emitted` | the large constants that requests share, and what a program leaves in a step, in the output |
 
 `loops` has the loops of requests that run here, and `landing` gives a block what its loop left. `executor.plugin.graphs` is

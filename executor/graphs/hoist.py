@@ -18,6 +18,7 @@ from torch import fx
 from executor.graphs.lower import outputs_of
 from executor.graphs.operations import Refused
 from executor.graphs.thin import thin
+from executor.model.tree import PSEUDO
 from executor.plan.environment import Environment
 from executor.plan.functional import first_unstable
 from executor.plan.ir import Carried, Plan
@@ -54,6 +55,28 @@ class Hoisted:
     own: frozenset[int]
     known: Mapping[int, fx.Node]
     results: Mapping[int, int]
+
+    @property
+    def outside(self) -> bool:
+        """Whether a part of the program runs after the model's pass, at the logits or the samples."""
+        return self.inside < len(self.reads)
+
+    @cached_property
+    def inside(self) -> int:
+        """How many of the locations are in the model's pass; they are the first."""
+        return sum(read.path not in PSEUDO for read in self.plan.reads)
+
+    @cached_property
+    def crossing(self) -> tuple[fx.Node, ...]:
+        """The operations and tensors of locations in the pass that the part after the pass needs."""
+        if not self.outside or not self.inside:
+            return ()
+        within = {self.parts.inputs[index] for read in self.reads[: self.inside] for index in read}
+        within |= {node for nodes in self.parts.segments[: self.inside] for node in nodes}
+        later = [node for nodes in self.parts.segments[self.inside :] for node in nodes]
+        needed = [one for node in later for one in node.all_input_nodes]
+        needed += [self.parts.results[self.results[one.output]] for one in self.changed]
+        return tuple(dict.fromkeys(one for one in needed if one in within))
 
     @cached_property
     def changed(self) -> tuple[Carried, ...]:

@@ -10,7 +10,7 @@ Size: a loop's life in the tables, and the steps meanwhile.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,12 +22,14 @@ from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Refused
+from executor.graphs.outside import Outside
 from executor.graphs.pieces import Collected
 from executor.graphs.programs import Programs
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
 from executor.graphs.template import Lowered
 from executor.model.kv_guard import CacheGuard
+from executor.model.tree import PSEUDO
 from executor.plan.ir import Plan
 from executor.plan.run import Member, inputs_of
 
@@ -74,6 +76,7 @@ class TableLoop:
         next: the next step of the request.
         sites: where it has taps.
         program: the key of its program, "" for a loop of taps alone.
+        within, outside: whether a part of it runs in the model's pass, and at the logits or samples.
         back: lets its block go on.
     """
 
@@ -84,6 +87,8 @@ class TableLoop:
     next: int
     sites: frozenset[int]
     program: str
+    within: bool
+    outside: bool
     back: ComeBack
 
 
@@ -137,6 +142,7 @@ class TableLoops:
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
         self._padded = 0
         self._program_rows: list[int] = []  # the rows of the requests with a program
+        self._outside: list[Outside] = []  # what runs after the pass of the step
         self._quiet = self._repeated = 0  # steps that may repeat the last one, and steps that have
         self._stale = False  # whether loops have come since the last step began
         self.steps = 0
@@ -172,7 +178,9 @@ class TableLoops:
         self._settle()
         self._stale = True
         sites = frozenset(tap.site for tap in lowered.taps)
-        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, program, back)
+        outside = any(read.path in PSEUDO for read in plan.reads)
+        within = not outside or any(read.path not in PSEUDO for read in plan.reads)
+        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, program, within, outside, back)
         self._keys[slot] = key
         return ""
 
@@ -206,18 +214,19 @@ class TableLoops:
         Raises:
             Refused, Full: neither can be. Nothing of it stays.
         """
-        if plan.writes and self._cache.why_not_looked_at:
+        changes = any(plan.reads[write.read].path not in PSEUDO for write in plan.writes)
+        if changes and self._cache.why_not_looked_at:
             raise Refused(self._cache.why_not_looked_at)
         try:
             lowered = self._lowerer.lower(plan, inputs_of(plan, member), steps)
-            self._tables.join(slot, tenant, lowered.taps, 1, changes=bool(plan.writes))
+            self._tables.join(slot, tenant, lowered.taps, 1, changes=changes)
             return lowered, ""
         except Refused:
             if self._programs is None:
                 raise
         made = self._programs.join(slot, tenant, plan, member.environment, steps)
         try:
-            self._tables.join(slot, tenant, (), 1, made.emitted, changes=bool(plan.writes))
+            self._tables.join(slot, tenant, (), 1, made.emitted, changes=changes)
         except BaseException:
             self._programs.leave(slot)
             raise
@@ -239,8 +248,13 @@ class TableLoops:
         return frozenset().union(*{self._loops[key].sites for key in keys})
 
     def programs_of(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return the programs of some requests."""
-        return frozenset({self._loops[key].program for key in keys} - {""})
+        """Return the programs of some requests that run in the model's pass."""
+        loops = (self._loops[key] for key in keys)
+        return frozenset({loop.program for loop in loops if loop.within} - {""})
+
+    def in_pass(self, keys: Iterable[str]) -> bool:
+        """Return whether loops of some requests run in the model's pass, and not after it alone."""
+        return any(self._loops[key].within for key in keys)
 
     def changes(self, keys: Iterable[str]) -> list[str]:
         """Return the requests among some whose loops change the model's values."""
@@ -262,10 +276,39 @@ class TableLoops:
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
         begins = itertools.accumulate((count for _, count in rows), initial=0)
-        with_programs = {loop.slot for loop in self._present if loop.program}
+        with_programs = {loop.slot for loop in self._present if loop.program and loop.within}
         self._program_rows = [at for (slot, _), at in zip(rows, begins, strict=False) if slot in with_programs]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
         self._outputs.before(self._outgoing)
+        self._outside = self._opened(rows) if any(loop.outside for loop in self._present) else []
+
+    def _opened(self, rows: Sequence[tuple[int, int]]) -> list[Outside]:
+        """Return what runs after the pass of a step.
+
+        Args:
+            rows: the slot and the number of rows of each request of the batch.
+        """
+        assert self._programs is not None
+        at = {slot: i for i, (slot, _) in enumerate(rows)}
+        found: dict[str, list[int]] = {}
+        for loop in self._present:
+            if loop.outside and loop.window.first <= loop.next < loop.window.until:
+                found.setdefault(loop.program, []).append(loop.slot)
+        return [
+            Outside(self._programs.program_of(key), self._tables, self._outputs.ring, [at[one] for one in slots], slots)
+            for key, slots in found.items()
+        ]
+
+    @property
+    def outside(self) -> bool:
+        """Whether loops of the step run at the logits or the samples."""
+        return bool(self._outside)
+
+    def visit(self, path: str, value: torch.Tensor) -> torch.Tensor:  # [requests of the batch, ...]
+        """Run what loops do at the logits or the samples; return what the engine goes on with."""
+        for one in self._outside:
+            value = one.visit(path, value)
+        return value
 
     def compile_kernels(self) -> None:
         """Compile the kernel of each site, on CUDA."""
@@ -292,6 +335,10 @@ class TableLoops:
             rows: of the step, padding included.
         """
         self._cache.launch(slots, self._tables.owners[:rows], self._tables.flags)
+        self._outputs.ring.append()
+
+    def ran_apart(self) -> None:
+        """Append for a step of the engine's own, in whose pass no loop runs."""
         self._outputs.ring.append()
 
     def again(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from executor.graphs.emitted import elements_of, packed
 from executor.graphs.hoist import Hoisted
@@ -48,6 +48,7 @@ class Program:
         stacked: the inputs of each request's own, [slots + 1, ...] each.
         states: what each request carries from step to step, by name: [slots + 1, ...] each.
         tenant: whose share of the memory it takes.
+        crossing: what its part within the pass leaves for its part after the pass, by the operation: [slots + 1, ...] each.
         at: for each value that it leaves, by an output that has it, the location after which it is known, and where it begins in
             the range of a request in the output and how long it is there, in elements.
     """
@@ -59,12 +60,16 @@ class Program:
     stacked: Mapping[int, torch.Tensor]
     states: Mapping[str, torch.Tensor]
     tenant: str
+    crossing: Mapping[fx.Node, torch.Tensor]
     at: Mapping[int, tuple[int, int, int]]
 
     @property
     def size(self) -> int:
         """The bytes of what it has for each request."""
-        return sum(one.numel() * one.itemsize for one in (*self.stacked.values(), *self.states.values()))
+        return sum(
+            one.numel() * one.itemsize
+            for one in (*self.stacked.values(), *self.states.values(), *self.crossing.values())
+        )
 
 
 class Pass:
@@ -97,8 +102,8 @@ class Pass:
 
     @property
     def over(self) -> bool:
-        """Whether the program has been at all of its locations."""
-        return self._next == len(self._program.hoisted.reads)
+        """Whether the program has been at all of its locations in the pass."""
+        return self._next == self._program.hoisted.inside
 
     def visit(self, number: int, original: Any, current: Any) -> Any:
         """Run on from a location; return the value that the model goes on with.
@@ -118,7 +123,7 @@ class Pass:
         self._next += 1
         given = {}
         for (leaf, path), index in zip(read.form.leaves(), hoisted.reads[number], strict=True):
-            tensor = _checked(tensor_at(original, path), (self._rows, *leaf.shape), leaf.dtype, read.path)
+            tensor = checked(tensor_at(original, path), (self._rows, *leaf.shape), leaf.dtype, read.path)
             given[index] = tensor.contiguous() if self._only is None else tensor.index_select(0, self._only)
         with torch.inference_mode(False), torch.no_grad():
             self._run.serve(number, {index: tensor.unsqueeze(1) for index, tensor in given.items()})
@@ -127,7 +132,10 @@ class Pass:
             current = self._written(write.at, write.mutated, self._result(write.output).squeeze(1), original, current)
         if self.over:
             with torch.inference_mode(False), torch.no_grad():
-                self._carry()
+                if self._program.hoisted.outside:
+                    self._cross()
+                else:
+                    self._carry()
         return current
 
     def _result(self, output: int) -> torch.Tensor:  # [rows, ...]
@@ -170,13 +178,20 @@ class Pass:
             ranges = output.as_strided((len(output) - begin - width + 1, width), (1, 1), begin)
             ranges.index_copy_(0, self._offsets, values)
 
+    def _cross(self) -> None:
+        """Leave what the program's part after the pass needs, by slots."""
+        for node, left in self._program.crossing.items():
+            self._keep(left, left.index_select(0, self._slots), self._run.value(node))
+
     def _carry(self) -> None:
         for one in self._program.hoisted.changed:
-            before = self._before[one.name]
-            others = self._others.view(-1, *[1] * (before.dim() - 1))
-            # Rows of one slot that are not the program's all write what is there already.
-            now = torch.where(others, before, self._result(one.output))
-            self._program.states[one.name].index_copy_(0, self._slots.long(), now)
+            self._keep(self._program.states[one.name], self._before[one.name], self._result(one.output))
+
+    def _keep(self, kept: torch.Tensor, before: torch.Tensor, now: torch.Tensor) -> None:
+        """Write [rows, ...] by slots where the rows are the program's; `kept` is [slots + 1, ...]."""
+        others = self._others.view(-1, *[1] * (before.dim() - 1))
+        # Rows of one slot that are not the program's all write what is there already.
+        kept.index_copy_(0, self._slots.long(), torch.where(others, before, now))
 
 
 def emitted_at(hoisted: Hoisted, dtype: torch.dtype) -> dict[int, tuple[int, int, int]]:
@@ -212,7 +227,7 @@ def hooked(
     passes: dict[int, Pass] = {}
     at: dict[tuple[str, str], list[tuple[Program, int]]] = {}
     for program in programs:
-        for number, read in enumerate(program.hoisted.plan.reads):
+        for number, read in enumerate(program.hoisted.plan.reads[: program.hoisted.inside]):
             at.setdefault((read.path, read.kind), []).append((program, number))
 
     def visit(here: list[tuple[Program, int]], value: Any) -> Any:
@@ -268,7 +283,7 @@ def _after(visit: Callable[[Any], Any]) -> Callable[..., Any]:
     return hook
 
 
-def _checked(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype, path: str) -> torch.Tensor:  # [rows, ...]
+def checked(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype, path: str) -> torch.Tensor:  # [rows, ...]
     if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise CannotRun(f"{path} has another form than in the steps before")
     return tensor

@@ -34,6 +34,7 @@ from executor.graphs.passes import Program, emitted_at, hooked, try_out
 from executor.graphs.tables import Tables
 from executor.graphs.template import Lowered
 from executor.model.items import Path
+from executor.model.tree import PSEUDO
 from executor.plan.environment import Environment
 from executor.plan.ir import Plan
 
@@ -188,6 +189,10 @@ class Programs:
         with hooked([self._by_key[key].program for key in sorted(keys)], self._modules, self._tables, only):
             yield
 
+    def program_of(self, key: str) -> Program:
+        """Return a program by its key."""
+        return self._by_key[key].program
+
     @contextmanager
     def unchanged(self, keys: Iterable[str]) -> Iterator[None]:
         """Return a context for a step that runs twice: programs carry on from before it afterwards."""
@@ -226,7 +231,7 @@ class Programs:
 
     def _check(self, plan: Plan) -> None:
         for read in plan.reads:
-            if read.path not in self._modules:
+            if read.path not in self._modules and read.path not in PSEUDO:
                 raise Refused(f"{read.path}.{read.kind} is outside of the model's pass")
             for _, path in read.form.leaves():
                 if self._spread(read.path, read.kind, path):
@@ -279,7 +284,8 @@ class Programs:
     def _made(self, hoisted: Hoisted, given: _Sorted, environment: Environment, tenant: str) -> _Held:
         device, slots = self._tables.output.device, self._tables.slots + 1
         states = {index: environment.carried[name].to(device) for name, index in hoisted.states.items()}
-        each = sum(map(_size, (*given.own.values(), *states.values())))
+        crossing = {node: node.meta["val"] for node in hoisted.crossing}
+        each = sum(map(_size, (*given.own.values(), *states.values(), *crossing.values())))
         self._make_room(tenant, each * slots + sum(map(_size, given.common.values())))
         try_out(hoisted, given.common, given.own, states, device)
 
@@ -289,12 +295,13 @@ class Programs:
         with torch.inference_mode(False), torch.no_grad():
             stacked = {i: room(one) for i, one in given.own.items()}
             carry = {name: room(states[i]) for name, i in hoisted.states.items()}
+            cross = {node: room(one) for node, one in crossing.items()}
             fixed = {i: one.clone() for i, one in given.fixed.items()}
         constants = self._taken(given.shared)
         common = fixed | {i: one.tensor for i, one in constants.items()}
         self.made += 1
         key, at = f"{hoisted.content[:16]}.{self.made}", emitted_at(hoisted, self._tables.output.dtype)
-        program = Program(self.made, key, hoisted, common, stacked, carry, tenant, at)
+        program = Program(self.made, key, hoisted, common, stacked, carry, tenant, cross, at)
         numbers = tuple(one.number for _, one in sorted(constants.items()))
         held = _Held(program, list(constants.values()), set(), hoisted.unstable(frozenset(given.common)))
         self._held[hoisted.content, given.forms, numbers] = held

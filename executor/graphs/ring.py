@@ -63,6 +63,11 @@ class Ring:
         """Append what the step has read; the launch can be captured."""
         self._append(self._source, self.memory, self._state)
 
+    @property
+    def last(self) -> torch.Tensor:  # []
+        """Where the step lies that was appended last: int64 [] on the device."""
+        return self._state[0] - self._state[1]
+
     def place(self, base: int, top: int) -> None:
         """Say where the next step goes, and how many elements of the output it uses."""
         source = torch.tensor([base, top])

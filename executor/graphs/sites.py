@@ -10,7 +10,7 @@ import torch
 
 from executor.graphs.taps import Site, with_replacing
 from executor.model.rows import Rows
-from executor.model.tree import ModuleTree
+from executor.model.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree
 from executor.plan.forms import Form
 
 Forms = dict[tuple[str, str], Form]
@@ -44,6 +44,27 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Forms:
     return forms
 
 
+@torch.inference_mode()
+def outside_of(model: Any, hidden: Any, sampled: torch.dtype) -> Forms:
+    """Return the forms of the logits and the samples.
+
+    Args:
+        model: the engine's model.
+        hidden: what it gives for a row, [1 or more, hidden].
+        sampled: the dtype of sampled tokens.
+    """
+    if not isinstance(hidden, torch.Tensor):
+        return {}
+    values = {LOGITS: model.compute_logits(hidden[:1]), SAMPLES: torch.zeros(1, 1, dtype=sampled, device=hidden.device)}
+    row = Rows(0, 1, 1, 1)
+    forms = {
+        (path, "output"): Form.of(value, row, lambda tensor, _: tensor)
+        for path, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {key: form for key, form in forms.items() if form.rows == 1}
+
+
 def _before(note: Callable[[str, str, Any], None], path: str) -> Callable[..., None]:
     return lambda _module, args, kwargs: note(path, "input", (args, kwargs))
 
@@ -64,6 +85,8 @@ def sites_of(forms: Mapping[tuple[str, str], Form], dtype: torch.dtype) -> list[
     """
     found: list[Site] = []
     for (path, kind), form in forms.items():
+        if path in PSEUDO:  # outside of the pass
+            continue
         leaves = [(leaf, at) for leaf, at in form.leaves() if len(leaf.shape) == 1 and leaf.dtype == dtype]
         found += [Site(path, kind, (at,), leaf.shape[0]) for leaf, at in leaves]
         found += [

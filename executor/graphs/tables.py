@@ -445,6 +445,14 @@ class Tables:
         self._copy(self.rows[:padded], table)
         self._copy(self.owners[:padded], self._owner_of[table[:, 0]])
 
+    def put(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:  # int64 [lists, numbers of each]
+        """Return numbers on the device, without a wait."""
+        values = np.array(numbers, np.int64)
+        with torch.inference_mode(False):
+            target = torch.empty(values.shape, dtype=torch.int64, device=self.output.device)
+        self._copy(target, values)
+        return target
+
     @staticmethod
     def _copy(target: torch.Tensor, values: npt.NDArray[Any]) -> None:  # the same shape and dtype
         """Copy numbers to the device without a wait.

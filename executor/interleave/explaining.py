@@ -39,7 +39,7 @@ from executor.interleave.planned import (
     window_of,
 )
 from executor.model.meta_tensors import is_fake, needs_elements
-from executor.model.tree import PSEUDO, ModuleTree
+from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.plan.compile import Context
 from executor.plan.eligible import Region, regions
@@ -120,9 +120,7 @@ class Facts:
             lower(plan, plan.functional.graph, inputs_of(plan, member), self.sites, steps, tails=True)
             return ""
         except operations.Refused:
-            outside = next((read for read in plan.reads if read.path in PSEUDO), None)
-        if outside is not None:
-            return f"{outside.path}.{outside.kind} is outside of the model's pass"
+            pass
         try:
             hoist(plan, plan.key)
         except operations.Refused as refused:

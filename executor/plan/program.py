@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,11 @@ class ProgramRun:
             self._env[node] = tensor
             if self._shared is not None and index not in self._shared:
                 self._batched.add(node)
+
+    def give(self, values: Mapping[Node, torch.Tensor]) -> None:  # [requests, ...]
+        """Give the program results of its own that another run of it computed, of many requests."""
+        self._env.update(values)
+        self._batched.update(values)
 
     def serve(self, number: int, inputs: dict[int, torch.Tensor], own: bool = False) -> None:
         """Run the part of the program that follows a location.
@@ -88,7 +93,10 @@ class ProgramRun:
 
     def result(self, output: int) -> torch.Tensor:
         """Return an output; of many requests, with a first dimension for them."""
-        node = self._parts.results[output]
+        return self.value(self._parts.results[output])
+
+    def value(self, node: Node) -> torch.Tensor:  # any shape
+        """Return the result of an operation, as of `result`."""
         tensor: torch.Tensor = self._env[node]
         if self._shared is not None and node not in self._batched:
             return tensor.expand(self._requests, *tensor.shape)

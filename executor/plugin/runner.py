@@ -24,6 +24,7 @@ from executor.core.ended import Ended
 from executor.core.request import Batch, InvokeRequest, Span
 from executor.graphs.loops import TableLoops
 from executor.interleave.interleaver import Interleaver
+from executor.model.tree import LOGITS
 from executor.plugin.ahead import Over, may_run_ahead
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.scheduler import EndedModelRunnerOutput
@@ -188,6 +189,31 @@ class InterleavingRunner(_Base):
         """Run a step without a live mediator, in which requests have loops in the tables."""
         with self.kernels.used():
             return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @property
+    def _loops(self) -> TableLoops | None:
+        """The loops in the tables, in a step that some of them ride."""
+        return self.interleaver.loops if self.riding and self.interleaver is not None else None
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the step's loops run after the pass alone, and no block waits for the step."""
+        loops = self._loops
+        return not self.tracing and loops is not None and not loops.in_pass(self.riding)
+
+    def _visit(self, path: str, value: torch.Tensor, traced: bool) -> torch.Tensor:  # [requests, ...]
+        """Show the blocks and the loops of a step its logits or samples; return what to go on with.
+
+        Args:
+            path: `LOGITS` or `SAMPLES`.
+            value: for each request of the batch.
+            traced: whether the step has a live mediator.
+        """
+        interleaver, loops = self.interleaver, self._loops
+        if traced:
+            assert interleaver is not None
+            value = interleaver.visit_logits(value) if path == LOGITS else interleaver.visit_samples(value)
+        return value if loops is None else loops.visit(path, value)
 
     def _look_for_ends(self, request_ids: Iterable[str], token_ids: torch.Tensor) -> None:  # [requests, 1]
         """Find out whether requests end with this step whose loops come back in the next."""

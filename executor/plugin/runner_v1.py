@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
+from executor.model.tree import LOGITS, SAMPLES
 from executor.plugin.runner import InterleavingRunner, batch_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class InterleavingRunnerV1(InterleavingRunner):
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
         self._scheduled = scheduler_output.num_scheduled_tokens
+        if self._apart:
+            return super(InterleavingRunner, self).execute_model(scheduler_output, *args, **kwargs)
         return super()._execute_riding(interleaver, scheduler_output, *args, **kwargs)
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +42,8 @@ class InterleavingRunnerV1(InterleavingRunner):
             return super()._model_forward(*args, **kwargs)
         interleaver = self.interleaver
         assert interleaver is not None
-        get_forward_context().skip_compiled = True
+        apart = self._apart
+        get_forward_context().skip_compiled = not apart
         padded = next(
             tensor
             for tensor in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), kwargs.get("positions"))
@@ -48,7 +52,7 @@ class InterleavingRunnerV1(InterleavingRunner):
         if self.tracing:
             interleaver.begin_step(self._batch(padded))
         try:
-            with self._tables_of(interleaver, padded):
+            with self._tables_of(interleaver, padded, apart):
                 output = super()._model_forward(*args, **kwargs)
             if self.tracing:
                 interleaver.check_cache()
@@ -57,8 +61,14 @@ class InterleavingRunnerV1(InterleavingRunner):
             interleaver.end_forward()
 
     @contextmanager
-    def _tables_of(self, interleaver: Interleaver, padded: int) -> Iterator[None]:
-        """Return a context in which the model runs the taps of the step's loops in the tables."""
+    def _tables_of(self, interleaver: Interleaver, padded: int, apart: bool) -> Iterator[None]:
+        """Return a context in which the model runs the taps of the step's loops in the tables.
+
+        Args:
+            interleaver: with the loops.
+            padded: the rows of the step's tensors.
+            apart: whether no loop of the step runs in the pass.
+        """
         loops = interleaver.loops
         if not self.riding or loops is None:
             yield
@@ -66,8 +76,10 @@ class InterleavingRunnerV1(InterleavingRunner):
         if not self.repeats:
             batch = [(one, self._scheduled[one]) for one in self.input_batch.req_ids]
             loops.begin_step(batch, self.riding, padded)
-        with loops.running(self.riding):
+        with nullcontext() if apart else loops.running(self.riding):
             yield
+        if apart:
+            loops.ran_apart()
         self._end_tables(loops)
 
     def _batch(self, padded: int) -> Batch:
@@ -80,19 +92,15 @@ class InterleavingRunnerV1(InterleavingRunner):
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
         if not self.tracing and not self.riding:
             return super()._sample(logits, spec_decode_metadata)
-        if not self.tracing:
-            output = super()._sample(logits, spec_decode_metadata)
-            self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
-            return output
-        interleaver = self.interleaver
-        assert interleaver is not None
-        self.tracing = False
+        traced, self.tracing = self.tracing, False
         if logits is not None:
-            logits = interleaver.visit_logits(logits)
+            logits = self._visit(LOGITS, logits, traced)
         output = super()._sample(logits, spec_decode_metadata)
-        output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
-        interleaver.end_step()
-        self._over.sampled(self.input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
+        output.sampled_token_ids = self._visit(SAMPLES, output.sampled_token_ids, traced)
+        if traced:
+            assert self.interleaver is not None
+            self.interleaver.end_step()
+            self._over.sampled(self.input_batch.req_ids, output.sampled_token_ids, self.interleaver.waits)
         self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
         return output
 

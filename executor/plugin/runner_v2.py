@@ -28,6 +28,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
+from executor.model.tree import LOGITS, SAMPLES
 from executor.plugin.graphs import TableGraphs
 from executor.plugin.runner import InterleavingRunner, batch_of
 
@@ -105,6 +106,16 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     def _execute_riding(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
+        if self._apart:  # the engine's own step, in its own graphs
+            try:
+                output = GPUModelRunner.execute_model(self, scheduler_output, *args, **kwargs)
+            finally:
+                self.prepared = self.laid_out = None
+            assert interleaver.loops is not None
+            interleaver.loops.ran_apart()
+            self._end_tables(interleaver.loops)
+            return output
+
         @contextmanager
         def begin() -> Iterator[None]:  # of a step that runs in no graph
             get_forward_context().skip_compiled = True
@@ -159,7 +170,8 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     def sample(
         self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
     ) -> Any:  # [requests, hidden]
-        if not self.tracing:
+        traced, loops = self.tracing, self._loops
+        if not traced and (loops is None or not loops.outside):
             output, sampled, rejected = super().sample(hidden_states, input_batch, grammar_output)
             if self.riding:
                 self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
@@ -170,13 +182,14 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         # The method computes the logits and restricts them by grammars. So it gets a sampler that first shows them to the
         # blocks.
         sampler = self.sampler
-        self.sampler = lambda logits, batch: sampler(interleaver.visit_logits(logits), batch)
+        self.sampler = lambda logits, batch: sampler(self._visit(LOGITS, logits, traced), batch)
         try:
             output, sampled, rejected = super().sample(hidden_states, input_batch, grammar_output)
         finally:
             self.sampler = sampler
-        output.sampled_token_ids = interleaver.visit_samples(output.sampled_token_ids)
-        interleaver.end_step()
-        self._over.sampled(input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
+        output.sampled_token_ids = self._visit(SAMPLES, output.sampled_token_ids, traced)
+        if traced:
+            interleaver.end_step()
+            self._over.sampled(input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
         self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
         return output, sampled, rejected

@@ -29,7 +29,7 @@ from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.programs import Programs
-from executor.graphs.sites import Forms, observe, sites_of
+from executor.graphs.sites import Forms, observe, outside_of, sites_of
 from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
 from executor.graphs.tickets import copier_on
@@ -163,9 +163,11 @@ class InterposeWorker(_Base):
 
     def _tables(self, tree: ModuleTree, cache: CacheGuard, constants: ConstantPool) -> tuple[TableLoops, Forms]:
         """Return what runs loops in the tables, and the forms of the model's values."""
-        forms = observe(tree, self._dummy_step)
+        hidden: list[Any] = []
+        forms = observe(tree, lambda: hidden.append(self._dummy_step()))
         scheduling = self.vllm_config.scheduler_config
         sites = sites_of(forms, self.model_config.dtype)
+        forms |= outside_of(self.model_runner.get_model(), hidden[0], self.model_runner.sampled)
         limits = GraphLimits()
         rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
         widths = [site.width for site in sites]
@@ -258,8 +260,8 @@ class InterposeWorker(_Base):
 
         return answered(request.trace, 0, run)
 
-    def _dummy_step(self) -> None:
-        """Run one forward without a request, eager and uncompiled.
+    def _dummy_step(self) -> Any:
+        """Run one forward without a request, eager and uncompiled; return what the model gives.
 
         Its modules are called as in a traced step.
         """
@@ -284,6 +286,7 @@ class InterposeWorker(_Base):
                 hook.remove()
         if not group.is_last_rank:
             group.send_tensor_dict(given[0].tensors)
+        return given[0]
 
     def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:  # [rows, hidden]
         """Give the next dummy step the output of the pipeline stage before."""

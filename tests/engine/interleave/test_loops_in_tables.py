@@ -81,6 +81,34 @@ LOOPS = {
         ),
         8,
     ),
+    "keeps the logits": (loop("kept.append(model.logits.output.save())"), 8),
+    "keeps the best tokens": (loop("kept.append(model.logits.output.topk(5)[1].save())"), 8),
+    "keeps the tokens": (loop("kept.append((step, model.samples.output.save()))"), 8),
+    "bans a token": (
+        loop("x = model.logits.output\nkept.append(x.argmax(-1))\nx[:, 3::5] = -100\nkept.append(x.argmax(-1))"),
+        8,
+    ),
+    "assigns the logits": (
+        loop("model.logits.output = model.logits.output.roll(1, -1)\nkept.append(model.samples.output)"),
+        8,
+    ),
+    "a layer and the logits": (
+        loop(
+            "h = model.model.layers[1].output[0]\nh += vector\nkept.append(h.save())\nx = model.logits.output\n"
+            "kept.append(x.save())\nx[:, :128] += vector"
+        ),
+        8,
+    ),
+    "a layer decides on the logits": (
+        loop(
+            "h = model.model.layers[1].output[0][-1:] * 2\nseen = seen + h\nx = model.logits.output\n"
+            "x[:, :128] += torch.where(seen[:, :1] > 0, h, -h)\nbest = torch.maximum(best, x[:, :128] + seen)",
+            before="seen = torch.zeros(1, 128)\nbest = torch.zeros(1, 128)",
+            after="both = [seen, best].save()",
+        ),
+        8,
+    ),
+    "logits later": (loop("kept.append(model.logits.output.argmax(-1))", "tracer.iter[3:7]"), 3),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
 }

@@ -14,6 +14,7 @@ from executor.core.location import Kind
 from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.operations import ALL
+from executor.graphs.outside import Outside
 from executor.graphs.programs import InProgram, Programs
 from executor.graphs.tables import Tables
 from executor.graphs.tickets import PlainCopier
@@ -94,7 +95,7 @@ class Rides:
     Attributes:
         unstable: the operations that may be off in their last bits.
         keys: the programs that ran.
-        hidden: of each step what the model computed, with the greenlets and with the programs.
+        hidden: of each step what the model computed, with the greenlets and with the programs: hidden states and logits.
     """
 
     texts: Sequence[str]
@@ -103,7 +104,9 @@ class Rides:
     ahead: int = 0
     unstable: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
-    hidden: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    hidden: list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = field(
+        default_factory=list
+    )
     run: Callable[[Programs, Sequence[str], torch.Tensor], torch.Tensor] | None = None
 
     def go(self, steps: int, seed: int = 0) -> Rides:
@@ -127,10 +130,11 @@ class Rides:
             at = rng.sample(range(padded), len(self.rides))
             x = torch.randn(padded, bench.HIDDEN, generator=made).to(**kind)
             twins = self._greenlets("twin", x, [(ride, i, i + 1) for ride, i in zip(self.rides, at, strict=True)])
-            hidden = self._step(step, x, at)
-            self.hidden.append((twins, hidden))
+            mine = self._step(step, x, at)
+            self.hidden.append((twins, mine))
             plain = torch.tensor([i not in at for i in range(padded)])
-            assert torch.equal(hidden[plain], twins[plain]), "rows of other requests"
+            for one, other in zip(mine, twins, strict=True):
+                assert torch.equal(one[plain], other[plain]), "rows of other requests"
         for step in range(steps, steps + self.ahead):
             x = torch.randn(ROWS, bench.HIDDEN, generator=made).to(**kind)
             self._pass(x, list(range(len(self.rides))), step)
@@ -144,25 +148,35 @@ class Rides:
         assert self.outputs.idle
         return self
 
-    def _greenlets(self, which: str, x: torch.Tensor, at: Sequence[tuple[Ride, int, int]]) -> torch.Tensor:
-        """Run a step in greenlets; `at` is where the rows of each request are. Returns [rows, hidden]."""
+    def _greenlets(
+        self, which: str, x: torch.Tensor, at: Sequence[tuple[Ride, int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step in greenlets; `at` is where the rows of each request are.
+
+        Returns:
+            [rows, hidden], and [requests, vocabulary]; each row is a request's, but in a step with prompts alone.
+        """
+        prompts = any(stop - start > 1 for _, start, stop in at)
+        last = torch.tensor([stop - 1 for _, _, stop in at], device=x.device) if prompts else None
+        count = len(at) if prompts else len(x)
         requests = [(getattr(ride, which), Rows(start, stop, len(x), len(x))) for ride, start, stop in at]
         for request, _ in requests:
             request.begin()
 
         def visit(path: str, kind: str, value: Any) -> Any:
-            for request, rows in requests:
-                if path != bench.LOGITS:
-                    value = request.visit(path, kind, value, rows)
+            for i, (request, rows) in enumerate(requests):
+                row = i if prompts else rows.start
+                here = Rows(row, row + 1, count, count) if path == bench.LOGITS else rows
+                value = request.visit(path, kind, value, here)
             return value
 
-        hidden, _ = bench.hooked(visit, x.clone)
+        found = bench.hooked(visit, x.clone, last)
         for request, _ in requests:
             request.mediator.pass_step()
-        return hidden
+        return found
 
-    def _step(self, step: int, x: torch.Tensor, at: list[int]) -> torch.Tensor:
-        """Run a step in programs; [rows, hidden]."""
+    def _step(self, step: int, x: torch.Tensor, at: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step in programs; [rows, hidden] and [rows, vocabulary]."""
         for ride in self.rides:
             request = ride.mine
             if ride.plan is not None and ride.plan.holds(max(step, ride.first)):
@@ -184,7 +198,8 @@ class Rides:
             self.unstable |= {ride.program.unstable} - {""}
         return self._pass(x, at, step)
 
-    def _pass(self, x: torch.Tensor, at: list[int], step: int) -> torch.Tensor:  # [rows, hidden]
+    def _pass(self, x: torch.Tensor, at: list[int], step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a pass with `x`, [rows, hidden]; return what it gives, and the logits, [rows, vocabulary]."""
         batch = [(self.tables.slots, 1)] * len(x)
         for ride, i in zip(self.rides, at, strict=True):
             batch[i] = (ride.slot, 1)
@@ -195,7 +210,19 @@ class Rides:
         hidden = (self.run or in_hooks)(self.programs, keys, x)
         self.outputs.ring.append()
         self.outputs.after(outgoing, {ride.slot: str(ride.slot) for ride in self.rides})
-        return hidden
+        with torch.inference_mode():
+            logits = bench.MODEL.lm_head.forward(hidden)
+            for key in keys:
+                mine = [
+                    (i, ride.slot)
+                    for ride, i in zip(self.rides, at, strict=True)
+                    if ride.program is not None and ride.program.key == key and step >= ride.first
+                ]
+                if mine and self.programs.program_of(key).hoisted.outside:
+                    rows, slots = zip(*mine, strict=True)
+                    here = Outside(self.programs.program_of(key), self.tables, self.outputs.ring, rows, slots)
+                    logits = here.visit(bench.LOGITS, logits)
+        return hidden, logits
 
     def _land(self, ride: Ride, until: int) -> None:
         """Give a block what its steps so far left."""
@@ -238,8 +265,9 @@ def in_own_rows(programs: Programs, keys: Sequence[str], x: torch.Tensor) -> tor
 def compare(rides: Rides) -> None:
     """Compare programs with greenlets: to the bit, or within rounding where an operation is not stable."""
     exact = not rides.unstable
-    for twins, hidden in rides.hidden:
-        near(hidden, twins, exact, "hidden")
+    for twins, mine in rides.hidden:
+        for one, other, where in zip(mine, twins, ("hidden", "logits"), strict=True):
+            near(one, other, exact, where)
     for i, ride in enumerate(rides.rides):
         near(ride.mine.saved(), ride.twin.saved(), exact, f"request {i}")
 
@@ -292,6 +320,13 @@ ELEMENTWISE = {
         "table[step] = [a.save(), (b > a).save(), (a * 2).to(torch.float64)]",
         "",
         "",
+    ),
+    "the logits": ("x = model.logits.output\nkept.append(x.save())\nx[:, 3] = -100", "", ""),
+    "a layer and the logits": (
+        "h = model.layers[1].mlp.output[-1:] * 2\nseen = seen + h\nx = model.logits.output\n"
+        "x += seen[:, :1]\nkept.append((x * h[:, 1:2]).save())",
+        "seen = none * 1",
+        "seen.save()",
     ),
     "the step as a number": ("model.layers[1].mlp.output[:] *= 0.25\nkept.append((step, fine * 2))", "", ""),
 }
