@@ -64,8 +64,8 @@ class Ring:
         self._append(self._source, self.memory, self._state)
 
     @property
-    def last(self) -> torch.Tensor:  # []
-        """Where the step lies that was appended last: int64 [] on the device."""
+    def last(self) -> torch.Tensor:  # [0 dimensions]
+        """Where the step lies that was appended last: int64, on the device."""
         return self._state[0] - self._state[1]
 
     def place(self, base: int, top: int) -> None:
