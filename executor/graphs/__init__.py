@@ -12,7 +12,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `extents`, `bank` | space on the device: a first-fit allocator, and the vectors of all tenants |
 | `tables` | which request has which taps in this step, and where its rows are |
 | `reference`, `kernel`, `taps` | the operations on the CPU and in Triton, and the hooks that call them between the modules |
-| `ring`, `later`, `buffers`, `tickets`, `pieces` | values on their way to the host: one copy for many steps |
+| `ring`, `later`, `lines`, `buffers`, `tickets`, `pieces` | values on their way to the requests, one copy for many steps |
 | `sites` | the forms of the model's values and its sites, found in one pass |
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |

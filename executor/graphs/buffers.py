@@ -1,14 +1,13 @@
 """The values that taps read, on their way to the host.
 
-There is one copy for all requests in many steps, and one gather for each request at its end.
+What a step reads is appended to a ring on the device (`executor.graphs.ring`). Parts of the ring are copied to page-locked memory
+of the host, on a stream of its own, and a thread moves each request's part from there to the request's own memory
+(`executor.graphs.later`). The values of consecutive steps that have the same shares lie one after the other in a run, [steps,
+elements], so that nothing is sorted in a step. A request's part of a run is some columns of it. What is read of prompts is copied
+after each step.
 
-What a step reads is appended to a ring on the device (`executor.graphs.ring`), and half of the ring is copied to page-locked
-memory of the host at a time, on a stream of its own. The values of consecutive steps that have the same shares lie one after the
-other in a run, [steps, elements], so that nothing is sorted in a step. A request's part of a run is some columns of it. At its
-end a request gathers its parts of all runs. What is read of prompts is copied after each step.
-
-Page-locked memory is bounded. When it is used up, the parts of the oldest run move to ordinary memory, where each request has its
-own part alone. A worker that has not enough ordinary memory for what a request will read refuses it before it joins.
+Page-locked memory is bounded. When the memory for prompts is used up, the parts of the oldest run move to ordinary memory, where
+each request has its own part alone.
 """
 
 from __future__ import annotations
@@ -213,3 +212,7 @@ class Outputs:
     def idle(self) -> bool:
         """Whether no request has anything here."""
         return self._prompts.idle and self._later.idle
+
+    def close(self) -> None:
+        """End what runs beside the engine."""
+        self._later.close()

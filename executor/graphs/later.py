@@ -1,21 +1,26 @@
 """The values that taps read in later steps, from the ring on the device to the requests.
 
-Page-locked memory is bounded. When it is used up, the parts of the oldest block move to ordinary memory, where each request has
-its own part alone.
+A part of the ring that is full goes to page-locked memory. A thread waits for that copy, and moves the lines of each request to
+the request's own memory (`lines`), while the engine goes on. So when a request is over, only the steps since the last copy are
+left to be moved, and page-locked memory is used again at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
-from executor.graphs.pieces import Piece, gathered
+from executor.graphs.lines import Lines, units_of
+from executor.graphs.pieces import Piece
 from executor.graphs.ring import Ring
 from executor.graphs.tables import Outgoing, Share
 from executor.graphs.tickets import Copier, Done, Ticket
+
+_PARTS = 4  # of a half of the ring, each of which goes to the host when it is full
 
 
 @dataclass(eq=False)
@@ -24,38 +29,29 @@ class _Block:
 
     Attributes:
         memory: [elements of a half].
-        runs: how many runs lie in it that a request still has a part of.
-        ticket: of the last copy into it.
+        moved: done when the last lines have left it; None: nothing has been in it.
     """
 
     memory: torch.Tensor
-    runs: int = 0
-    ticket: Ticket = field(default_factory=Done)
+    moved: Future[None] | None = None
 
 
 @dataclass(eq=False)
 class _Stretch:
-    """Consecutive steps in a block that have the same shares.
+    """Consecutive steps in the ring that have the same shares, and have not gone to the host.
 
     Attributes:
-        block: where it lies.
-        start, top: where it begins in the block, and the elements of a step.
+        start, top: where it begins in the half, and the elements of a step.
         version: of the shares.
-        shares: by the requests' keys, without the requests that are over.
+        shares: the requests' memory, and where their elements are in a step.
         count: the steps so far.
     """
 
-    block: _Block
     start: int
     top: int
     version: int
-    shares: dict[str, Share]
+    shares: list[tuple[Lines, Share]]
     count: int = 0
-
-    def piece(self, key: str) -> Piece:
-        share = self.shares[key]
-        lines = self.block.memory[self.start : self.start + self.count * self.top].view(self.count, self.top)
-        return Piece(share, lines[:, share.start : share.start + share.size])
 
 
 class Later:
@@ -73,11 +69,12 @@ class Later:
     def __init__(self, ring: Ring, copier: Copier, blocks: int, host: Callable[[int], torch.Tensor]) -> None:
         self._ring = ring
         self._copier = copier
-        self._left = blocks
+        self._most = blocks
         self._host = host
-        self._free: list[_Block] = []
-        self._runs: deque[_Stretch] = deque()
-        self._moved: dict[str, list[Piece]] = {}
+        self._blocks = deque(_Block(host(ring.half)) for _ in range(2))  # the last used at the end
+        self._mover: ThreadPoolExecutor | None = None
+        self._lines: dict[str, list[Lines]] = {}
+        self._waiting: list[_Stretch] = []  # the last is still open if it has the version of the last step
         self._tickets: list[Ticket] = [Done(), Done()]
         self._which = 0
         self._at = self._copied = 0  # in the half: where the next step goes, and what is on its way to the host
@@ -88,14 +85,21 @@ class Later:
         """Make room for a step, before it is given to the device."""
         if self._at + outgoing.top > self._ring.half:
             self._turn()
+        elif self._room(outgoing.top) < 1:
+            self._flush()
         if self._placed != (outgoing.version, outgoing.top):
             self._ring.place(self._which * self._ring.half + self._at, outgoing.top)
             self._placed = (outgoing.version, outgoing.top)
 
+    def _room(self, top: int) -> int:
+        """Return how many steps of so many elements may come before the next copy."""
+        end = min(self._ring.half, self._copied + max(top, self._ring.half // _PARTS))
+        return (end - self._at) // top if top else 1 << 30
+
     def _turn(self) -> None:
         """Go on in the other half."""
         self._flush()
-        self._release()
+        self._block = None
         self._which, self._at, self._copied, self._placed = 1 - self._which, 0, 0, None
         self._tickets[self._which].hold()
 
@@ -103,31 +107,33 @@ class Later:
         """Note that a step was given to the device; as of `Delivery.after`."""
         if not outgoing.shares:
             return
-        run = self._runs[-1] if self._runs else None
-        open_here = run is not None and run.block is self._block and run.start + run.count * run.top == self._at
-        if run is None or not open_here or run.version != outgoing.version:
-            if self._block is None:
-                self._block = self._take()
-            shares = {keys[slot]: share for slot, share in outgoing.shares.items()}
-            run = _Stretch(self._block, self._at, outgoing.top, outgoing.version, shares)
-            self._block.runs += 1
-            self._runs.append(run)
+        run = self._waiting[-1] if self._waiting else None
+        if run is None or run.version != outgoing.version or run.start + run.count * run.top != self._at:
+            shares = [(self._lines_of(keys[slot], share), share) for slot, share in outgoing.shares.items()]
+            run = _Stretch(self._at, outgoing.top, outgoing.version, shares)
+            self._waiting.append(run)
         run.count += 1
         self._at += outgoing.top
+
+    def _lines_of(self, key: str, share: Share) -> Lines:
+        """Return the memory for a request's next steps."""
+        mine = self._lines.setdefault(key, [])
+        if not mine or not mine[-1].goes_on(share):
+            mine.append(Lines(share, self._ring.memory.dtype))
+        return mine[-1]
 
     def room(self, outgoing: Outgoing) -> int:
         """Return how many steps like the last one need nothing but `repeat`."""
         if not outgoing.shares:
             return 1 << 30
-        run = self._runs[-1] if self._runs else None
-        if run is None or run.block is not self._block or run.version != outgoing.version:
+        if not self._waiting or self._waiting[-1].version != outgoing.version:
             return 0
-        return (self._ring.half - self._at) // outgoing.top
+        return max(0, self._room(outgoing.top))
 
     def repeat(self, steps: int) -> None:
         """Note that so many steps like the last one were given to the device."""
-        if self._placed is not None and self._placed[1]:
-            run = self._runs[-1]
+        if steps and self._placed is not None and self._placed[1]:
+            run = self._waiting[-1]
             run.count += steps
             self._at += steps * run.top
 
@@ -142,69 +148,69 @@ class Later:
         self._ring.place(self._which * self._ring.half + self._at, self._placed[1])
 
     def _flush(self) -> None:
-        """Copy what has not been copied of the half to its block."""
-        block, begin, end = self._block, self._copied, self._at
-        if block is None or begin == end:
+        """Copy what has not been copied of the half to its block, and have it moved from there."""
+        begin, end = self._copied, self._at
+        if not self._waiting or begin == end:
             return
+        block = self._block = self._block or self._take()
         base = self._which * self._ring.half
-        block.ticket = self._copier.copy(block.memory[begin:end], self._ring.memory[base + begin : base + end])
-        self._tickets[self._which], self._copied = block.ticket, end
-
-    def _release(self) -> None:
-        """Take the block of a half that is full away from it."""
-        block, self._block = self._block, None
-        if block is not None and not block.runs:
-            self._give(block)
-
-    def _give(self, block: _Block) -> None:
-        block.ticket.wait()  # or the copy would be written into memory that has another owner
-        self._free.append(block)
+        ticket = self._copier.copy(block.memory[begin:end], self._ring.memory[base + begin : base + end])
+        self._tickets[self._which], self._copied = ticket, end
+        if self._mover is None:
+            self._mover = ThreadPoolExecutor(1, thread_name_prefix="interpose-delivery")
+        block.moved = self._mover.submit(_move, block.memory, ticket, self._waiting)
+        self._waiting = []
 
     def _take(self) -> _Block:
-        if not self._free and self._left:
-            self._left -= 1
-            return _Block(self._host(self._ring.half))
-        while not self._free:
-            oldest = self._runs[0].block
-            oldest.ticket.wait()
-            while self._runs and self._runs[0].block is oldest:
-                run = self._runs.popleft()
-                for key in run.shares:
-                    piece = run.piece(key)
-                    self._moved.setdefault(key, []).append(Piece(piece.share, piece.values.clone()))
-            oldest.runs = 0
-            self._free.append(oldest)
-        return self._free.pop()
+        """Return a block that nothing is in."""
+        if _is_full(self._blocks[0]) and len(self._blocks) < self._most:
+            self._blocks.appendleft(_Block(self._host(self._ring.half)))
+        block = self._blocks.popleft()
+        self._blocks.append(block)
+        if block.moved is not None:
+            block.moved.result()
+        return block
 
     def collect(self, key: str) -> list[Piece]:
-        """Wait for the values of a request, forget it, and return its own pieces."""
-        pieces = self._moved.pop(key, [])
-        mine = [run for run in self._runs if key in run.shares]
-        if any(run.block is self._block for run in mine):
+        """Wait for the values of a request, forget it, and return its own pieces.
+
+        Raises:
+            Exception: the values could not be kept, for want of memory.
+        """
+        mine = self._lines.pop(key, [])
+        if any(lines is one for run in self._waiting for lines, _ in run.shares for one in mine):
             self._flush()
-        for run in mine:
-            run.block.ticket.wait()
-        pieces = gathered([*pieces, *(run.piece(key) for run in mine)])
-        for run in mine:
-            self._forget(run, key)
-        return pieces
+        if mine:
+            for block in self._blocks:
+                if block.moved is not None:
+                    block.moved.result()
+        return [Piece(lines.share, lines.values()) for lines in mine]
 
     def drop(self, key: str) -> None:
         """Forget a request."""
-        self._moved.pop(key, None)
-        for run in [run for run in self._runs if key in run.shares]:
-            self._forget(run, key)
-
-    def _forget(self, run: _Stretch, key: str) -> None:
-        del run.shares[key]
-        if run.shares:
-            return
-        self._runs.remove(run)
-        run.block.runs -= 1
-        if not run.block.runs and run.block is not self._block:
-            self._give(run.block)
+        for lines in self._lines.pop(key, []):
+            lines.dropped = True
 
     @property
     def idle(self) -> bool:
         """Whether no request has anything here."""
-        return not self._runs and not self._moved
+        return not self._lines
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._mover is not None:
+            self._mover.shutdown()
+            self._mover = None
+
+
+def _is_full(block: _Block) -> bool:
+    return block.moved is not None and not block.moved.done()
+
+
+def _move(memory: torch.Tensor, ticket: Ticket, stretches: Sequence[_Stretch]) -> None:  # [elements]
+    """Move the lines of stretches from a block to their requests, when they have come."""
+    ticket.wait()
+    block = units_of(memory)
+    for run in stretches:
+        for lines, share in run.shares:
+            lines.add(block, run.start, run.count, run.top, share)

@@ -421,6 +421,10 @@ class TableLoops:
         self.steps += ran
         return Left(loop, max(0, stop - window.since), ran, self._outputs.collect(key))
 
+    def close(self) -> None:
+        """End what runs beside the engine."""
+        self._outputs.close()
+
     def drop(self, key: str) -> None:
         """Forget the loop of a request, if it has one."""
         if key in self._loops:

@@ -24,20 +24,6 @@ class Piece:
     values: torch.Tensor
 
 
-def gathered(pieces: Sequence[Piece]) -> list[Piece]:
-    """Copy pieces, each value once.
-
-    Pieces of consecutive steps with the same layout become one piece.
-    """
-    groups: list[list[Piece]] = []
-    for piece in pieces:
-        if groups and groups[-1][0].share.parts == piece.share.parts and groups[-1][0].share.size == piece.share.size:
-            groups[-1].append(piece)
-        else:
-            groups.append([piece])
-    return [Piece(group[0].share, torch.cat([one.values for one in group])) for group in groups]
-
-
 class Collected:
     """All that a request read, step by step.
 

@@ -339,6 +339,9 @@ class InterposeWorker(_Base):
         outbox = getattr(self, "interpose_outbox", None)
         if outbox is not None:
             outbox.close()
+        loops = getattr(getattr(self.model_runner, "interleaver", None), "loops", None)
+        if loops is not None:
+            loops.close()
         gc.unfreeze()
         gc.enable()  # Traces may still be held.
         super().shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,17 +27,20 @@ class Slow:
     """A copier whose copies are made when they are waited for, or when the next step must not go on before."""
 
     pending: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def before(self) -> None:
         self.flush()
 
     def flush(self) -> None:
-        for target, source in self.pending:
-            target.copy_(source)
-        self.pending.clear()
+        with self.lock:
+            for target, source in self.pending:
+                target.copy_(source)
+            self.pending.clear()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Ticket:
-        self.pending.append((target, source))
+        with self.lock:
+            self.pending.append((target, source))
         return _Late(self)
 
 
