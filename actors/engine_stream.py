@@ -14,12 +14,14 @@ from typing import Any
 from ray.exceptions import ActorDiedError
 
 from actors.failures import unavailable
+from actors.grouped import SMALL_BYTES, Grouped, Item
 from actors.protocol import ModelState, Route, Target
 from actors.taking import taking
 from interpose.contract.errors import ServiceFailure
 from interpose.wire.request import TraceRequest
 
 POLL_SECONDS = 1.0
+_MAX_ROUTES = 256
 
 
 class EngineCalls:
@@ -36,6 +38,7 @@ class EngineCalls:
         self._session = session
         self._directory = directory
         self._handles: dict[Target, Any] = {}
+        self._calls: dict[Route, Grouped[TraceRequest]] = {}
 
     def warm(self, target: Target) -> None:
         """Prepare for the first call to an engine.
@@ -47,7 +50,7 @@ class EngineCalls:
     async def run(self, route: Route, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         """Run a trace on one replica; yield its serialized events.
 
-        Closing the generator aborts the trace's requests.
+        Closing the generator aborts the trace's requests. Traces that come at about the same time share a call.
 
         Args:
             route: names the replica. If the replica is draining, another replica takes the trace.
@@ -56,8 +59,7 @@ class EngineCalls:
         Raises:
             ServiceFailure: UNAVAILABLE, no engine can take the trace.
         """
-        handle = self._handle(route.target).options(session_id=route.replica)
-        responses = handle.remote(dataclasses.replace(request, session=self._session))
+        responses = self._calls_to(route).stream(dataclasses.replace(request, session=self._session))
         replica = route.replica
         try:
             # The engine's first item says which replica has taken the trace.
@@ -71,7 +73,31 @@ class EngineCalls:
                 self._directory.lost.remote(replica)
             raise
         finally:
-            responses.cancel()
+            await responses.aclose()
+
+    def _calls_to(self, route: Route) -> Grouped[TraceRequest]:
+        """Return the calls that run traces on a replica."""
+        known = self._calls.get(route)
+        if known is not None:
+            return known
+        handle = self._handle(route.target).options(session_id=route.replica)
+
+        async def run_all(requests: list[TraceRequest]) -> AsyncGenerator[list[Item], None]:
+            responses = handle.remote(requests)
+            try:
+                async for some in responses:
+                    yield some
+            finally:
+                responses.cancel()
+
+        def left(request: TraceRequest) -> None:
+            handle.options(stream=False, method_name="abort").remote(request.key)
+
+        if len(self._calls) > _MAX_ROUTES:
+            self._calls.clear()
+        made = Grouped(run_all, lambda request: route.counted or request.size > SMALL_BYTES, left)
+        self._calls[route] = made
+        return made
 
     def _handle(self, target: Target) -> Any:
         from ray import serve
@@ -79,7 +105,7 @@ class EngineCalls:
         if target not in self._handles:
             # The directory knows whether the deployment still exists. Asking Serve here would block the event loop.
             handle = serve.get_deployment_handle(target.deployment, target.app, _check_exists=False)
-            self._handles[target] = handle.options(stream=True, method_name="run")
+            self._handles[target] = handle.options(stream=True, method_name="run_all")
         return self._handles[target]
 
     async def _taken(self, target: Target, trace_id: str, responses: Any) -> str:

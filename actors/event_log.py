@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import bundles
 
 
 class EventLog:
@@ -50,6 +51,8 @@ class EventLog:
     async def follow(self, seen: int = 0) -> AsyncIterator[bytes]:
         """Yield the serialized events after the first `seen`, until the event log ends.
 
+        Events that are there at the same time come in bundles.
+
         Raises:
             ServiceFailure: the trace as a whole failed; raised after its last event.
         """
@@ -57,8 +60,10 @@ class EventLog:
         while True:
             more = self._more
             while position < len(self._events):
-                yield self._events[position]
-                position += 1
+                there = self._events[position:]
+                position += len(there)
+                for data in bundles(there):
+                    yield data
             if self.ended:
                 break
             if more is self._more:

@@ -52,10 +52,12 @@ class Route:
     Attributes:
         target: the deployment that runs the trace.
         replica: the replica that the session's traces go to; "" for any.
+        counted: whether Serve must see each trace as a call of its own, because it chooses the number of replicas by them.
     """
 
     target: Target
     replica: str = ""
+    counted: bool = False
 
 
 @dataclass(frozen=True)

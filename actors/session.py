@@ -329,7 +329,9 @@ class Session:
             async for event in run.event_log.follow(seen):
                 yield event
         finally:
-            run.readers.read = run.readers.read or run.event_log.ended
+            # Without the follower among them, the client has left, and what came after that was read by nobody.
+            there = follower in run.readers.followers
+            run.readers.read = run.readers.read or (there and run.event_log.ended)
             run.readers.followers.discard(follower)
             self._store.touched = time.monotonic()
 
@@ -341,7 +343,7 @@ class Session:
         remotes = {blob_id: self._store.saved(blob_id) for blob_id in request.remotes} | dict(foreign)
         before = [
             run
-            for run in self._store.traces.values()
+            for run in (self._store.traces.values() if request.variables else ())
             if run.running and not run.request.variables.isdisjoint(request.variables)
         ]
         key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"

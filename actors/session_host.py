@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ import ray
 from actors.archive import Kept
 from actors.engine_stream import EngineCalls
 from actors.failures import not_found
+from actors.grouped import Item, merged
 from actors.protocol import SessionStats, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
@@ -96,7 +97,7 @@ class SessionHost:
         """
         return await self._method(session_id, method, _ASKED)(session_id, *args)
 
-    async def follow(self, session_id: str, method: str, *args: Any) -> AsyncIterator[bytes]:
+    async def follow(self, session_id: str, method: str, *args: Any) -> AsyncGenerator[bytes, None]:
         """Yield the serialized events that a session's method yields.
 
         Raises:
@@ -104,6 +105,11 @@ class SessionHost:
         """
         async for event in self._method(session_id, method, _FOLLOWED)(*args):
             yield event
+
+    async def follow_all(self, calls: list[tuple[Any, ...]]) -> AsyncIterator[list[Item]]:
+        """Yield what `follow` yields for each of some calls (see `merged`)."""
+        async for some in merged([self.follow(*call) for call in calls]):
+            yield some
 
     # The workers' side
 

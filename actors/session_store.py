@@ -46,10 +46,14 @@ class SessionStore:
         self.forgotten = False
         self.touched = time.monotonic()
         self._directory = directory
+        # Looking at each trace of a session for each new trace would take long in a session of thousands.
+        self._running: dict[str, TraceRun] = {}  # by key; some may have ended since
+        self._ended: dict[str, int] = {}  # the bytes of traces that have ended, by key
+        self._ended_bytes = 0
 
     def add(self, run: TraceRun) -> None:
         """Hold a trace."""
-        self.traces[run.id] = self.by_key[run.key] = run
+        self.traces[run.id] = self.by_key[run.key] = self._running[run.key] = run
 
     @property
     def collected(self) -> bool:
@@ -92,7 +96,11 @@ class SessionStore:
 
     def stored_bytes(self) -> int:
         """Return the bytes of all values and uploads."""
-        held = sum(run.stored_bytes for run in self.traces.values()) + self.variables.size
+        for run in [run for run in self._running.values() if not run.running]:
+            del self._running[run.key]
+            self._ended[run.key] = run.stored_bytes  # which changes no more
+            self._ended_bytes += run.stored_bytes
+        held = self._ended_bytes + sum(run.stored_bytes for run in self._running.values()) + self.variables.size
         if self.forgotten:
             left = self._shared_again().items()
             held += sum(saved.size for name, saved in left if name.partition("/")[0] not in self.by_key)
@@ -107,6 +115,8 @@ class SessionStore:
         def full() -> bool:
             return len(self.traces) + traces > MAX_TRACES or self.stored_bytes() + size > self.terms.stored_bytes
 
+        if not full():
+            return None
         left_over = [run for run in self.traces.values() if not run.running and not self.kept_for(run)]
         left_over.sort(key=lambda run: run.ended_at or 0)
         while left_over and full():
@@ -131,6 +141,8 @@ class SessionStore:
         if run is not None:
             self.traces.pop(run.id, None)
             self.by_key.pop(run.key, None)
+            self._running.pop(run.key, None)
+            self._ended_bytes -= self._ended.pop(run.key, 0)
             self.forgotten = True
             self._directory.drop.remote(self.session_id, run.key)
 

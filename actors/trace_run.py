@@ -20,10 +20,10 @@ from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure, failure, with_retry
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.events import kind_of
+from interpose.wire.events import apart, kind_of
 from interpose.wire.request import TraceRequest
 
-# Takes a trace; yields its serialized events.
+# Takes a trace; yields its serialized events, alone or in bundles.
 EngineStream = Callable[[TraceRequest], AsyncGenerator[bytes, None]]
 
 # Takes a number of bytes; returns a refusal if the session has no room for them.
@@ -297,17 +297,18 @@ class TraceRun:
         saves: pb.Event | None = None  # those of the shared scope, held back until all invokes have ended
         failed = False
         async with contextlib.aclosing(engine(request)) as events:
-            async for data in events:
+            async for some in events:
                 self.progress.begin()
-                kind = kind_of(data)
-                event = pb.Event.FromString(data) if kind in _READ else None
-                failed = failed or kind == "failed"
-                if event is not None and kind == "saves" and event.saves.invoke < 0 and shared is not None:
-                    saves = event
-                    continue
-                if event is not None and await self._look_into(kind, event):
-                    data = event.SerializeToString()
-                self.event_log.append(data)
+                for data in apart(some):
+                    kind = kind_of(data)
+                    event = pb.Event.FromString(data) if kind in _READ else None
+                    failed = failed or kind == "failed"
+                    if event is not None and kind == "saves" and event.saves.invoke < 0 and shared is not None:
+                        saves = event
+                        continue
+                    if event is not None and await self._look_into(kind, event):
+                        data = event.SerializeToString()
+                    self.event_log.append(data)
                 self.arrivals.check()
         if saves is not None and shared is not None:
             left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))

@@ -30,6 +30,7 @@ BENCHMARKS = (
     "general_path",
     "graph_steps",
     "service",
+    "hops",
     "tensor_parallel",
     "start_up",
     "encoding",

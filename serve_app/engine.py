@@ -15,6 +15,7 @@ from ray import serve
 
 from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
+from actors.grouped import Item, merged
 from actors.protocol import ReplicaReport, StartFailed, Target
 from executor.cluster.checkpoint import check_model
 from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
@@ -31,6 +32,8 @@ from serve_app.tokenizer import chunks, tokenizer_files
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
+# Tries to find a trace that is to be aborted, and seconds between them.
+ABORT_TRIES, ABORT_SECONDS = 20, 0.1
 # After this time Serve reports the deployment as failed, and tries some times more.
 NAME_SECONDS = 60.0
 
@@ -60,6 +63,7 @@ class EngineDeployment:
         self._engine: Any = None
         self._healthy = True
         self._sessions = SessionWatch()
+        self._traces: dict[str, asyncio.Task[Any]] = {}  # the task that runs each trace, by the trace's key
         self._seats = Seats(model.max_running_traces, model.max_waiting_traces)
         self._reporter = asyncio.create_task(self._keep_reporting())
         try:
@@ -102,6 +106,23 @@ class EngineDeployment:
         self._stage = ""
         await self._report()
 
+    async def run_all(self, requests: list[TraceRequest]) -> AsyncGenerator[list[Item], None]:
+        """Run some traces; yield what `run` yields for each (see `merged`)."""
+        async with contextlib.aclosing(merged([self.run(request) for request in requests])) as items:
+            async for some in items:
+                yield some
+
+    async def abort(self, key: str) -> None:
+        """End a trace whose call goes on for other traces.
+
+        The call that brings the trace may come after this one.
+        """
+        for _ in range(ABORT_TRIES):
+            if (task := self._traces.get(key)) is not None:
+                task.cancel()
+                return
+            await asyncio.sleep(ABORT_SECONDS)
+
     async def run(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         """Run a trace; yield this replica's name first, then serialized events.
 
@@ -115,14 +136,19 @@ class EngineDeployment:
         """
         from executor.engine.failures import TraceFailed
 
-        yield self._replica.encode()
+        task = asyncio.current_task()
+        assert task is not None
+        self._traces[request.key] = task
         try:
+            yield self._replica.encode()
             events = self._in_turn(request)
             async with contextlib.aclosing(self._sessions.while_alive(request.session, events)) as alive:
                 async for event in alive:
                     yield event
         except TraceFailed as error:
             raise ServiceFailure(error.failure) from None
+        finally:
+            del self._traces[request.key]
 
     async def _in_turn(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         async with (

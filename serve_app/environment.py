@@ -20,6 +20,15 @@ CALLBACK = "serve_app.proxy.listen_on_host"
 # instead, as Ray does by default on Windows and macOS.
 THIS_MACHINE_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
+# Serve's calls, as cheap as Serve has them. A call crosses no thread in a replica, because all code of the service is
+# asynchronous.
+CHEAP_CALLS = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+
 _EVENTS_VARIABLE = "RAY_task_events_max_num_task_in_gcs"
 _MIB = 1 << 20
 
@@ -27,16 +36,19 @@ _MIB = 1 << 20
 def proxy_environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables of Serve's proxies.
 
-    They say where a proxy listens, how long a message may be at most, and give the hashes of the API keys.
+    They say where a proxy listens, how long a message may be at most, how Serve calls replicas, and give the hashes of the API
+    keys.
     """
-    longest = max(model.limits.max_message_bytes for model in settings.models)
+    longest = str(max(2 * max(model.limits.max_message_bytes for model in settings.models), 64 * _MIB))
     keys = [key for tenant in settings.tenants for key in tenant.api_keys]
     return {
         **({HASHES_VARIABLE: hashed(keys)} if keys else {}),
         HOST_VARIABLE: settings.grpc.host,
         CALLBACK_VARIABLE: CALLBACK,
         # The ingress refuses long messages with a reason. This limit keeps the proxy from holding far longer ones.
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(max(2 * longest, 64 * _MIB)),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": longest,
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": longest,
+        **CHEAP_CALLS,
     }
 
 
@@ -45,6 +57,9 @@ def own_head_environment() -> dict[str, str]:
     environment = {
         THIS_MACHINE_ONLY[0]: THIS_MACHINE_ONLY[1],
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Proxies call the ingress over gRPC, which is cheaper than over Ray. On several machines Ray is better: it notices within
+        # seconds that a machine is cut off.
+        "RAY_SERVE_PROXY_USE_GRPC": "1",
         # The number of calls that Ray remembers for its dashboard. Ray's default of 100,000 fills in hours and takes 200 MiB.
         _EVENTS_VARIABLE: os.environ.get(_EVENTS_VARIABLE, "10000"),
     }

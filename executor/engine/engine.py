@@ -21,14 +21,14 @@ from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
 from executor.core.request import InvokeRequest, flow_of, shipped
 from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, failed_event
-from executor.engine.outputs import output_event, result_of
-from executor.engine.requests import prompt_of, sampling_of
-from executor.engine.rpc import call_workers
+from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
+from executor.engine.requests import is_quick, prompt_of, sampling_of
+from executor.engine.rpc import Endings, call_workers
 from executor.engine.startup import ModelSettings, Started, started
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.events import kind_of
+from interpose.wire.events import bundles, kind_of
 from interpose.wire.gang import gang_of, joint_invokes, start_after
 from interpose.wire.request import TraceRequest
 
@@ -49,6 +49,7 @@ class TraceEngine:
         self._verdicts = ready.verdicts
         self._adapters = ready.adapters
         self._description = ready.description
+        self._endings = Endings(ready.llm)
         self._running = 0
         self._waiting = 0
 
@@ -98,8 +99,8 @@ class TraceEngine:
             request: the trace, which is checked here against the model.
 
         Yields:
-            Serialized Output, Saves and Failed events, with one Failed for each invoke that fails. Closing the generator aborts
-                the trace.
+            Serialized Output, Saves and Failed events, with one Failed for each invoke that fails. Events that are there at the
+                same time come in bundles. Closing the generator aborts the trace.
 
         Raises:
             TraceFailed: nothing ran, because the trace asks for something that this engine does not take.
@@ -109,10 +110,9 @@ class TraceEngine:
             for scanned in await self._scan(request, trace):
                 yield scanned
             return
-        # Checking grammars and chat templates may take a while.
         joint = joint_invokes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in joint]
-        prepared = await asyncio.to_thread(lambda: {index: self._prepare(trace, index) for index in prompted})
+        prepared = await self._prepared(trace, prompted)
         shipment = shipped(request, await self._compiled(trace))
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
@@ -180,8 +180,8 @@ class TraceEngine:
         task = asyncio.create_task(all_of_them())
         complete = False
         try:
-            while (event := await events.get()) is not None:
-                yield event
+            async for bundle in _bundled(events):
+                yield bundle
             await task
             complete = True
         finally:
@@ -223,7 +223,9 @@ class TraceEngine:
 
     async def _compiled(self, trace: pb.Trace) -> dict[str, Code]:
         """Return what a trace's texts compile to, compiled in a process of its own."""
-        return await asyncio.to_thread(lambda: self._compiler.compile(units_of(trace)))
+        units = units_of(trace)
+        known = self._compiler.known(units)
+        return await asyncio.to_thread(self._compiler.compile, units) if known is None else known
 
     async def _give_up(self, task: asyncio.Task[None], trace_id: str) -> None:
         """Abort what still runs of a trace, and let the workers forget the trace."""
@@ -253,25 +255,23 @@ class TraceEngine:
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
         # The salt keeps other requests from using this request's prefix cache, because its block may change activations.
         prompt = {**prompt, "cache_salt": request_id}
-        params = SamplingParams(**sampling, extra_args=invoke.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
-        sent_text, sent_ids = 0, 0
-        output: Any = None
+        params = SamplingParams(
+            **sampling,
+            extra_args=invoke.to_args(),
+            output_kind=RequestOutputKind.DELTA,
+            stream_interval=None if trace.stream else TOKENS_AT_ONCE,
+        )
         lora = self._adapters.request(trace.invokes[index].lora or trace.lora)
-        async for output in self.llm.generate(prompt, params, request_id, lora_request=lora):
-            completion = output.outputs[0]
-            if output.finished:
-                break
-            events.put_nowait(output_event(index, output, completion, sent_text, sent_ids, "").SerializeToString())
-            sent_text, sent_ids = len(completion.text), len(completion.token_ids)
-        completion = output.outputs[0]
-        reason = completion.finish_reason or "stop"
-        result = results[index] = result_of(output, completion, reason)
-        how, ended, logs = await self._finish(trace.id, index, result)
-        reason = {Ended.STOPPED: "tracer_stop", Ended.FAILED: "error"}.get(how, reason)
-        last = output_event(index, output, completion, sent_text, sent_ids, reason)
-        last.output.logs = logs
+        outputs = Outputs(index, events.put_nowait, trace.stream)
+        with contextlib.closing(outputs):
+            async for output in self.llm.generate(prompt, params, request_id, lora_request=lora):
+                outputs.add(output)
+            result = results[index] = outputs.result()
+            how, ended, logs = _reported(await self._endings.end(trace.id, index, result.to_plain()))
+            reason = {Ended.STOPPED: "tracer_stop", Ended.FAILED: "error"}.get(how, result.finish_reason)
+            last = outputs.last(reason, logs)
         # An increment belongs to the last output and comes before it. All other events come after it.
-        for event in sorted((last.SerializeToString(), *ended), key=lambda event: kind_of(event) != "increment"):
+        for event in sorted((last, *ended), key=lambda event: kind_of(event) != "increment"):
             events.put_nowait(event)
         return not any(kind_of(event) == "failed" for event in ended)
 
@@ -280,7 +280,8 @@ class TraceEngine:
 
         The block of such an invoke ran beside the blocks of all other invokes.
         """
-        how, ended, logs = await self._finish(trace.id, index, results)
+        plain = [one.to_plain() for one in results]
+        how, ended, logs = _reported(await call_workers(self.llm, "interpose_finish_joint", trace.id, index, plain))
         if how is Ended.UNKNOWN:
             refused = failed_event(trace, index, pb.ERROR_CODE_CANCELLED, "not run: no prompt of the trace could start")
             ended = [refused.SerializeToString()]
@@ -288,15 +289,6 @@ class TraceEngine:
         for event in (finished.SerializeToString(), *ended):
             events.put_nowait(event)
         return not any(kind_of(event) == "failed" for event in ended)
-
-    async def _finish(self, trace_id: str, index: int, result: Result | list[Result]) -> Ending:
-        plain: Any
-        if isinstance(result, Result):
-            name, plain = "interpose_finish", result.to_plain()
-        else:
-            name, plain = "interpose_finish_joint", [one.to_plain() for one in result]
-        replies = await call_workers(self.llm, name, trace_id, index, plain)
-        return _reported(replies)
 
     async def _skip(self, trace: pb.Trace, index: int, broken: int, events: asyncio.Queue[Any]) -> None:
         message = f"not run: it reads what invoke {broken} assigns, and that one failed"
@@ -317,6 +309,15 @@ class TraceEngine:
         )
         return failed_event(trace, index, pb.ERROR_CODE_DEADLINE_EXCEEDED, message)
 
+    async def _prepared(self, trace: pb.Trace, prompted: list[int]) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+        """Check the invokes with a prompt; return what `_prepare` returns of each, by index."""
+
+        def prepare() -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+            return {index: self._prepare(trace, index) for index in prompted}
+
+        # Grammars, chat templates and tokenizers may take a while.
+        return prepare() if is_quick(trace) else await asyncio.to_thread(prepare)
+
     def _prepare(self, trace: pb.Trace, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Check an invoke against the model; return its prompt and sampling parameters for vLLM."""
         invoke, tokenizer = trace.invokes[index], self.llm.get_tokenizer()
@@ -326,6 +327,20 @@ class TraceEngine:
             return prompt_of(invoke.prompt, self._description, tokenizer), sampling
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceFailed(failed_event(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
+
+
+async def _bundled(events: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+    """Yield the events of a queue until a None comes.
+
+    Events that are there at the same time come in bundles.
+    """
+    there: list[bytes | None] = []
+    while not (there and there[-1] is None):
+        there = [await events.get()]
+        while not events.empty():
+            there.append(events.get_nowait())
+        for bundle in bundles(event for event in there if event is not None):
+            yield bundle
 
 
 def _reported(replies: list[tuple[str, list[bytes], int]]) -> Ending:

@@ -14,12 +14,30 @@ from interpose.wire.encoder import WireError
 from interpose.wire.prompts import too_long
 from interpose.wire.resolver import Resolver
 
+# Kinds of values that are numbers; every other sampling parameter may be something that takes long to check.
+_NUMBERS = frozenset({"none", "boolean", "integer", "real"})
+_QUICK_INVOKES = 4
+_QUICK_CHARACTERS = 1000
+
 
 class _Plain(Resolver):
     """A resolver that calls nothing that the sender names."""
 
     def run_own(self, do: Callable[[], Any]) -> None:
         raise WireError("a sampling parameter is made of numbers, texts, lists and dicts")
+
+
+def is_quick(trace: pb.Trace) -> bool:
+    """Whether a trace's prompts and sampling parameters are checked in well under a millisecond."""
+    if len(trace.invokes) > _QUICK_INVOKES:
+        return False
+    sampling = [binding for invoke in (trace, *trace.invokes) for binding in invoke.sampling]
+    prompts = [invoke.prompt for invoke in trace.invokes if not invoke.joint]
+    return all(binding.value.WhichOneof("kind") in _NUMBERS for binding in sampling) and all(
+        prompt.WhichOneof("kind") == "token_ids"
+        or (len(prompt.text) <= _QUICK_CHARACTERS and not prompt.HasField("chat"))
+        for prompt in prompts
+    )
 
 
 def sampling_of(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 RPC_SECONDS = 600.0
 LOOK_SECONDS = 1.0
+AT_ONCE = 32  # blocks that one call ends
 
 
 class Engine(Protocol):
@@ -20,6 +21,51 @@ class Engine(Protocol):
     ) -> list[Any]: ...
 
     async def check_health(self) -> None: ...
+
+
+class Endings:
+    """Ends blocks in the workers. Blocks that end at the same time are ended by one call.
+
+    Args:
+        engine: the engine of the workers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: list[tuple[tuple[str, int, dict[str, Any]], asyncio.Future[list[Any]]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def end(self, trace_id: str, invoke: int, result: dict[str, Any]) -> list[Any]:
+        """End an invoke's block; return the answers of `interpose_finish` by rank.
+
+        Args:
+            result: the invoke's result, as `Result.to_plain` gives it.
+
+        Raises:
+            EngineDeadError, TimeoutError: as `call_workers`.
+        """
+        answers: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((trace_id, invoke, result), answers))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._call())
+        return await answers
+
+    async def _call(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+            some = [(call, answers) for call, answers in some if not answers.done()]  # else the trace was cancelled
+            if not some:
+                continue
+            try:
+                replies = await call_workers(self._engine, "interpose_finish_all", [call for call, _ in some])
+            except Exception as error:
+                for _, answers in some:
+                    if not answers.done():
+                        answers.set_exception(error)
+                continue
+            for number, (_, answers) in enumerate(some):
+                if not answers.done():
+                    answers.set_result([of_rank[number] for of_rank in replies])
 
 
 async def call_workers(engine: Engine, method: str, *args: Any) -> list[Any]:

@@ -1055,7 +1055,7 @@ ENGINE = Group(
         Import("vllm.exceptions.VLLMValidationError", "what vLLM looks at only when a request comes"),
         Import("vllm.v1.engine.exceptions.EngineDeadError", "the engine has ended"),
         Import("vllm.v1.engine.exceptions.EngineGenerateError", "the engine has ended"),
-        Attributes("vllm.sampling_params.RequestOutputKind", _names("CUMULATIVE"), "outputs hold all tokens so far"),
+        Attributes("vllm.sampling_params.RequestOutputKind", _names("DELTA"), "outputs hold what is new"),
         Import("vllm.SamplingParams", "sampling parameters of a request"),
         Exactly(
             "vllm.sampling_params.SamplingParams",

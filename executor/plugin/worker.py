@@ -307,6 +307,10 @@ class InterposeWorker(_Base):
         """End an invoke's block; see `Interleaver.finish`."""
         return self._finish(trace_id, invoke, Result.from_plain(result))
 
+    def interpose_finish_all(self, ended: list[tuple[str, int, dict[str, Any]]]) -> list[Ending]:
+        """End the blocks of several invokes, whose arguments `interpose_finish` takes one by one."""
+        return [self.interpose_finish(*one) for one in ended]
+
     def interpose_finish_joint(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ending:
         """End the block of an invoke without a prompt, with the results of all others.
 

@@ -18,6 +18,10 @@ from interpose.contract.names import not_assigned, read_only
 from interpose.modules.envoy import PSEUDO, Envoy, Node
 from interpose.v1.trace_pb2 import Frame
 
+# The blocks that were found right last, by the identities of their statements and modules; the values keep these alive.
+_checked: dict[tuple[object, ...], tuple[object, ...]] = {}
+_MOST_CHECKED = 256
+
 TRACER_WORDS = ("invoke", "barrier", "cache", "result", "iter", "all", "stop", "log")
 # Methods that the tracer has only in an outer block, and their error messages.
 OUTER = {
@@ -45,8 +49,18 @@ def check_locations(
         InvalidArgument: the block applies, skips or uses a module in a way that is not possible, or the tracer has no such
             method in a block.
     """
+    named = {name: obj._node for name, obj in names.items() if isinstance(obj, Envoy)}
+    key = (tuple(map(id, body)), filename, tuple((name, id(node)) for name, node in named.items()), tracers)
+    if key not in _checked:
+        _check(body, filename, named, tracers)
+        while len(_checked) >= _MOST_CHECKED:
+            _checked.pop(next(iter(_checked)), None)  # another thread may have been first
+        _checked[key] = (body, named)
+
+
+def _check(body: Sequence[ast.AST], filename: str, named: Mapping[str, Node], tracers: frozenset[str]) -> None:
     bound = {name for statement in body for node in ast.walk(statement) for name in _binds(node)}
-    roots = {name: obj._node for name, obj in names.items() if isinstance(obj, Envoy) and name not in bound}
+    roots = {name: node for name, node in named.items() if name not in bound}
     tracers = tracers - bound
     for node in _nodes(body):
         _check_applied(node, roots, filename)

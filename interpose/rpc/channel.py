@@ -19,6 +19,7 @@ from interpose.contract.version import VERSION
 from interpose.rpc.grpc_errors import from_rpc_error
 from interpose.rpc.reader import Arrivals
 from interpose.v1 import service_pb2_grpc
+from interpose.v1.trace_pb2 import Event
 
 DEFAULT_PORT = 9000
 _MIB = 1 << 20
@@ -76,7 +77,7 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the messages in this thread, which must not be the main thread.
 
-        An interrupt in the main thread could leave grpc's locks held.
+        The events of a bundle come one by one. An interrupt in the main thread could leave grpc's locks held.
         """
         with _mapped(self._address):
             call = self._start()
@@ -86,7 +87,9 @@ class Stream:
                     call.cancel()
             for message in call:
                 # Ray Serve sends a status only after a message. So a call that fails at once has an empty message first.
-                if message.ByteSize():
+                if isinstance(message, Event) and message.HasField("bundle"):
+                    yield from message.bundle.events
+                elif message.ByteSize():
                     yield message
 
     def events(self) -> Arrivals:

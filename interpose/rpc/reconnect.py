@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from interpose.contract.errors import Cancelled, ConnectionLost, NotFound
+from interpose.contract.errors import Cancelled, ConnectionLost, InterposeError, NotFound
 from interpose.rpc.channel import Stream
 from interpose.rpc.reader import Arrivals
 from interpose.rpc.transfer import BACKOFF_SECONDS
@@ -39,23 +39,27 @@ class Resuming:
         """
         seen = 0
         attempt = 0
+        done = False
         lost: ConnectionLost | None = None
         while True:
             try:
                 for event in self._stream:
                     seen, attempt = seen + 1, 0
                     yield event
-                    if event.WhichOneof("kind") == "done":
-                        return
+                    # The call is read to its end. A call that is dropped before its end looks to the server like a client that
+                    # has gone.
+                    done = done or event.WhichOneof("kind") == "done"
+                if done:
+                    return
                 raise ConnectionLost("the server ended the trace without finishing it")
-            except ConnectionLost as error:
-                if not seen or attempt >= len(BACKOFF_SECONDS):
+            except InterposeError as error:
+                if done:
+                    return  # all that matters has come
+                if isinstance(error, Cancelled | NotFound) and lost is not None and not self._left.is_set():
+                    raise lost from None
+                if not isinstance(error, ConnectionLost) or not seen or attempt >= len(BACKOFF_SECONDS):
                     raise
                 lost = error
-            except (Cancelled, NotFound):
-                if lost is None or self._left.is_set():
-                    raise
-                raise lost from None
             if self._left.wait(BACKOFF_SECONDS[attempt]):
                 raise lost
             attempt += 1

@@ -110,7 +110,7 @@ class Session:
 
         A job goes on when the stream is cancelled.
         """
-        request = AttachRequest(session_id=session_id, trace_id=trace_id, seen=seen)
+        request = AttachRequest(session_id=session_id, trace_id=trace_id, seen=seen, bundles=True)
         return self._transport.stream("Attach", request)
 
     def describe_job(self, session_id: str, trace_id: str) -> JobStatus:
@@ -209,7 +209,7 @@ class Session:
             pass  # the server cancels it when it sees the broken stream
 
     def _accepted(self, session_id: str, trace: Trace, job: bool) -> Running:
-        request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job)
+        request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job, bundles=True)
         submit = self._transport.stream("Submit", request)
         # The stream of a job ends when the job is accepted.
         stream = submit if job else Resuming(submit, lambda seen: self.attach(session_id, trace.id, seen))

@@ -149,38 +149,44 @@ class UploadReply(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("protocol", "session_id", "trace", "job")
+    __slots__ = ("protocol", "session_id", "trace", "job", "bundles")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session_id: str
     trace: _trace_pb2.Trace
     job: bool
-    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ..., job: bool = ...) -> None: ...
+    bundles: bool
+    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.Trace, _Mapping]] = ..., job: bool = ..., bundles: bool = ...) -> None: ...
 
 class UnparsedSubmit(_message.Message):
-    __slots__ = ("protocol", "session_id", "trace", "job")
+    __slots__ = ("protocol", "session_id", "trace", "job", "bundles")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session_id: str
     trace: bytes
     job: bool
-    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[bytes] = ..., job: bool = ...) -> None: ...
+    bundles: bool
+    def __init__(self, protocol: _Optional[int] = ..., session_id: _Optional[str] = ..., trace: _Optional[bytes] = ..., job: bool = ..., bundles: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("session_id", "trace_id", "seen")
+    __slots__ = ("session_id", "trace_id", "seen", "bundles")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     trace_id: str
     seen: int
-    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seen: _Optional[int] = ...) -> None: ...
+    bundles: bool
+    def __init__(self, session_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seen: _Optional[int] = ..., bundles: bool = ...) -> None: ...
 
 class DescribeJobRequest(_message.Message):
     __slots__ = ("session_id", "trace_id")

@@ -459,7 +459,7 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting", "explanation")
+    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting", "explanation", "bundle")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class Event(_message.Message):
     INCREMENT_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     output: Output
     log: Log
@@ -478,4 +479,11 @@ class Event(_message.Message):
     increment: Increment
     accounting: Accounting
     explanation: Explanation
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+    bundle: Bundle
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ...) -> None: ...
+
+class Bundle(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...

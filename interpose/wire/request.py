@@ -52,6 +52,11 @@ class TraceRequest:
     remotes: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the trace and its standing edits."""
+        return len(self.trace) + sum(map(len, self.edits))
+
     def parse(self) -> pb.Trace:
         """Return the trace under its key, with its standing edits as `Trace.applied`."""
         return parse_trace(self.trace, self.edits, self.key)

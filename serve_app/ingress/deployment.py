@@ -153,7 +153,7 @@ class IngressDeployment(HealthCalls):
         follower = uuid.uuid4().hex
         call = (lease.session_id, request.trace_id, follower, request.seen)
         async with contextlib.aclosing(
-            self._sessions.follow(lease, "attach", request.trace_id, follower, *call)
+            self._sessions.follow(lease, "attach", request.trace_id, follower, *call, bundles=request.bundles)
         ) as events:
             async for event in events:
                 yield event
@@ -258,7 +258,8 @@ class IngressDeployment(HealthCalls):
     async def _run(self, lease: Lease, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace that has passed the checks."""
         message, trace, tenant, served, remotes = submitted
-        route = Route(served.target, await self._place(lease, served))
+        counted = served.settings.autoscaling_config is not None
+        route = Route(served.target, await self._place(lease, served), counted)
         edits = ()
         if trace.edits:
             edits = await self._sessions.directory.edits.remote(tenant.name, served.settings.name, list(trace.edits))
@@ -279,11 +280,15 @@ class IngressDeployment(HealthCalls):
             return
         follower = uuid.uuid4().hex
         call = (request, route, foreign, follower)
-        async with contextlib.aclosing(
-            self._sessions.follow(lease, "run", request.trace_id, follower, *call)
-        ) as events:
-            async for event in events:
-                yield event
+        try:
+            async with contextlib.aclosing(
+                self._sessions.follow(lease, "run", request.trace_id, follower, *call, bundles=message.bundles)
+            ) as events:
+                async for event in events:
+                    yield event
+        except Exception:
+            self._sessions.forget_place(lease, served.target)
+            raise
 
     async def _run_in_own(self, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace in a session that is opened for it.
@@ -310,8 +315,7 @@ class IngressDeployment(HealthCalls):
 
     async def _place(self, lease: Lease, served: ServedModel) -> str:
         """Return the replica that runs the session's traces."""
-        replica: str
-        replica, state = await self._sessions.directory.place.remote(lease.session_id, served.target)
+        replica, state = await self._sessions.place(lease, served.target)
         served.check_running(state)
         return replica
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,17 +13,23 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError
 
 from actors.failures import describe, not_found, unavailable
-from actors.protocol import Lease
+from actors.grouped import SMALL_BYTES, Grouped, Item
+from actors.protocol import Lease, ModelState, Target
 from actors.saved import Saved
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import apart, kind_of
+from interpose.wire.request import TraceRequest
 from serve_app.ingress.calls import Serialized
 from serve_app.settings import Tenant
 from serve_app.tenants.admission import Remotes
 
 _MAX_CACHED_LEASES = 4096
+_MAX_ACTORS = 256
 # Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again.
 _NEED_UPLOADS = ("run", "start")
+# Seconds for which the replica of a session is remembered.
+_REPLICA_SECONDS = 1.0
 
 
 class SessionCalls:
@@ -37,10 +45,13 @@ class SessionCalls:
     def __init__(self, directory: ActorHandle) -> None:
         self.directory = directory
         self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._following: dict[ActorHandle, Grouped[tuple[Any, ...]]] = {}
+        self._replicas: dict[tuple[str, Target], tuple[str, ModelState, float]] = {}
 
     def replace_directory(self, directory: ActorHandle) -> None:
         """Use another directory, which knows none of the leases found so far."""
         self._leases.clear()
+        self._replicas.clear()
         self.directory = directory
 
     async def open(self, tenant: Tenant, kept: bool = False) -> Lease:
@@ -103,21 +114,27 @@ class SessionCalls:
             raise
 
     async def follow(
-        self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any
+        self, lease: Lease, method: str, trace_id: str, follower: str, *args: Any, bundles: bool
     ) -> AsyncGenerator[Serialized, None]:
         """Yield the events of a session's streaming method.
 
         The session is told when the client goes.
+
+        Args:
+            bundles: whether the client reads bundles of events.
         """
         begun = ended = False
         try:
             for again in (True, False):
                 try:
-                    calls = lease.actor.follow.options(num_returns="streaming")
-                    async for ref in calls.remote(lease.session_id, method, *args):
-                        event = Serialized(await ref)
-                        begun = True
-                        yield event
+                    calls = self._following_of(lease.actor).stream((lease.session_id, method, *args))
+                    async with contextlib.aclosing(calls) as following:
+                        async for data in following:
+                            begun = True
+                            events = apart(data)
+                            ended = kind_of(events[-1]) == "done"  # a client that goes now has everything
+                            for event in (data,) if bundles else events:
+                                yield Serialized(event)
                     break
                 except ActorDiedError:
                     found = await self._recovered(lease)
@@ -139,12 +156,49 @@ class SessionCalls:
                 # The client is gone. This task is being cancelled, so nothing may be awaited.
                 lease.actor.ask.remote(lease.session_id, "leave", trace_id, follower)
 
+    async def place(self, lease: Lease, target: Target) -> tuple[str, ModelState]:
+        """Return the replica that runs a session's traces, and the model's state.
+
+        Both may be a second old. A replica that has gone meanwhile fails the trace, or Serve chooses another replica.
+        """
+        now = time.monotonic()
+        key = (lease.session_id, target)
+        known = self._replicas.get(key)
+        if known is not None and now - known[2] < _REPLICA_SECONDS:
+            return known[0], known[1]
+        replica, state = await self.directory.place.remote(lease.session_id, target)
+        if len(self._replicas) > _MAX_CACHED_LEASES:
+            self._replicas.clear()
+        if replica and state.state == "RUNNING":
+            self._replicas[key] = replica, state, now
+        return replica, state
+
+    def forget_place(self, lease: Lease, target: Target) -> None:
+        """Ask the directory again for the replica of a session, because a trace has failed."""
+        self._replicas.pop((lease.session_id, target), None)
+
+    def _following_of(self, actor: ActorHandle) -> Grouped[tuple[Any, ...]]:
+        """Return the calls by which the events of an actor's sessions are followed."""
+        grouped = self._following.get(actor)
+        if grouped is None:
+            if len(self._following) > _MAX_ACTORS:
+                self._following.clear()
+            method = actor.follow_all.options(num_returns="streaming")
+
+            async def follow_all(calls: list[tuple[Any, ...]]) -> AsyncGenerator[list[Item], None]:
+                async for ref in method.remote(calls):
+                    yield await ref
+
+            grouped = self._following[actor] = Grouped(follow_all, _is_large)
+        return grouped
+
     async def _recovered(self, lease: Lease) -> Lease | None:
         """Return the lease of a session whose actor has died, with the actor that took its place.
 
         None if the lease has ended.
         """
         self._leases.pop(lease.session_id, None)
+        self._following.pop(lease.actor, None)
         found = await self.directory.recover.remote(lease.session_id, lease.tenant, lease.actor)
         return self._cache(found) if found is not None else None
 
@@ -164,3 +218,8 @@ class SessionCalls:
                 ) from None
             found.update(zip(remotes[session_id], held, strict=True))
         return found
+
+
+def _is_large(call: tuple[Any, ...]) -> bool:
+    """Whether a call brings a long trace, and shares no Ray call with others."""
+    return any(isinstance(argument, TraceRequest) and argument.size > SMALL_BYTES for argument in call)

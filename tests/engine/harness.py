@@ -16,7 +16,7 @@ import torch
 from executor.core.ended import Ended
 from executor.core.programs import Code, Unit, made, units_of
 from executor.core.request import InvokeRequest, shipped
-from executor.engine.outputs import output_event, result_of
+from executor.engine.outputs import Outputs
 from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
 from interpose.contract.result import Result
@@ -289,9 +289,10 @@ class LocalEngine:
                 if output.request_id not in pending:
                     continue
                 trace, index, _ = pending.pop(output.request_id)
-                result = result_of(output, completion, ran.finish_reason)
-                ran.output = output_event(index, output, completion, 0, 0, ran.finish_reason)
-                generated[trace.id][index] = result
+                outputs = Outputs(index, lambda event: None, stream=False)
+                outputs.add(output)
+                result = generated[trace.id][index] = outputs.result()
+                ran.output = pb.Event.FromString(outputs.last(ran.finish_reason, 0))
                 ran.state, ran.events, _ = self.worker.interpose_finish(trace.id, index, asdict(result))
                 if captured is None:
                     self.take(ran, ran.events)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.environment import proxy_environment
+from serve_app.environment import CHEAP_CALLS, proxy_environment
 from serve_app.settings import settings_from
 from tools.k8s import render
 from tools.k8s.agreement import pod_templates
@@ -99,5 +99,5 @@ def test_the_pods_have_the_proxies_environment() -> None:
     (service,) = [d for d in render.render(render.FOLDER / "overlays" / "cpu-dev") if d["kind"] == "RayService"]
     for _, template in pod_templates(service):
         given = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
-        name = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
-        assert given[name] == limits[name]
+        for name in ("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", *CHEAP_CALLS):
+            assert given[name] == limits[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from dataclasses import asdict
@@ -12,11 +13,12 @@ import pytest
 from vllm import CompletionOutput, RequestOutput, SamplingParams, logprobs
 from vllm.exceptions import VLLMValidationError
 
-from executor.engine.outputs import output_event, result_of
+from executor.engine.outputs import HOLD_SECONDS, Outputs
 from executor.engine.sampling import checked
 from executor.model.describe import sampling_parameters
 from interpose.contract.result import Logprob, Result
 from interpose.results.outcome import Outcome, take_event
+from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
 from tests.engine.harness import Block
 from tests.engine.notebook import notebook
@@ -95,19 +97,22 @@ def test_structured_outputs_of_a_traced_request(bench: Bench, name: str) -> None
     assert ran.saved["steps"] == ran.token_ids and all(ran.saved["allowed"])
 
 
-def test_logprobs_are_those_of_the_forward(bench: Bench) -> None:
+async def test_logprobs_are_those_of_the_forward(bench: Bench) -> None:
     """They travel step by step, and are what the logits of the oracle say."""
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     [output] = bench.engine.llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
     completion = output.outputs[0]
-    result = result_of(output, completion, "length")
+    result = result_of(output)
     outcome = Outcome(results={0: Result()})
+    outputs = Outputs(0, lambda event: take_event(outcome, pb.Event.FromString(event)), stream=True)
     for sent, stop in ((0, 1), (1, 3)):
-        part = type(completion)(**{**vars(completion), "token_ids": completion.token_ids[:stop]})
-        part.logprobs = completion.logprobs[:stop]
-        take_event(outcome, output_event(0, output, part, 0, sent, "length" if stop == 3 else ""))
-    outcome.results[0].text = result.text
-    assert outcome.results[0] == result == Result.from_plain(result.to_plain())
+        part = copy.copy(completion)
+        part.token_ids, part.logprobs = completion.token_ids[sent:stop], completion.logprobs[sent:stop]
+        part.text = completion.text if stop == 3 else ""
+        of_prompt = None if sent else output.prompt_logprobs
+        outputs.add(RequestOutput("r", None, PROMPT, of_prompt, [part], stop == 3))
+    take_event(outcome, pb.Event.FromString(outputs.last("length", 0)))
+    assert outcome.results[0] == outputs.result() == result == Result.from_plain(result.to_plain())
     truth = bench.oracle.run(PROMPT, 3)
     assert result.logprobs is not None and result.prompt_logprobs is not None
     for step, token in enumerate(completion.token_ids):
@@ -133,9 +138,12 @@ def test_logprobs_in_each_form_that_vllm_has(form: str) -> None:
     completion = CompletionOutput(0, "a", [7], None, places)
     output = RequestOutput("r", None, [1, 2], of_prompt, [completion], True)
     outcome = Outcome(results={0: Result()})
-    take_event(outcome, output_event(0, output, completion, 0, 0, "length"))
+    completion.finish_reason = "length"
+    outputs = Outputs(0, lambda event: None, stream=False)
+    outputs.add(output)
+    take_event(outcome, pb.Event.FromString(outputs.last("length", 0)))
     expected = {7: Logprob(-3.5, 1, texts.get(7)), 8: Logprob(-4.0, 2, texts.get(8))}
-    assert outcome.results[0] == result_of(output, completion, "length")
+    assert outcome.results[0] == outputs.result()
     assert outcome.results[0] == Result("a", [7], "length", [1, 2], [expected], [None, expected])
 
 
@@ -235,7 +243,41 @@ def plain(bench: Bench, sampling: dict[str, Any]) -> Result:
     """Return what a plain request generates."""
     params = SamplingParams(**judged(bench, sampling))
     [output] = bench.engine.llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
-    return result_of(output, output.outputs[0], output.outputs[0].finish_reason)
+    return result_of(output)
+
+
+def result_of(output: RequestOutput) -> Result:
+    """Return the result of a request whose output came at once."""
+    outputs = Outputs(0, lambda event: None, stream=False)
+    outputs.add(output)
+    return outputs.result()
+
+
+async def test_outputs_of_a_trace_that_does_not_stream_are_held() -> None:
+    """The outputs of some time are one event; of a trace that streams, each output is one."""
+
+    def outputs_of(count: int, stream: bool) -> tuple[list[pb.Output], Outputs]:
+        sent: list[pb.Output] = []
+        outputs = Outputs(3, lambda event: sent.append(pb.Event.FromString(event).output), stream)
+        for number in range(count):
+            outputs.add(
+                RequestOutput("r", None, [1, 2], None, [CompletionOutput(0, "ab", [number], None, None)], False)
+            )
+        return sent, outputs
+
+    held, first = outputs_of(3, stream=False)
+    assert not held
+    await asyncio.sleep(1.5 * HOLD_SECONDS)
+    assert held == [pb.Output(invoke=3, text="ababab", token_ids=[0, 1, 2], prompt_token_ids=[1, 2])]
+    assert pb.Event.FromString(first.last("stop", 1)).output == pb.Output(
+        invoke=3, finished=True, finish_reason="stop", logs=1
+    )
+    each, second = outputs_of(2, stream=True)
+    assert [list(one.token_ids) for one in each] == [[0], [1]] and not each[1].prompt_token_ids
+    never, closed = outputs_of(2, stream=False)
+    closed.close()
+    await asyncio.sleep(1.5 * HOLD_SECONDS)
+    assert not never and second.result().text == closed.result().text == "abab"
 
 
 def alike(one: Result, other: Result) -> bool:

@@ -19,6 +19,7 @@ from interpose.contract.result import Result
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Items, Value
+from interpose.wire.events import apart, kind_of
 from tests.engine.conftest import Bench
 from tests.engine.engine.travel import Way
 from tests.engine.harness import Block, request_of
@@ -33,14 +34,15 @@ AROUND = 64 << 10
 # From the ingress to a worker, each part parses the trace once, and no part serializes it again.
 TRACE = {("client", "serialized"): 1, ("ingress", "parsed"): 1, ("engine", "parsed"): 1, ("worker", "parsed"): 1}
 # Of 98 events the ingress makes `Accepted`, the engine an `Output` for each invoke, a worker `Saves` and `Accounting` for each,
-# and the session `Done`. The session looks into what was generated and saved.
+# and the session `Done`. The session looks into what was generated and saved. The client parses `Accepted`, the bundle of all
+# other events, and `Done`.
 EVENTS = {
     ("ingress", "serialized"): 1,
     ("engine", "serialized"): INVOKES,
     ("worker", "serialized"): 2 * INVOKES,
     ("session", "serialized"): 1,
     ("session", "parsed"): 2 * INVOKES + 1,
-    ("client", "parsed"): 3 * INVOKES + 2,
+    ("client", "parsed"): 3,  # Accepted, the bundle of all other events but the last, and Done
 }
 
 
@@ -105,14 +107,12 @@ async def test_a_trace_of_many_invokes(bench: Bench, way: Way) -> None:
         ("client", "ingress"): 1,
         ("ingress", "session"): 1,
         ("session", "engine"): 1,
-        ("engine", "core"): 1
-        + INVOKES
-        + INVOKES,  # the trace, a request for each invoke, and the question how it ended
-        ("core", "worker"): 1 + 2 + INVOKES,  # the trace, the two calls of the only step, and the same questions
-        ("worker", "engine"): 1 + INVOKES,
-        ("engine", "session"): 1 + 3 * INVOKES,  # the replica's name, and the events
-        ("session", "ingress"): 2 + 3 * INVOKES,
-        ("ingress", "client"): 2 + 3 * INVOKES,
+        ("engine", "core"): 1 + INVOKES + 1,  # the trace, a request for each invoke, and the question how all ended
+        ("core", "worker"): 1 + 2 + 1,  # the trace, the two calls of the only step, and the same question
+        ("worker", "engine"): 1 + 1,
+        ("engine", "session"): 2,  # the replica's name, and the events
+        ("session", "ingress"): 3,  # Accepted, the events, and Done
+        ("ingress", "client"): 3,
     }
 
 
@@ -204,3 +204,25 @@ async def test_an_event_that_changes_on_the_way_is_serialized_again(bench: Bench
     [failed] = [event.failed for event in events if event.HasField("failed")]
     assert failed.trace_id == trace.id and failed.exception_type == "ZeroDivisionError"
     assert counted(way, "event")["session", "serialized"] == 2
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_a_trace_that_is_aborted_leaves_the_others_of_its_call(bench: Bench, way: Way) -> None:
+    traces = [trace_of(bench, Block([5, 6 + number], "n = 1")) for number in range(2)]
+    for trace in traces:
+        trace.sampling.add(name="max_tokens", value=Value(integer=20))
+    requests = [request_of(trace) for trace in traces]
+    kinds_of: dict[int, list[str]] = {0: [], 1: []}
+    ends: dict[int, bytes] = {}
+    async with contextlib.aclosing(way.replica.run_all(requests)) as items:
+        async for some in items:
+            for number, data, end in some:
+                if end is not None:
+                    ends[number] = end
+                elif kinds_of[number] or data != b"r":
+                    kinds_of[number].extend(kind_of(event) for event in apart(data))
+                elif number == 0:
+                    await way.replica.abort(requests[0].key)
+    assert kinds_of == {0: [], 1: ["output", "saves", "accounting"]}
+    assert pb.Failure.FromString(ends[0]).code == pb.ERROR_CODE_CANCELLED and ends[1] == b""
+    assert bench.engine.interleaver.idle

@@ -229,6 +229,7 @@ class _Replica(EngineDeployment):
         self._replica = "r"
         self._engine = engine
         self._sessions = SessionWatch()
+        self._traces = {}
         self._seats = Seats(8, 8)
 
     def __del__(self) -> None:  # type: ignore[override]
@@ -266,10 +267,10 @@ class _Actor:
     def __init__(self, host: SessionHost, counts: Counts) -> None:
         self._host = host
         self._counts = counts
-        self.follow = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._follow))
+        self.follow_all = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._follow_all))
 
-    async def _follow(self, *args: Any) -> AsyncIterator[Any]:
-        async for item in self._host.follow(*self._counts.pickled("ingress", "session", args)):
+    async def _follow_all(self, *args: Any) -> AsyncIterator[Any]:
+        async for item in self._host.follow_all(*self._counts.pickled("ingress", "session", args)):
             made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             made.set_result(self._counts.pickled("session", "ingress", item))
             yield made
@@ -285,6 +286,7 @@ class Way:
     Attributes:
         counts: what was counted of the traces so far.
         engine: the engine as its replica has it.
+        replica: the replica that holds the engine.
     """
 
     def __init__(self, engine: LocalEngine, patch: pytest.MonkeyPatch) -> None:
@@ -297,7 +299,7 @@ class Way:
         self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
         self._verdicts = Verdicts()
         self.engine = TraceEngine(Started(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts))
-        self._replica = _Replica(self.engine)
+        self.replica = _Replica(self.engine)
         self._host = SessionHost("actor", LocalDirectory())
         handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
         watch(patch, self._host._engines, "_handle", lambda target: handle)
@@ -314,7 +316,7 @@ class Way:
         return _Responses(self._items(*self.counts.pickled("session", "engine", args)))
 
     async def _items(self, *args: Any) -> AsyncGenerator[Any, None]:
-        async with contextlib.aclosing(self._replica.run(*args)) as items:
+        async with contextlib.aclosing(self.replica.run_all(*args)) as items:
             async for item in items:
                 yield self.counts.pickled("engine", "session", item)
 
@@ -324,10 +326,12 @@ class Way:
         events = []
         await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
         with self.counts.counting(self._patch):
-            data = service_pb2.SubmitRequest(protocol=1, session_id="s", trace=trace).SerializeToString()
+            request = service_pb2.SubmitRequest(protocol=1, session_id="s", trace=trace, bundles=True)
+            data = request.SerializeToString()
             self.counts.crossed("client", "ingress", len(data))
             async for reply in self._replies(data, call):
-                events.append(pb.Event.FromString(reply))  # in a list comprehension the frame would not be the client's
+                event = pb.Event.FromString(reply)
+                events.extend(event.bundle.events if event.HasField("bundle") else (event,))
         await self._host.close("s")
         assert call.failure is None, call.failure
         return events

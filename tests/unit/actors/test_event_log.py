@@ -9,6 +9,7 @@ import pytest
 from actors.event_log import EventLog
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import apart, kind_of
 
 
 def log(text: str) -> bytes:
@@ -16,7 +17,7 @@ def log(text: str) -> bytes:
 
 
 async def texts(events: EventLog) -> list[str]:
-    return [pb.Event.FromString(data).log.text async for data in events.follow()]
+    return [pb.Event.FromString(data).log.text async for bundle in events.follow() for data in apart(bundle)]
 
 
 async def test_early_and_late_followers_read_the_same() -> None:
@@ -31,6 +32,18 @@ async def test_early_and_late_followers_read_the_same() -> None:
     events.append(log("d"))
     events.end()
     assert await early == await middle == await texts(events) == list("abcd")
+
+
+async def test_events_that_are_there_come_in_a_bundle() -> None:
+    events = EventLog()
+    for text in "abc":
+        events.append(log(text))
+    reading = events.follow(seen=1)
+    first = await anext(reading)
+    assert kind_of(first) == "bundle" and apart(first) == [log("b"), log("c")]
+    events.append(log("d"))
+    events.end()
+    assert [data async for data in reading] == [log("d")]
 
 
 async def test_nothing_follows_the_end() -> None:

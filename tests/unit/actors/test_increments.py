@@ -13,6 +13,7 @@ from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
 from tests.unit.actors.local_directory import LocalDirectory
+from tests.unit.actors.reading import events_of
 
 
 def increment(sequence: int, steps: int, invoke: int = 0, last: bool = False) -> pb.Increment:
@@ -86,7 +87,7 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
         yield output(1, finished=True).SerializeToString()
 
     run.start(engine)
-    events = [pb.Event.FromString(data) async for data in run.event_log.follow()]
+    events = await events_of(run.event_log.follow())
     told = [
         (
             event.WhichOneof("kind"),

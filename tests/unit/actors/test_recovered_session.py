@@ -14,7 +14,9 @@ from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
+from interpose.wire.events import apart, kind_of
 from tests.unit.actors import test_variables as variables
+from tests.unit.actors.reading import events_of
 from tests.unit.actors.test_session import TERMS, Engine, clock, ended, kinds, opened, submission
 
 __all__ = ["clock"]
@@ -55,7 +57,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     session = await opened(engine, False)
     saving(session, engine)
     await session.start("s", *submission())
-    events = [data async for data in session.attach("s", "t", "f")]
+    events = await events_of(session.attach("s", "t", "f"))
     before = await session.job("s", "t")
     [key] = session._store.by_key
     clock(100)
@@ -63,7 +65,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     after = await other.job("s", "t")
     assert after.state == service_pb2.JOB_STATE_DONE and after.stored_bytes == before.stored_bytes > 8
     assert after.generated_tokens == before.generated_tokens and 490 < after.seconds_left < 501
-    assert [data async for data in other.attach("s", "t", "f")] == events
+    assert await events_of(other.attach("s", "t", "f")) == events
     assert await other.blob_ref("s", f"{key}/0/0") == [f"reference to {key}/0/0"]
     await other.start("s", *submission())
     assert engine.runs == 1, "it ran; the same id again runs nothing"
@@ -118,7 +120,7 @@ async def test_nobody_hears_that_a_trace_is_done_before_it_is_kept(engine: Engin
 
     async def follow() -> None:
         async for data in session.run(*submission(job=False), "f"):
-            told.append(str(pb.Event.FromString(data).WhichOneof("kind")))
+            told.extend(kind_of(event) for event in apart(data))
 
     following = asyncio.create_task(follow())
     while len(told) < 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from actors import engine_stream
 from actors.engine_stream import EngineCalls
+from actors.grouped import Item, merged
 from actors.protocol import ModelState, Route, Target
 from actors.taking import taking
 from interpose.contract.errors import ServiceFailure
@@ -102,7 +104,8 @@ class Handle:
         self.asked_for.append(session_id)
         return self
 
-    def remote(self, request: TraceRequest) -> Any:
+    def remote(self, requests: list[TraceRequest]) -> Any:
+        [request] = requests
         assert request.session == "actor"
 
         async def items() -> AsyncGenerator[bytes, None]:
@@ -110,10 +113,15 @@ class Handle:
                 await asyncio.Event().wait()
             yield self._replica.encode()
             yield EVENT.SerializeToString()
+
+        async def call() -> AsyncGenerator[list[Item], None]:
+            async with contextlib.aclosing(merged([items()])) as some:
+                async for one in some:
+                    yield one if self._error is None else [item for item in one if item[2] is None]
             if self._error is not None:
                 raise self._error
 
-        made = items()
+        made = call()
 
         class Responses:
             def __aiter__(_) -> Any:
@@ -165,4 +173,85 @@ async def test_nothing_waits_for_an_engine_that_takes_nothing(monkeypatch: pytes
     with pytest.raises(ServiceFailure) as caught:
         await asyncio.wait_for(events_of(handle, directory, Target("app", reason)), 20)
     assert caught.value.failure.code == pb.ERROR_CODE_UNAVAILABLE and caught.value.failure.retry_after > 0
+    await asyncio.sleep(0.01)
     assert handle.cancelled == 1
+
+
+class SharedHandle:
+    """A handle to one replica, whose traces run until they are aborted.
+
+    Attributes:
+        calls: the ids of the traces of each call.
+        aborted: the keys of aborted traces.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.aborted: list[str] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+
+    def options(self, **options: Any) -> Any:
+        if options.get("method_name") == "abort":
+            assert options["stream"] is False
+            return SimpleNamespace(remote=self.aborted.append)
+        return self
+
+    def remote(self, requests: list[TraceRequest]) -> Any:
+        self.calls.append([request.trace_id for request in requests])
+
+        async def items() -> AsyncGenerator[bytes, None]:
+            yield b"a"
+            await asyncio.Event().wait()
+
+        async def call() -> AsyncGenerator[list[Item], None]:
+            await self.gate.wait()
+            async with contextlib.aclosing(merged([items() for _ in requests])) as some:
+                async for one in some:
+                    yield one
+
+        made = call()
+
+        def cancel() -> None:
+            self.cancelled += 1
+
+        return _Responses(made, cancel)
+
+
+class _Responses:
+    """A call's answers, as a handle of Serve gives them."""
+
+    def __init__(self, made: AsyncGenerator[list[Item], None], cancel: Any) -> None:
+        self._made = made
+        self.cancel = cancel
+
+    def __aiter__(self) -> AsyncGenerator[list[Item], None]:
+        return self._made
+
+
+@pytest.mark.parametrize("counted", [False, True])
+async def test_traces_share_a_call_unless_serve_counts_them(counted: bool) -> None:
+    target, handle = Target("app", "shared"), SharedHandle()
+    calls = EngineCalls("actor", Directory())
+    calls._handles[target] = handle
+    route = Route(target, "a", counted)
+
+    async def run(name: str) -> None:
+        async for _ in calls.run(route, TraceRequest(b"", key=f"key of {name}", session_id="s", trace_id=name)):
+            pass
+
+    running = [asyncio.create_task(run(name)) for name in "abc"]
+    while not handle.calls:
+        await asyncio.sleep(0)
+    handle.gate.set()
+    await asyncio.sleep(0.01)
+    assert handle.calls == ([["a"], ["b"], ["c"]] if counted else [["a"], ["b", "c"]])
+    running[1].cancel()
+    await asyncio.wait({running[1]})
+    await asyncio.sleep(0.01)
+    assert handle.aborted == ([] if counted else ["key of b"]) and handle.cancelled == counted
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    await asyncio.sleep(0.01)
+    assert handle.cancelled == len(handle.calls) and handle.aborted == ([] if counted else ["key of b"])

@@ -21,6 +21,7 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
 from interpose.wire.request import TraceRequest
 from tests.unit.actors.local_directory import LocalDirectory
+from tests.unit.actors.reading import events_of
 
 TERMS = Terms(600.0, 1 << 20, 900.0)
 OUTPUT = pb.Event(output=pb.Output(token_ids=[7, 8], prompt_token_ids=[1, 2, 3], finished=True))
@@ -102,7 +103,7 @@ def submission(
 
 
 async def kinds(events: AsyncGenerator[bytes, None]) -> list[str]:
-    return [str(pb.Event.FromString(data).WhichOneof("kind")) async for data in events]
+    return [str(event.WhichOneof("kind")) for event in await events_of(events)]
 
 
 async def submitted(session: Session) -> asyncio.Task[bytes]:
@@ -401,7 +402,7 @@ async def test_a_limit_that_a_block_has_reached_says_when_to_come_back(session: 
     engine.gate.set()
     [failed] = [
         event.failed
-        for event in [pb.Event.FromString(data) async for data in session.run(*submission(job=False), "f")]
+        for event in await events_of(session.run(*submission(job=False), "f"))
         if event.WhichOneof("kind") == "failed"
     ]
     assert failed.retry_after > 0
@@ -418,3 +419,24 @@ async def test_a_full_session_says_when_the_next_results_go(
     with pytest.raises(ServiceFailure) as caught:
         await session.start("s", *submission("more", size=600_000))
     assert 90 < caught.value.failure.retry_after <= 100
+
+
+async def test_the_bytes_of_a_session_are_those_of_its_traces(engine: Engine) -> None:
+    session = await opened(engine, False, Terms(600.0, 100_000, 900.0))
+    store = session._store
+
+    def told() -> bool:
+        return store.stored_bytes() == sum(run.stored_bytes for run in store.traces.values()) > 0
+
+    engine.gate.clear()
+    running = asyncio.create_task(kinds(session.run(*submission("running", job=False, size=700), "f")))
+    await engine.begun.wait()
+    assert told()
+    engine.gate.set()
+    await running
+    for number in range(12):
+        await kinds(session.run(*submission(f"t{number}", job=False, size=20_000), "f"))
+        assert told()
+    assert "t0" not in store.traces and "t11" in store.traces, "old ones make room"
+    assert await session.cancel("s", "t11", forget=True) is False
+    assert told()

@@ -21,6 +21,7 @@ from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
 from interpose.wire.resolver import Resolver
+from tests.unit.actors.reading import events_of
 from tests.unit.actors.test_session import ROUTE, Submission, clock, ended, kinds, opened
 
 __all__ = ["clock"]
@@ -86,7 +87,7 @@ def submission(
 
 async def told(session: Session, trace_id: str) -> pb.Saves | None:
     """What the client is told of the shared scope."""
-    events = [pb.Event.FromString(data) async for data in session.attach("s", trace_id, "f")]
+    events = await events_of(session.attach("s", trace_id, "f"))
     return next((event.saves for event in events if event.WhichOneof("kind") == "saves"), None)
 
 

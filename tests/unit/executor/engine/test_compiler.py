@@ -110,3 +110,13 @@ def test_the_texts_of_a_trace_are_compiled_once(compiler: Compiler) -> None:
 def test_a_worker_compiles_nothing_that_did_not_come() -> None:
     with pytest.raises(WireError, match="was not compiled"):
         Codes({}).of(block("x = 1"))
+
+
+def test_code_that_is_there_is_known_without_waiting(compiler: Compiler) -> None:
+    first, second = block("x = 41\n"), block("x = 42\n")
+    assert compiler.known([first]) is None
+    code = compiler.compile([first])
+    assert compiler.known([first]) == code
+    assert compiler.known([first, second]) is None
+    with compiler._lock:
+        assert compiler.known([first]) is None
