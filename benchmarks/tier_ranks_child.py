@@ -21,6 +21,7 @@ from benchmarks.own_ray import own_ray
 from benchmarks.rounds import answer_forever
 from benchmarks.tier_rows import ROWS, constants
 from benchmarks.traced_batch import TracedBlock, values_of
+from interpose.wire.events import apart
 
 LIMITS = {"inline_bytes": 1 << 31, "step_seconds": 60.0}
 
@@ -95,7 +96,7 @@ class Batches:
         return took
 
     async def _run(self, request: Any) -> list[bytes]:
-        return [event async for event in self._engine.run(request)]
+        return [event async for some in self._engine.run(request) for event in apart(some)]
 
 
 if __name__ == "__main__":
