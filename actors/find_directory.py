@@ -65,6 +65,7 @@ def directory(sessions: Any) -> ActorHandle:
             num_cpus=0,
             max_concurrency=1000,
             max_restarts=0,
+            enable_task_events=False,
             scheduling_strategy=on_the_head(),
         )
         .remote(sessions, serve_id())

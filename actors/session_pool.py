@@ -173,6 +173,7 @@ class SessionPool:
                 num_cpus=0,
                 max_concurrency=_CALLS,
                 max_restarts=0,
+                enable_task_events=False,  # records of calls for Ray's dashboard, which cost each call something
                 scheduling_strategy=await asyncio.to_thread(on_the_head),
             )
             .remote(name, here)
