@@ -95,6 +95,10 @@ class Mediator:
         """Raise `error` in the block, at the line where it waits."""
         self._runner.throw(error)
 
+    def withdraw(self) -> None:
+        """Take the block's loop out of the tables before its first step there, because it is not there on all ranks."""
+        self._runner.withdraw()
+
     def left(self) -> None:
         """The block moved on from the location it was served."""
         progress = self.state.progress

@@ -78,6 +78,9 @@ class Runner(ABC):
     def throw(self, error: BaseException) -> None:
         """Raise `error` at the line where the code waits, or before its first line."""
 
+    def withdraw(self) -> None:
+        """Have the coming steps run the block's own code, because another rank does not run them without the block."""
+
     def finish(self) -> None:
         """Let the code run to its end.
 

@@ -63,6 +63,7 @@ class Waits:
         barrier: the barrier, while the block waits there.
         result_asked: whether the block has asked for the result, which lets the whole generation pass.
         away: whether the steps up to the awaited step go by without the block, because its loop runs in the tables.
+        away_as: a number other than 0 that stands for what runs there, where other ranks are to run the same.
     """
 
     location: Location | None = None
@@ -70,6 +71,7 @@ class Waits:
     barrier: Barrier | None = None
     result_asked: bool = False
     away: bool = False
+    away_as: int = 0
 
 
 @dataclass(slots=True)

@@ -1,14 +1,24 @@
-"""Finds the forms of a model's values, and the sites of taps, in one pass of the model."""
+"""Finds the forms of a model's values, and the sites of taps, in one pass of the model.
+
+Over several ranks a tensor is a site where every rank holds all of it. The pass has to show that. So attention, which gives
+nothing in a pass without requests, gives numbers there that differ from rank to rank: a tensor that is equal on all ranks all the
+same is whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.graphs.taps import Site, with_replacing
+from executor.model.items import Path
+from executor.model.layouts import Replicated
 from executor.model.rows import Rows
 from executor.model.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree
 from executor.plan.forms import Form
@@ -16,20 +26,71 @@ from executor.plan.forms import Form
 Forms = dict[tuple[str, str], Form]
 
 
-def observe(tree: ModuleTree, run: Callable[[], object]) -> Forms:
-    """Run a forward of one row; return the form of each location's value, by path and kind.
+@dataclass(frozen=True)
+class Observed:
+    """What one pass has shown.
 
-    A location that the forward does not come to, or comes to with another number of rows, has none.
+    Attributes:
+        forms: of the locations' values, whole over the ranks, by path and kind.
+        several: whether there are several ranks.
+        spread: the tensors of which a rank holds a part, by path, kind, and the path in the value.
     """
-    forms: Forms = {}
+
+    forms: Forms = field(default_factory=dict)
+    several: bool = False
+    spread: set[tuple[str, str, Path]] = field(default_factory=set)
+
+    def is_spread(self, path: str, kind: str, at: Path) -> bool:
+        """Return whether a rank holds a part of a tensor of a location, as far as is known."""
+        return self.several and ((path, kind) not in self.forms or (path, kind, at) in self.spread)
+
+
+class _NotShown(Exception):
+    """Whether every rank holds a value is not known."""
+
+
+def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
+    """Run a forward of one row; return the form of each location's value. All ranks do this at the same time.
+
+    A location that the forward does not come to, or comes to with another number of rows, has none. Over several ranks a location
+    has none either if the pass does not show which part of it each rank holds.
+    """
+    several = any(node.layouts.sharded for node in tree.nodes.values())
+    observed = Observed(several=several)
     row = Rows(0, 1, 1, 1)
 
     def note(path: str, kind: str, value: Any) -> None:
-        form = Form.of(value, row, lambda tensor, _: tensor)
+        if (path, kind) in observed.forms:
+            return
+        spread: set[tuple[str, str, Path]] = set()
+
+        def whole(tensor: torch.Tensor, at: Path) -> torch.Tensor:  # [1, ...] both
+            layout = tree.nodes[path].layouts.of(kind, at)
+            if isinstance(layout, Replicated):
+                if tensor.dim() > 1 and not layout.shown(tensor):
+                    raise _NotShown
+                return tensor
+            try:
+                gathered = layout.gather(tensor)
+            except Exception as error:  # the same on every rank
+                raise _NotShown from error
+            if gathered is not tensor:
+                spread.add((path, kind, at))
+            return gathered
+
+        try:
+            form = Form.of(value, row, whole)
+        except _NotShown:
+            return
         if form.rows == 1:
-            forms.setdefault((path, kind), form)
+            observed.forms[path, kind] = form
+            observed.spread.update(spread)
 
     handles = []
+    if several:
+        noise = torch.Generator().manual_seed(get_tp_group().rank_in_group)
+        layers = [node.module for node in tree.nodes.values() if isinstance(node.module, AttentionLayerBase)]
+        handles += [layer.register_forward_hook(_noisy(noise)) for layer in layers]  # type: ignore[attr-defined]
     for path, node in tree.nodes.items():
         module = node.module
         if module is None:
@@ -41,7 +102,18 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Forms:
     finally:
         for handle in handles:
             handle.remove()
-    return forms
+    return observed
+
+
+def _noisy(noise: torch.Generator) -> Callable[..., torch.Tensor | None]:
+    """Return a hook that gives a layer's output random numbers."""
+
+    def after(_module: Any, _args: Any, output: Any) -> torch.Tensor | None:
+        if not isinstance(output, torch.Tensor):
+            return None
+        return torch.randn(output.shape, generator=noise).to(output.device, output.dtype)
+
+    return after
 
 
 @torch.inference_mode()
@@ -73,21 +145,25 @@ def _after(note: Callable[[str, str, Any], None], path: str) -> Callable[..., No
     return lambda _module, _args, output: note(path, "output", output)
 
 
-def sites_of(forms: Mapping[tuple[str, str], Form], dtype: torch.dtype) -> list[Site]:
+def sites_of(observed: Observed, dtype: torch.dtype) -> list[Site]:
     """Return the sites of a model, in the order in which the forward comes to them.
 
-    Every tensor [rows, columns] of the model's dtype is a site, and so are two such tensors that lie side by side in a
-    location's value: a residual pair.
+    Every tensor [rows, columns] of the model's dtype is a site if each rank holds all of it. So are two such tensors that lie side
+    by side in a location's value: a residual pair.
 
     Args:
-        forms: of the locations' values, on one rank that has the whole model.
+        observed: the locations' values.
         dtype: of the model.
     """
     found: list[Site] = []
-    for (path, kind), form in forms.items():
+    for (path, kind), form in observed.forms.items():
         if path in PSEUDO:  # outside of the pass
             continue
-        leaves = [(leaf, at) for leaf, at in form.leaves() if len(leaf.shape) == 1 and leaf.dtype == dtype]
+        leaves = [
+            (leaf, at)
+            for leaf, at in form.leaves()
+            if len(leaf.shape) == 1 and leaf.dtype == dtype and (path, kind, at) not in observed.spread
+        ]
         found += [Site(path, kind, (at,), leaf.shape[0]) for leaf, at in leaves]
         found += [
             Site(path, kind, (first_at, second_at), first.shape[0])

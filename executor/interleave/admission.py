@@ -81,7 +81,7 @@ class Requests:
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._brought: set[str] = set()
         self._arrivals = 0
-        self._plans = Plans(host.tree, host.loops, host.forms) if host.plans else None
+        self._plans = Plans(host.tree, host.loops, host.forms, host.ranks.several) if host.plans else None
 
     def __len__(self) -> int:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)

@@ -38,7 +38,8 @@ class Comparing:
         mediators = [self._mediators[key] for key in do.blocks]
         ways = [fingerprint(mediator.state) for mediator in mediators]
         overdue = [int(mediator.state.progress.used > self._budget.step_seconds) for mediator in mediators]
-        return Compared(self._ranks.compare(ways + overdue))
+        away = [mediator.state.waits.away_as if mediator.state.waits.away else 0 for mediator in mediators]
+        return Compared(self._ranks.compare(ways + overdue + away))
 
     def _compare_written(self, do: CompareWritten) -> Compared:
         written = [_written_by(self._mediators[key]) for key in do.blocks]

@@ -58,6 +58,7 @@ from executor.interleave.machine.instructions import (
     Report,
     See,
     Stream,
+    Withdraw,
 )
 from executor.interleave.machine.machine import Machine
 from executor.interleave.recorders import Recorders
@@ -97,7 +98,8 @@ class Interleaver:
         self._recorders = Recorders(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self._hooks.muted)
         self._endings = Endings(self._requests, self._running, host)
-        self._machine = Machine(alone=not host.ranks.several)
+        self._several = host.ranks.several
+        self._machine = Machine(alone=not self._several)
         self.waits = self._machine.blocks.waits
         self._batch = Batch({}, 0, 0, 0)
         self._do: dict[type[Instruction], Callable[[Any], Event | None]] = {
@@ -116,6 +118,7 @@ class Interleaver:
             Fail: lambda do: self._fail(do.block, _message(do.failure)),
             FailForEdit: self._fail_for_edit,
             Cancel: lambda do: self.mediators[do.block].cancel(),
+            Withdraw: lambda do: self.mediators[do.block].withdraw(),
             Report: self._report,
         }
 
@@ -211,13 +214,14 @@ class Interleaver:
         Args:
             key: the request.
             steps: how many steps the request had; None: as many as ran.
-            again: whether the loop may go there again, with the plan for the steps that follow.
+            again: whether the loop may go there again, with the plan for the steps that follow. Of several ranks each goes there
+                after a turn of the block only, because the ranks compare turns.
         """
         if self.loops is None or key not in self.loops:
             return
         changed = bool(self.loops.changes((key,)))
         left = self.loops.leave(key, steps)
-        waits = left.loop.back(left, again)
+        waits = left.loop.back(left, again and not self._several)
         self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, changed))
 
     def begin_step(self, batch: Batch) -> None:

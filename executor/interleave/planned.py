@@ -22,6 +22,7 @@ import functools
 import inspect
 import itertools
 import operator
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -42,6 +43,7 @@ from executor.core.programs import Unit
 from executor.graphs.landing import land
 from executor.graphs.loops import AHEAD, Left, TableLoops, Window
 from executor.graphs.operations import ALL
+from executor.model.bits import digest
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.plan.apart import why_not_apart
@@ -51,7 +53,7 @@ from executor.plan.eligible import Region, regions
 from executor.plan.forms import Form
 from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
-from executor.plan.run import Member, OwnStep
+from executor.plan.run import Member, OwnStep, inputs_of
 from interpose.v1 import trace_pb2 as pb
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ OUTSIDE = "the prompt's step, and code outside of a loop over steps, run as they
 SKIPS = "the block skips modules, which the engine does for it"
 STATE = "the block changed a state of the process, e.g. torch's default dtype"
 RECORDS = "tracer.cache() records the steps, so that the loop stays out of the tables"
+ELSEWHERE = "another rank could not take the same loop into its tables"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
 
 
@@ -75,18 +78,24 @@ class Plans:
         tree: the model's modules.
         loops: the loops that run in the tables; None: none does.
         forms: the forms of locations that are known from the start.
+        several: whether other ranks run the same blocks.
 
     Attributes:
-        tree, loops: as given.
+        tree, loops, several: as given.
         cache: the plans.
         steps: how many steps of blocks ran as plans.
     """
 
     def __init__(
-        self, tree: ModuleTree, loops: TableLoops | None = None, forms: Mapping[tuple[str, str], Form] = {}
+        self,
+        tree: ModuleTree,
+        loops: TableLoops | None = None,
+        forms: Mapping[tuple[str, str], Form] = {},
+        several: bool = False,
     ) -> None:
         self.tree = tree
         self.loops = loops
+        self.several = several
         self.cache = PlanCache()
         self.steps = 0
         self._forms = dict(forms)
@@ -366,6 +375,8 @@ class PlannedRunner(Runner):
             self._state.identity.request_id, self._tenant, plan, self._member, window, self._come_back
         )
         waits.away = not self._stays
+        if waits.away and self._plans.several:
+            waits.away_as = _number_of(plan, self._member, window)
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""
@@ -388,6 +399,10 @@ class PlannedRunner(Runner):
         if again:
             self._enter_tables()
         return state.waits.location
+
+    def withdraw(self) -> None:
+        self._leave_tables()
+        self._stays = ELSEWHERE
 
     def _leave_tables(self) -> None:
         if self._state.waits.away and self._plans.loops is not None:
@@ -433,6 +448,16 @@ def held(plan: Plan, window: Window) -> Window:
     last = min(window.until, window.first + AHEAD)
     until = next((step for step in range(window.first, last) if not plan.holds(step)), last)
     return Window(window.since, window.first, until)
+
+
+def _number_of(plan: Plan, member: Member, window: Window) -> int:
+    """Return a number that two ranks share only if they run the same steps of a plan with the same constants, and never 0.
+
+    Waits for the device.
+    """
+    inputs = inputs_of(plan, member)
+    constants = [(number, int(digest(inputs[number]))) for number in sorted(inputs)]
+    return zlib.crc32(repr((plan.key, window, constants)).encode()) | 1 << 32
 
 
 def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:

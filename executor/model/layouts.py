@@ -99,6 +99,16 @@ class Replicated:
             )
         return shard
 
+    def shown(self, shard: torch.Tensor) -> bool:  # [rows, ..., features]
+        """Return whether the rows of a pass without a request show that every rank holds the whole value.
+
+        Every rank calls this. It proves nothing for later passes.
+        """
+        try:
+            return self._proven or self._tells(shard)
+        except Refusal:
+            return False
+
     def _tells(self, shard: torch.Tensor) -> bool:  # any shape
         """Whether the ranks' values are equal where those of split ones would differ.
 

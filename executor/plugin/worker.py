@@ -29,7 +29,7 @@ from executor.graphs.buffers import Outputs
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.programs import Programs
-from executor.graphs.sites import Forms, observe, outside_of, sites_of
+from executor.graphs.sites import Observed, observe, outside_of, sites_of
 from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
 from executor.graphs.tickets import copier_on
@@ -98,10 +98,18 @@ class InterposeWorker(_Base):
 
     @property
     def _has_tables(self) -> bool:
-        """Whether loops may run in the tables: not where ranks share the model, nor with adapters."""
-        settings = self.vllm_config.additional_config["interpose"]
-        alone = self.parallel_config.world_size == 1 and self.vllm_config.lora_config is None
-        return bool(settings["graphs"]) and alone
+        """Whether loops may run in the tables."""
+        return bool(self.vllm_config.additional_config["interpose"]["graphs"]) and self._fits_tables
+
+    @property
+    def _fits_tables(self) -> bool:
+        """Whether the model can have tables: not over pipeline stages, nor with adapters.
+
+        Sums over more than two ranks on CPUs are rounded differently on each rank, so that each rank would read other numbers.
+        """
+        parallel = self.parallel_config
+        same = parallel.tensor_parallel_size <= 2 or self.device.type != "cpu"
+        return parallel.pipeline_parallel_size == 1 and same and self.vllm_config.lora_config is None
 
     @property
     def _compiles(self) -> bool:
@@ -130,7 +138,7 @@ class InterposeWorker(_Base):
                 join(tree, order)
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
             constants = ConstantPool()
-            loops, forms = self._tables(tree, cache, constants) if self._has_tables else (None, {})
+            loops, observed = self._tables(tree, cache, constants) if self._has_tables else (None, Observed())
         reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
@@ -149,7 +157,7 @@ class InterposeWorker(_Base):
             constants=constants,
             plans=settings["plans"],
             loops=loops,
-            forms=forms,
+            forms=observed.forms,
             facts=self._facts,
         )
         runner.interleaver = Interleaver(host)
@@ -161,21 +169,21 @@ class InterposeWorker(_Base):
         self._tell("ready")
         return warmed_up
 
-    def _tables(self, tree: ModuleTree, cache: CacheGuard, constants: ConstantPool) -> tuple[TableLoops, Forms]:
+    def _tables(self, tree: ModuleTree, cache: CacheGuard, constants: ConstantPool) -> tuple[TableLoops, Observed]:
         """Return what runs loops in the tables, and the forms of the model's values."""
         hidden: list[Any] = []
-        forms = observe(tree, lambda: hidden.append(self._dummy_step()))
+        observed = observe(tree, lambda: hidden.append(self._dummy_step()))
         scheduling = self.vllm_config.scheduler_config
-        sites = sites_of(forms, self.model_config.dtype)
-        forms |= outside_of(self.model_runner.get_model(), hidden[0], self.model_runner.sampled)
+        sites = sites_of(observed, self.model_config.dtype)
+        observed.forms.update(outside_of(self.model_runner.get_model(), hidden[0], self.model_runner.sampled))
         limits = GraphLimits()
         rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
         widths = [site.width for site in sites]
         tables = Tables(widths, scheduling.max_num_seqs, rows, self.model_config.dtype, self.device, limits)
         modules = {path: node.module for path, node in tree.nodes.items() if node.module is not None}
         outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
-        programs = Programs(modules, tables, limits, dropped=self._forget_program, origin=constants.origin)
-        return TableLoops(Taps(modules, sites, tables), tables, outputs, cache, programs), forms
+        programs = Programs(modules, tables, limits, observed.is_spread, self._forget_program, constants.origin)
+        return TableLoops(Taps(modules, sites, tables), tables, outputs, cache, programs), observed
 
     def _forget_program(self, key: str) -> None:
         """Drop the captured graphs that hold a program."""
@@ -190,8 +198,8 @@ class InterposeWorker(_Base):
             tree, settings = self.interpose_tree, self.vllm_config.additional_config["interpose"]
             runner = self.model_runner
             forms = forms_of(tree, runner.get_model(), self._dummy_pass, runner.sampled)
-            alone = self.parallel_config.world_size == 1 and self.vllm_config.lora_config is None
-            sites = sites_of(forms, self.model_config.dtype) if alone else []
+            alone = self._fits_tables and self.parallel_config.world_size == 1
+            sites = sites_of(Observed(forms), self.model_config.dtype) if alone else []
             numbers = {site.key: number for number, site in enumerate(sites)}
             loops = runner.interleaver.loops
             known = self.interpose_facts = Facts(tree, forms, numbers, settings["plans"], self._has_tables, loops)

@@ -158,7 +158,8 @@ class Finish(Turn):
 class Compare(Instruction):
     """Exchange how the turns of blocks ended.
 
-    Votes: one number for each block that stands for the way it went, then one for each block that says if it is overdue.
+    Votes: one number for each block that stands for the way it went, then one for each block that says if it is overdue, then
+    one for each block that stands for its loop in the tables, 0 if it has none there.
     """
 
     answer = Compared
@@ -283,6 +284,13 @@ class See(Instruction):
 
     block: str
     requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(Instruction):
+    """Take a block's loop out of the tables, because it is not there on all ranks."""
+
+    block: str
 
 
 @dataclass(frozen=True, slots=True)

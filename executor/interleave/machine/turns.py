@@ -33,6 +33,7 @@ from executor.interleave.machine.instructions import (
     Stream,
     Throw,
     Turn,
+    Withdraw,
 )
 
 T = TypeVar("T")
@@ -155,6 +156,9 @@ class Turns:
                     self._break_off(block, divergence(block.waits or block.calls, len(compared.votes)))
             elif block.calls:
                 calls.append((block, any(votes[len(blocks) + i] for votes in compared.votes)))
+            elif block.away and len({votes[2 * len(blocks) + i] for votes in compared.votes}) > 1:
+                self.out.append(Withdraw(block.key))
+                block.away = False
         return calls
 
     def _open_barriers(self, blocks: Sequence[Block]) -> Doing[list[Block]]:
