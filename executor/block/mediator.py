@@ -96,7 +96,10 @@ class Mediator:
         self._runner.throw(error)
 
     def withdraw(self) -> None:
-        """Take the block's loop out of the tables before its first step there, because it is not there on all ranks."""
+        """Take the block's loop out of the tables, before its first step there.
+
+        The loop is not there on all ranks.
+        """
         self._runner.withdraw()
 
     def left(self) -> None:

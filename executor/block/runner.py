@@ -78,8 +78,11 @@ class Runner(ABC):
     def throw(self, error: BaseException) -> None:
         """Raise `error` at the line where the code waits, or before its first line."""
 
-    def withdraw(self) -> None:
-        """Have the coming steps run the block's own code, because another rank does not run them without the block."""
+    def withdraw(self) -> None:  # noqa: B027 - most runners have nothing to do
+        """Have the coming steps run the block, which was to stay away from them.
+
+        Another rank does not run them without the block.
+        """
 
     def finish(self) -> None:
         """Let the code run to its end.

@@ -50,10 +50,10 @@ class _NotShown(Exception):
 
 
 def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
-    """Run a forward of one row; return the form of each location's value. All ranks do this at the same time.
+    """Run a forward of one row; return the form of each location's value.
 
-    A location that the forward does not come to, or comes to with another number of rows, has none. Over several ranks a location
-    has none either if the pass does not show which part of it each rank holds.
+    All ranks do this at the same time. A location that the forward does not come to, or comes to with another number of rows, has
+    none. Over several ranks a location has none either if the pass does not show which part of it each rank holds.
     """
     several = any(node.layouts.sharded for node in tree.nodes.values())
     observed = Observed(several=several)
@@ -64,7 +64,7 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
             return
         spread: set[tuple[str, str, Path]] = set()
 
-        def whole(tensor: torch.Tensor, at: Path) -> torch.Tensor:  # [1, ...] both
+        def over_ranks(tensor: torch.Tensor, at: Path) -> torch.Tensor:  # [1, ..., part] -> [1, ..., features]
             layout = tree.nodes[path].layouts.of(kind, at)
             if isinstance(layout, Replicated):
                 if tensor.dim() > 1 and not layout.shown(tensor):
@@ -79,7 +79,7 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
             return gathered
 
         try:
-            form = Form.of(value, row, whole)
+            form = Form.of(value, row, over_ranks)
         except _NotShown:
             return
         if form.rows == 1:
@@ -90,7 +90,7 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
     if several:
         noise = torch.Generator().manual_seed(get_tp_group().rank_in_group)
         layers = [node.module for node in tree.nodes.values() if isinstance(node.module, AttentionLayerBase)]
-        handles += [layer.register_forward_hook(_noisy(noise)) for layer in layers]  # type: ignore[attr-defined]
+        handles += [layer.register_forward_hook(_Noisy(noise)) for layer in layers]
     for path, node in tree.nodes.items():
         module = node.module
         if module is None:
@@ -105,15 +105,16 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
     return observed
 
 
-def _noisy(noise: torch.Generator) -> Callable[..., torch.Tensor | None]:
-    """Return a hook that gives a layer's output random numbers."""
+class _Noisy:
+    """A hook that gives a layer's output random numbers."""
 
-    def after(_module: Any, _args: Any, output: Any) -> torch.Tensor | None:
+    def __init__(self, noise: torch.Generator) -> None:
+        self._noise = noise
+
+    def __call__(self, _module: Any, _args: Any, output: Any) -> Any:
         if not isinstance(output, torch.Tensor):
             return None
-        return torch.randn(output.shape, generator=noise).to(output.device, output.dtype)
-
-    return after
+        return torch.randn(output.shape, generator=self._noise).to(output.device, output.dtype)
 
 
 @torch.inference_mode()
@@ -148,8 +149,8 @@ def _after(note: Callable[[str, str, Any], None], path: str) -> Callable[..., No
 def sites_of(observed: Observed, dtype: torch.dtype) -> list[Site]:
     """Return the sites of a model, in the order in which the forward comes to them.
 
-    Every tensor [rows, columns] of the model's dtype is a site if each rank holds all of it. So are two such tensors that lie side
-    by side in a location's value: a residual pair.
+    Every tensor [rows, columns] of the model's dtype is a site if each rank holds all of it. So are two such tensors that lie
+    side by side in a location's value: a residual pair.
 
     Args:
         observed: the locations' values.

@@ -38,6 +38,7 @@ from executor.interleave.planned import (
     source_of,
     window_of,
 )
+from executor.model.items import Path
 from executor.model.meta_tensors import is_fake, needs_elements
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
@@ -61,7 +62,7 @@ NO_LOOP = "a block without a loop over steps runs as it is, in the step of the p
 BY_TEXT = "the block did not come to this loop on shapes alone, so that only its text was looked at"
 LEAVES_OUT = "the loop is not over consecutive steps of a slice, so that it stays out of the tables"
 ONE_STEP = "the last step of a loop is the block's own, and this loop has no other"
-NO_TABLES = "the model has no tables: it is on several ranks, or has adapters"
+NO_TABLES = "the model has no tables: it is on pipeline stages, or has adapters"
 IN_FUNCTION = "the loop over steps is not at the top of the block"
 AT_TOP = "write the loop at the top of the block"
 ALL_STEPS = "go through all steps from a to b, tracer.iter[a:b], and ask for the step in the loop: if step % 2 == 0"
@@ -77,6 +78,7 @@ class Facts:
         sites: where taps can be, by key; empty where the model has no tables.
         plans, graphs: whether blocks run as plans, and in the tables.
         loops: the loops in the tables; None: none is.
+        spread: whether a rank holds a part of the tensor at a path of a location.
     """
 
     tree: ModuleTree
@@ -85,6 +87,7 @@ class Facts:
     plans: bool
     graphs: bool
     loops: TableLoops | None = None
+    spread: Callable[[str, str, Path], bool] = lambda path, kind, at: False
 
     @property
     def notes(self) -> list[str]:
@@ -121,6 +124,9 @@ class Facts:
             return ""
         except operations.Refused:
             pass
+        for read in plan.reads:
+            if any(self.spread(read.path, read.kind, at) for _, at in read.form.leaves()):
+                return f"{read.path}.{read.kind} is spread over ranks"
         try:
             hoist(plan, plan.key)
         except operations.Refused as refused:

@@ -98,8 +98,7 @@ class Interleaver:
         self._recorders = Recorders(host.tree, self._hooks.add, host.limits.max_saved_bytes)
         self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self._hooks.muted)
         self._endings = Endings(self._requests, self._running, host)
-        self._several = host.ranks.several
-        self._machine = Machine(alone=not self._several)
+        self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
         self._batch = Batch({}, 0, 0, 0)
         self._do: dict[type[Instruction], Callable[[Any], Event | None]] = {
@@ -221,7 +220,7 @@ class Interleaver:
             return
         changed = bool(self.loops.changes((key,)))
         left = self.loops.leave(key, steps)
-        waits = left.loop.back(left, again and not self._several)
+        waits = left.loop.back(left, again and self._machine.alone)
         self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, changed))
 
     def begin_step(self, batch: Batch) -> None:

@@ -62,12 +62,12 @@ _TRIES = 3  # steps in which a plan that may come later is tried
 
 # Why steps run in no better tier, as a trace's accounting says it.
 PLANS_OFF = "plans: false in the model's settings"
-GRAPHS_OFF = "graphs: false in the model's settings, or the model is on a CPU or several ranks, or has adapters"
+GRAPHS_OFF = "graphs: false in the model's settings, or the model is on a CPU or pipeline stages, or has adapters"
 OUTSIDE = "the prompt's step, and code outside of a loop over steps, run as they are"
 SKIPS = "the block skips modules, which the engine does for it"
 STATE = "the block changed a state of the process, e.g. torch's default dtype"
 RECORDS = "tracer.cache() records the steps, so that the loop stays out of the tables"
-ELSEWHERE = "another rank could not take the same loop into its tables"
+NOT_ON_ALL = "another rank could not take the same loop into its tables"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
 
 
@@ -376,7 +376,8 @@ class PlannedRunner(Runner):
         )
         waits.away = not self._stays
         if waits.away and self._plans.several:
-            waits.away_as = _number_of(plan, self._member, window)
+            program = sorted(loops.programs_of((self._state.identity.request_id,)))
+            waits.away_as = _number_of(plan, self._member, (window, program))
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""
@@ -402,7 +403,7 @@ class PlannedRunner(Runner):
 
     def withdraw(self) -> None:
         self._leave_tables()
-        self._stays = ELSEWHERE
+        self._stays = NOT_ON_ALL
 
     def _leave_tables(self) -> None:
         if self._state.waits.away and self._plans.loops is not None:
@@ -450,14 +451,18 @@ def held(plan: Plan, window: Window) -> Window:
     return Window(window.since, window.first, until)
 
 
-def _number_of(plan: Plan, member: Member, window: Window) -> int:
-    """Return a number that two ranks share only if they run the same steps of a plan with the same constants, and never 0.
+def _number_of(plan: Plan, member: Member, how: object) -> int:
+    """Return a number other than 0 that stands for what a loop does.
 
-    Waits for the device.
+    Two ranks share it only if they run the same steps of a plan with the same constants. Waits for the device.
+
+    Args:
+        plan, member: as of `inputs_of`.
+        how: what else must be the same: the steps, and the program, whose graphs the ranks must have alike.
     """
     inputs = inputs_of(plan, member)
     constants = [(number, int(digest(inputs[number]))) for number in sorted(inputs)]
-    return zlib.crc32(repr((plan.key, window, constants)).encode()) | 1 << 32
+    return zlib.crc32(repr((plan.key, how, constants)).encode()) | 1 << 32
 
 
 def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:

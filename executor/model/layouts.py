@@ -100,7 +100,7 @@ class Replicated:
         return shard
 
     def shown(self, shard: torch.Tensor) -> bool:  # [rows, ..., features]
-        """Return whether the rows of a pass without a request show that every rank holds the whole value.
+        """Return whether a pass without a request shows that every rank holds the whole value.
 
         Every rank calls this. It proves nothing for later passes.
         """

@@ -250,6 +250,21 @@ RUNNERS = Group(
             "our graphs share memory, output and sizes with vLLM's",
         ),
         Attributes(
+            "vllm.distributed.device_communicators.cuda_communicator.CudaCommunicator",
+            _names("ca_comm fi_pcie_ipc_ar_comm aiter_ar_comm"),
+            "what adds up over the ranks, in our graphs too",
+        ),
+        Attributes(
+            "vllm.distributed.device_communicators.custom_all_reduce.CustomAllreduce",
+            _names("disabled _IS_CAPTURING register_graph_buffers"),
+            "a graph's addresses are exchanged when all ranks have captured it",
+        ),
+        Source(
+            "vllm.distributed.device_communicators.custom_all_reduce.CustomAllreduce.capture",
+            ("self._IS_CAPTURING = True", "self._IS_CAPTURING = False", "self.register_graph_buffers()"),
+            "our captures do the same, but exchange no addresses if a rank could not capture",
+        ),
+        Attributes(
             _RUNNER_V2,
             _names("input_buffers block_tables attn_groups kv_cache_config model_state")
             + _names("uses_inputs_embeds use_aux_hidden_state_outputs is_encoder_decoder pcp_manager ubatch_runner"),

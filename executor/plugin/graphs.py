@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.distributed import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -30,6 +31,7 @@ from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.tickets import Event
+from executor.plugin.recording import Recording, why_not_recorded
 
 logger = init_logger(__name__)
 
@@ -41,16 +43,18 @@ class TableGraphs:
         runner: the V2 runner, warmed up.
         loops: the loops in the tables.
         limits: the bounds of graphs.
+        recording: what ranks that share the model have in common of their captures.
 
     Attributes:
         dispatcher: decides for each step.
         decision: how the running step runs.
     """
 
-    def __init__(self, runner: Any, loops: TableLoops, limits: GraphLimits) -> None:
+    def __init__(self, runner: Any, loops: TableLoops, limits: GraphLimits, recording: Recording) -> None:
         self._runner = runner
         self._manager = runner.cudagraph_manager
         self._loops = loops
+        self._recording = recording
         self._model = runner.model
         self._recorder = CudaRecorder(runner.device, self._manager.pool)
         self._warm: set[int] = set()
@@ -133,9 +137,25 @@ class TableGraphs:
     def capture(self, key: Key) -> Captured:
         """Capture a graph of the uncompiled model with the taps of some sites.
 
+        All ranks capture it, and have it or not alike.
+
         Raises:
             CaptureFailed: nothing of the graph stays.
         """
+        captured, failed = None, CaptureFailed("another rank could not capture it", out_of_memory=False)
+        try:
+            captured = self._captured(key)
+        except CaptureFailed as error:
+            failed = error
+        size = self._recording.kept(None if captured is None else captured.size)
+        if captured is None or size is None:
+            raise failed
+        assert isinstance(key.descriptor, BatchExecutionDescriptor)
+        self._warm.add(key.descriptor.num_tokens)
+        return Captured(captured.graph, size)
+
+    def _captured(self, key: Key) -> Captured:
+        """Capture a graph on this rank; raises as `capture`."""
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
         size = descriptor.num_tokens
@@ -160,23 +180,21 @@ class TableGraphs:
         warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
         try:
             with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
-                with self._loops.hooked(key.sites, key.plans):
-                    captured = capture(self._recorder, prepare, warm)
+                with self._loops.hooked(key.sites, key.plans), self._recording.taking_part():
+                    return capture(self._recorder, prepare, warm)
         except CaptureFailed as failed:
             logger.warning("a CUDA graph with blocks could not be captured: %s", failed)
             raise
         except Exception as error:  # a defect of ours, of which the engine must not die
             logger.exception("a CUDA graph with blocks could not be captured")
             raise CaptureFailed(str(error), out_of_memory=False) from error
-        self._warm.add(size)
-        return captured
 
     def replay(self, graph: Any) -> None:
         """Replay a graph on the inputs of the step."""
         graph.replay()
 
     def agrees(self, graph: Any, key: Key) -> bool:
-        """Replay a graph, run the step eager with hooks, and return whether all values are equal."""
+        """Replay a graph, run the step eager with hooks, and return whether all values are equal on all ranks."""
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
         size, runner = descriptor.num_tokens, self._runner
@@ -195,7 +213,9 @@ class TableGraphs:
         theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
         # Bits, because other dtypes than the model's lie there too, as elements that may be no numbers.
         pairs = zip(mine, theirs, strict=True)
-        return all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
+        return self._recording.equal(
+            all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
+        )
 
     def _run(self, metadata: Any, slots: Any, size: int) -> None:
         """Run what a graph holds: the model, and what the tables do when it has run."""
@@ -234,4 +254,4 @@ def why_not(runner: Any) -> str:
         return "the model takes or gives more than hidden states"
     if runner.pcp_manager is not None or runner.ubatch_runner is not None:
         return "a step's rows are spread"
-    return ""
+    return why_not_recorded(get_tp_group().device_communicator)

@@ -198,11 +198,14 @@ class InterposeWorker(_Base):
             tree, settings = self.interpose_tree, self.vllm_config.additional_config["interpose"]
             runner = self.model_runner
             forms = forms_of(tree, runner.get_model(), self._dummy_pass, runner.sampled)
-            alone = self._fits_tables and self.parallel_config.world_size == 1
-            sites = sites_of(Observed(forms), self.model_config.dtype) if alone else []
+            alone = self.parallel_config.world_size == 1
+            observed = Observed(forms) if alone or not self._fits_tables else observe(tree, self._dummy_step)
+            sites = sites_of(observed, self.model_config.dtype) if self._fits_tables else []
             numbers = {site.key: number for number, site in enumerate(sites)}
             loops = runner.interleaver.loops
-            known = self.interpose_facts = Facts(tree, forms, numbers, settings["plans"], self._has_tables, loops)
+            known = self.interpose_facts = Facts(
+                tree, forms, numbers, settings["plans"], self._has_tables, loops, observed.is_spread
+            )
         return known
 
     def _dummy_pass(self, tokens: int) -> None:

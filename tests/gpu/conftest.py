@@ -18,7 +18,8 @@ from tests.engine.conftest import Bench
 from tests.engine.fidelity.test_fidelity import PROMPTS
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
-collect_ignore = [] if torch.cuda.device_count() > 1 else ["test_pipeline.py", "test_lora_over_two_ranks.py"]
+OVER_TWO = ["test_pipeline.py", "test_lora_over_two_ranks.py", "test_tables_over_two_ranks.py"]
+collect_ignore = [] if torch.cuda.device_count() > 1 else OVER_TWO
 TOKENS = 12
 SIZES = [1, 2, 4, 8, 16]  # of batches that have a graph
 

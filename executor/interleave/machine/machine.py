@@ -58,13 +58,14 @@ class Machine:
         alone: whether the worker is the only rank.
 
     Attributes:
+        alone: as given.
         blocks: the blocks that have not left.
         waiting: the blocks that wait for a location of the step that runs, by path and kind.
     """
 
     def __init__(self, alone: bool = True) -> None:
         self.blocks = Blocks()
-        self._alone = alone
+        self.alone = alone
         self._turns = Turns(self.blocks, alone)
         self.waiting = self._turns.waiting
         self._out = self._turns.out
@@ -134,7 +135,7 @@ class Machine:
 
     def _arrived(self, event: Arrived) -> Doing[None]:
         """Fail the blocks that could not be bound on another rank."""
-        if self._alone:
+        if self.alone:
             return
         here = tuple(int(key in self.blocks.live) for key in event.keys)
         compared = yield CompareAdmitted(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def run_all(engine: SpreadEngine) -> dict[str, list[Ran]]:
 
 
 @pytest.fixture(scope="module")
-def rans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+def rans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What an engine gives without tables, and what an engine gives with them."""
     checkpoint: Path = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
     found = []
@@ -51,7 +50,7 @@ def rans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
         found.append(run_all(engine))
         assert engine.worker.idle, "a trace left something behind"
         engine.close()
-    yield found[0], found[1]
+    return found[0], found[1]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -38,6 +38,7 @@ from executor.interleave.machine.instructions import (
     Serve,
     Start,
     Throw,
+    Withdraw,
 )
 from tests.unit.executor.interleave.machine.situations import (
     DONE,
@@ -140,6 +141,31 @@ def test_a_rank_that_could_not_bind_says_so() -> None:
     made = machine(alone=False)
     made.handle(Refused("a", "t"))
     assert play(made, Arrived(("a",)), {CompareAdmitted: Compared([[1], [0]])}) == [CompareAdmitted((0,))]
+
+
+AWAY = for_step(1, away=True)
+
+
+def test_a_loop_that_is_in_the_tables_of_all_ranks_stays_there() -> None:
+    made = machine("a", "b", alone=False)
+    votes = Compared([[1, 2, 0, 0, 7, 0], [1, 2, 0, 0, 7, 0]])
+    play(made, StepBegan({"a": 3, "b": 3}), {Compare: votes}, a=AWAY, b=for_step(1))
+    assert not made.blocks.waits("a") and made.blocks.waits("b")
+
+
+@pytest.mark.parametrize("other", [0, 8], ids=["is not there", "is another loop"])
+def test_a_loop_that_another_rank_does_not_have_leaves_the_tables(other: int) -> None:
+    made = machine("a", "b", alone=False)
+    votes = Compared([[1, 2, 0, 0, 7, 5], [1, 2, 0, 0, other, 5]])
+    done = play(made, StepBegan({"a": 3, "b": 3}), {Compare: votes}, a=AWAY, b=AWAY)
+    assert done[3:] == [Compare(("a", "b")), Withdraw("a")]
+    assert made.blocks.waits("a") and not made.blocks.waits("b")
+
+
+def test_a_loop_of_which_this_rank_has_nothing_is_the_block_s() -> None:
+    made = machine("a", alone=False)
+    done = play(made, StepBegan({"a": 3}), {Compare: Compared([[1, 0, 0], [1, 0, 7]])}, a=for_step(1))
+    assert done[2:] == [Compare(("a",))] and made.blocks.waits("a")
 
 
 def test_a_call_with_other_values_on_a_rank_is_not_answered() -> None:
