@@ -28,9 +28,9 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 `dispatch.Device` in vLLM's V2 runner; on other runners the taps run at hooks, in eager steps. `CacheGuard.launch` stands at the
 end of each graph. The KV cache is sized less `limits.device_bytes`. A model on pipeline stages, or with adapters, has no tables.
 
-Tensor-parallel ranks have tables of their own. A site is a tensor that each rank holds all of, so every rank runs the same taps on
-the same numbers, and the rank that reports sends what its own taps have read. When a loop has gone into the tables, the ranks
-compare what they run there with how the block's turn ended, and a loop that is not the same on all ranks comes out again. From then
-on nothing is compared in a step. Which graph a step replays depends on the batch and on the loops alone. The ranks capture a graph
-in the same step, and keep it if all of them could (`executor.plugin.recording`).
+Tensor-parallel ranks have tables of their own. A site is a tensor that each rank holds all of, so every rank runs the same taps
+on the same numbers, and the rank that reports sends what its own taps have read. When a loop has gone into the tables, the ranks
+compare what they run there with how the block's turn ended, and a loop that is not the same on all ranks comes out again. From
+then on nothing is compared in a step. Which graph a step replays depends on the batch and on the loops alone. The ranks capture a
+graph in the same step, and keep it if all of them could (`executor.plugin.captures`).
 """

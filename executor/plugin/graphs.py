@@ -31,7 +31,7 @@ from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.graphs.tickets import Event
-from executor.plugin.recording import Recording, why_not_recorded
+from executor.plugin.captures import Captures, why_not_recorded
 
 logger = init_logger(__name__)
 
@@ -43,18 +43,18 @@ class TableGraphs:
         runner: the V2 runner, warmed up.
         loops: the loops in the tables.
         limits: the bounds of graphs.
-        recording: what ranks that share the model have in common of their captures.
+        captures: what ranks that share the model have in common of their captures.
 
     Attributes:
         dispatcher: decides for each step.
         decision: how the running step runs.
     """
 
-    def __init__(self, runner: Any, loops: TableLoops, limits: GraphLimits, recording: Recording) -> None:
+    def __init__(self, runner: Any, loops: TableLoops, limits: GraphLimits, captures: Captures) -> None:
         self._runner = runner
         self._manager = runner.cudagraph_manager
         self._loops = loops
-        self._recording = recording
+        self._captures = captures
         self._model = runner.model
         self._recorder = CudaRecorder(runner.device, self._manager.pool)
         self._warm: set[int] = set()
@@ -147,7 +147,7 @@ class TableGraphs:
             captured = self._captured(key)
         except CaptureFailed as error:
             failed = error
-        size = self._recording.kept(None if captured is None else captured.size)
+        size = self._captures.kept(None if captured is None else captured.size)
         if captured is None or size is None:
             raise failed
         assert isinstance(key.descriptor, BatchExecutionDescriptor)
@@ -180,7 +180,7 @@ class TableGraphs:
         warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
         try:
             with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
-                with self._loops.hooked(key.sites, key.plans), self._recording.taking_part():
+                with self._loops.hooked(key.sites, key.plans), self._captures.taking_part():
                     return capture(self._recorder, prepare, warm)
         except CaptureFailed as failed:
             logger.warning("a CUDA graph with blocks could not be captured: %s", failed)
@@ -194,7 +194,10 @@ class TableGraphs:
         graph.replay()
 
     def agrees(self, graph: Any, key: Key) -> bool:
-        """Replay a graph, run the step eager with hooks, and return whether all values are equal on all ranks."""
+        """Replay a graph, run the step eager with hooks, and return whether all values are equal.
+
+        All ranks return the same.
+        """
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
         size, runner = descriptor.num_tokens, self._runner
@@ -213,7 +216,7 @@ class TableGraphs:
         theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
         # Bits, because other dtypes than the model's lie there too, as elements that may be no numbers.
         pairs = zip(mine, theirs, strict=True)
-        return self._recording.equal(
+        return self._captures.equal(
             all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
         )
 

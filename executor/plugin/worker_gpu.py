@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
 from executor.parallel.agreement import AllRanks, Alone
-from executor.plugin.recording import Recording
+from executor.plugin.captures import Captures
 from executor.plugin.runner_v1 import GPURunnerV1
 from executor.plugin.worker import InterposeWorker
 
@@ -40,5 +40,5 @@ class InterposeGPUWorker(InterposeWorker, Worker):
         if why:
             logger.warning("Blocks run in no CUDA graphs: %s.", why)
         else:
-            recording = Recording.of(AllRanks() if self.parallel_config.world_size > 1 else Alone())
-            self.model_runner.graphs = TableGraphs(self.model_runner, loops, GraphLimits(), recording)
+            captures = Captures.of(AllRanks() if self.parallel_config.world_size > 1 else Alone())
+            self.model_runner.graphs = TableGraphs(self.model_runner, loops, GraphLimits(), captures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.plugin.recording import Recording
+from executor.plugin.captures import Captures
 
 
 class Ranks:
@@ -39,9 +39,9 @@ class Communicator:
         self.ca_comm = sums
 
 
-def modes(recording: Recording, sums: Sums) -> tuple[bool, bool]:
+def modes(captures: Captures, sums: Sums) -> tuple[bool, bool]:
     """Return whether a capture takes the kernel's sums, and whether it takes them as those of a graph."""
-    with recording.taking_part():
+    with captures.taking_part():
         found = not sums.disabled, sums._IS_CAPTURING
     assert not sums.disabled and not sums._IS_CAPTURING
     return found
@@ -50,32 +50,32 @@ def modes(recording: Recording, sums: Sums) -> tuple[bool, bool]:
 @pytest.mark.parametrize(("mine", "theirs"), [(None, 7), (5, -1), (None, -1)])
 def test_a_capture_that_failed_on_a_rank_is_kept_nowhere(mine: int | None, theirs: int) -> None:
     sums, ranks = Sums(), Ranks([9])
-    recording = Recording(ranks, Communicator(sums))
-    assert recording.kept(4) == 9 and sums.exchanged == 1
-    assert modes(recording, sums) == (True, True)
+    captures = Captures(ranks, Communicator(sums))
+    assert captures.kept(4) == 9 and sums.exchanged == 1
+    assert modes(captures, sums) == (True, True)
     ranks.theirs = [theirs]
-    assert recording.kept(mine) is None and sums.exchanged == 1
+    assert captures.kept(mine) is None and sums.exchanged == 1
     ranks.theirs = [2]
-    assert modes(recording, sums) == (False, False)  # NCCL's sums from now on
-    assert recording.kept(3) == 3 and sums.exchanged == 1
+    assert modes(captures, sums) == (False, False)  # NCCL's sums from now on
+    assert captures.kept(3) == 3 and sums.exchanged == 1
 
 
 def test_a_kernel_without_room_for_addresses_leaves_the_sums_to_nccl() -> None:
     sums = Sums(room=1)
-    recording = Recording(Ranks([1]), Communicator(sums))
-    assert recording.kept(1) == 1
-    assert recording.kept(1) is None
-    assert recording.kept(1) == 1 and modes(recording, sums) == (False, False)
+    captures = Captures(Ranks([1]), Communicator(sums))
+    assert captures.kept(1) == 1
+    assert captures.kept(1) is None
+    assert captures.kept(1) == 1 and modes(captures, sums) == (False, False)
 
 
 def test_a_capture_that_breaks_off_leaves_the_sums_as_they_were() -> None:
     sums = Sums()
-    recording = Recording(Ranks([1]), Communicator(sums))
-    with pytest.raises(RuntimeError), recording.taking_part():
+    captures = Captures(Ranks([1]), Communicator(sums))
+    with pytest.raises(RuntimeError), captures.taking_part():
         raise RuntimeError
     assert not sums._IS_CAPTURING and not sums.disabled
 
 
 @pytest.mark.parametrize(("mine", "theirs", "both"), [(True, 1, True), (True, 0, False), (False, 1, False)])
 def test_a_graph_counts_as_checked_if_it_is_right_on_all_ranks(mine: bool, theirs: int, both: bool) -> None:
-    assert Recording(Ranks([theirs])).equal(mine) is both
+    assert Captures(Ranks([theirs])).equal(mine) is both

@@ -1,4 +1,4 @@
-"""Captures over several tensor-parallel ranks: all ranks capture a graph in the same step, and keep it or not alike.
+"""Has all tensor-parallel ranks capture a graph in the same step, and keep it or not alike.
 
 A graph of one rank adds up over the ranks with the graphs of the others, so it is of use only if every rank has it. A capture
 itself waits for no other rank. When each rank has tried, the ranks exchange whether they could.
@@ -22,7 +22,7 @@ from executor.parallel.agreement import Ranks
 logger = init_logger(__name__)
 
 
-class Recording:
+class Captures:
     """What the ranks have in common of their captures.
 
     Args:
@@ -37,7 +37,7 @@ class Recording:
         self._exchanges = self._sums is not None
 
     @classmethod
-    def of(cls, ranks: Ranks) -> Recording:
+    def of(cls, ranks: Ranks) -> Captures:
         """Return the captures of a worker."""
         return cls(ranks, get_tp_group().device_communicator if ranks.several else None)
 
@@ -61,9 +61,9 @@ class Recording:
             sums._IS_CAPTURING = sums.disabled = False
 
     def kept(self, size: int | None) -> int | None:
-        """Return whether all ranks have captured a graph, as its size on the rank where it is largest.
+        """Return the size of a graph if all ranks have captured it.
 
-        All ranks call this after a capture.
+        All ranks call this after a capture. The size is that on the rank where it is largest.
 
         Args:
             size: the bytes of the graph on this rank; None if the capture failed.
