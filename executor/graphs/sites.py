@@ -41,8 +41,13 @@ class Observed:
     spread: set[tuple[str, str, Path]] = field(default_factory=set)
 
     def is_spread(self, path: str, kind: str, at: Path) -> bool:
-        """Return whether a rank holds a part of a tensor of a location, as far as is known."""
-        return self.several and ((path, kind) not in self.forms or (path, kind, at) in self.spread)
+        """Return whether a rank holds a part of a tensor of a location, as far as is known.
+
+        Every rank has all logits and samples.
+        """
+        return (
+            self.several and path not in PSEUDO and ((path, kind) not in self.forms or (path, kind, at) in self.spread)
+        )
 
 
 class _NotShown(Exception):

@@ -259,6 +259,17 @@ RUNNERS = Group(
             _names("disabled _IS_CAPTURING register_graph_buffers"),
             "a graph's addresses are exchanged when all ranks have captured it",
         ),
+        Call(
+            f"{_RUNNER_V2}._set_active_loras",
+            "prompt_lora_mapping, token_lora_mapping, lora_requests",
+            "the rows of a capture use an adapter or none",
+        ),
+        Attributes(
+            "vllm.v1.worker.gpu.lora_utils.LoraState",
+            _names("lora_requests make_lora_inputs"),
+            "the adapters of requests",
+        ),
+        Attributes("vllm.config.lora.LoRAConfig", _names("specialize_active_lora"), "kernels that graphs cannot share"),
         Source(
             "vllm.distributed.device_communicators.custom_all_reduce.CustomAllreduce.capture",
             ("self._IS_CAPTURING = True", "self._IS_CAPTURING = False", "self.register_graph_buffers()"),
@@ -267,7 +278,8 @@ RUNNERS = Group(
         Attributes(
             _RUNNER_V2,
             _names("input_buffers block_tables attn_groups kv_cache_config model_state")
-            + _names("uses_inputs_embeds use_aux_hidden_state_outputs is_encoder_decoder pcp_manager ubatch_runner"),
+            + _names("uses_inputs_embeds use_aux_hidden_state_outputs is_encoder_decoder pcp_manager ubatch_runner")
+            + _names("lora_config lora_state"),
             "what a capture needs, and which models and layouts it cannot be made for",
         ),
         Method(

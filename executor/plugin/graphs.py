@@ -35,6 +35,11 @@ from executor.plugin.captures import Captures, why_not_recorded
 
 logger = init_logger(__name__)
 
+# How far a graph with adapters may be from hooks: the norm of the difference over the norm of what the model gives.
+NEAR = 0.02
+# What the loops have left, [bytes], and what the model gives, [tokens, hidden].
+_Left = tuple[torch.Tensor, torch.Tensor]
+
 
 class TableGraphs:
     """The graphs of one worker, in the place of the runner's manager.
@@ -57,7 +62,7 @@ class TableGraphs:
         self._captures = captures
         self._model = runner.model
         self._recorder = CudaRecorder(runner.device, self._manager.pool)
-        self._warm: set[int] = set()
+        self._warm: set[tuple[int, int]] = set()  # tokens and adapters
         self._sizes = self._usable_sizes()
         self._mixed = self._holds_prompts()
         self.dispatcher = Dispatcher(
@@ -112,7 +117,9 @@ class TableGraphs:
             size = next((size for size in self._sizes if size >= num_tokens), None)
             if size is not None:
                 requests = min(size, self._manager.max_num_reqs)
-                fits = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests) if requests >= num_reqs else None
+                loras = found.num_active_loras
+                full = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests, num_active_loras=loras)
+                fits = full if requests >= num_reqs else None
         riding = self._runner.riding
         step = Step(fits, prompt, self._loops.sites_of(riding), self._loops.programs_of(riding))
         self.decision = self.dispatcher.decide(step)
@@ -151,7 +158,7 @@ class TableGraphs:
         if captured is None or size is None:
             raise failed
         assert isinstance(key.descriptor, BatchExecutionDescriptor)
-        self._warm.add(key.descriptor.num_tokens)
+        self._warm.add((key.descriptor.num_tokens, key.descriptor.num_active_loras))
         return Captured(captured.graph, size)
 
     def _captured(self, key: Key) -> Captured:
@@ -161,8 +168,10 @@ class TableGraphs:
         size = descriptor.num_tokens
         self._loops.blank(size)
         runner = self._runner
+        in_use = list(runner.lora_state.lora_requests.values()) if descriptor.num_active_loras else []
 
         def prepare() -> Callable[[], None]:
+            self._set_adapters(in_use, size)
             metadata, slots = prepare_inputs_to_capture(
                 descriptor.num_reqs or min(size, self._manager.max_num_reqs),
                 size,
@@ -177,7 +186,8 @@ class TableGraphs:
             runner.input_buffers.is_padding.fill_(True)
             return lambda: self._run(metadata, slots, size)
 
-        warm = size not in self._warm or bool(key.plans)  # the kernels of a program may not be compiled yet
+        # The kernels of a program may not be compiled yet.
+        warm = (size, descriptor.num_active_loras) not in self._warm or bool(key.plans)
         try:
             with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
                 with self._loops.hooked(key.sites, key.plans), self._captures.taking_part():
@@ -188,6 +198,17 @@ class TableGraphs:
         except Exception as error:  # a defect of ours, of which the engine must not die
             logger.exception("a CUDA graph with blocks could not be captured")
             raise CaptureFailed(str(error), out_of_memory=False) from error
+
+    def _set_adapters(self, adapters: list[Any], rows: int) -> None:
+        """Have so many rows use the first of some adapters, or none.
+
+        A graph holds the kernels of adapters, or does not. Which row uses which adapter they read from vLLM's buffers, which the
+        runner writes for each step.
+        """
+        if self._runner.lora_config is not None:
+            used = adapters[:1]
+            numbers = (used[0].lora_int_id if used else 0,) * rows
+            self._runner._set_active_loras(numbers, numbers, set(used))
 
     def replay(self, graph: Any) -> None:
         """Replay a graph on the inputs of the step."""
@@ -200,7 +221,24 @@ class TableGraphs:
         """
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
-        size, runner = descriptor.num_tokens, self._runner
+        runner, size = self._runner, descriptor.num_tokens
+        if not descriptor.num_active_loras:
+            return self._captures.equal(_same(*self._both(graph, key, size)))
+        # vLLM's kernels of adapters add in any order, so only a pass without adapters has the same bits each time.
+        self._set_adapters([], size)
+        with self._loops.unchanged(key.plans):
+            equal = _same(*self._both(graph, key, size))
+        batch = runner.prepared
+        used = runner.lora_state.make_lora_inputs(batch.req_ids, batch.idx_mapping_np, batch.num_scheduled_tokens)
+        runner._set_active_loras(*used)
+        self._loops.again()
+        (_, mine), (_, theirs) = self._both(graph, key, size)
+        apart = (mine.double() - theirs.double()).norm() / theirs.double().norm()
+        return self._captures.equal(equal and bool(apart <= NEAR))
+
+    def _both(self, graph: Any, key: Key, size: int) -> tuple[_Left, _Left]:
+        """Replay a graph, then run the step eager with hooks; return what each has left."""
+        runner = self._runner
         batch, tokens = runner.prepared, runner.prepared.num_tokens
         with self._loops.unchanged(key.plans):
             graph.replay()
@@ -213,12 +251,7 @@ class TableGraphs:
         self._loops.again()
         with runner.kernels.used(), self._loops.hooked(key.sites, key.plans):
             self._run(metadata, slots, size)
-        theirs = self._loops.read_now(), self._manager.hidden_states[:tokens]
-        # Bits, because other dtypes than the model's lie there too, as elements that may be no numbers.
-        pairs = zip(mine, theirs, strict=True)
-        return self._captures.equal(
-            all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
-        )
+        return mine, (self._loops.read_now(), self._manager.hidden_states[:tokens].clone())
 
     def _run(self, metadata: Any, slots: Any, size: int) -> None:
         """Run what a graph holds: the model, and what the tables do when it has run."""
@@ -246,6 +279,14 @@ class TableGraphs:
         return output
 
 
+def _same(one: _Left, other: _Left) -> bool:
+    """Return whether two passes left the same.
+
+    Bits are compared, because other dtypes than the model's lie there too, as elements that may be no numbers.
+    """
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
+
+
 def why_not(runner: Any) -> str:
     """Return why a runner can have no graphs with taps, "" if it can.
 
@@ -257,4 +298,6 @@ def why_not(runner: Any) -> str:
         return "the model takes or gives more than hidden states"
     if runner.pcp_manager is not None or runner.ubatch_runner is not None:
         return "a step's rows are spread"
+    if runner.lora_config is not None and runner.lora_config.specialize_active_lora:
+        return "the kernels of adapters depend on how many a step uses"
     return why_not_recorded(get_tp_group().device_communicator)

@@ -91,7 +91,7 @@ class InterposeWorker(_Base):
         if not self._has_tables or self.vllm_config.cache_config.kv_cache_memory_bytes is not None:
             return available
         scheduling = self.vllm_config.scheduler_config
-        sites = 3 * sum(1 for _ in self.model_runner.get_model().modules())
+        sites = 10 * sum(1 for _ in self.model_runner.get_model().modules())
         rows = scheduling.max_num_batched_tokens + scheduling.max_num_seqs
         reserved = GraphLimits().device_bytes(scheduling.max_num_seqs, sites, rows) + MOST_BYTES
         return max(0, available - reserved)
@@ -103,13 +103,13 @@ class InterposeWorker(_Base):
 
     @property
     def _fits_tables(self) -> bool:
-        """Whether the model can have tables: not over pipeline stages, nor with adapters.
+        """Whether the model can have tables: not over pipeline stages.
 
         Sums over more than two ranks on CPUs are rounded differently on each rank, so that each rank would read other numbers.
         """
         parallel = self.parallel_config
         same = parallel.tensor_parallel_size <= 2 or self.device.type != "cpu"
-        return parallel.pipeline_parallel_size == 1 and same and self.vllm_config.lora_config is None
+        return parallel.pipeline_parallel_size == 1 and same
 
     @property
     def _compiles(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,29 @@ def test_what_is_wrong_with_an_adapter_is_said_at_start(tmp_path: Path) -> None:
     assert found is not None and found.lora_int_id == 2 and both.request("") is None
     with pytest.raises(ValueError, match="there is no LoRA adapter 'c'; it has a, b"):
         both.request("c")
+
+
+def test_loops_in_the_tables_give_what_their_blocks_give(adapted: Adapted, tmp_path: Path) -> None:
+    """Requests of the base model and of each adapter in one batch, in taps and in programs."""
+    from tests.engine.interleave.test_loops_in_tables import LOOPS, PROMPTS, STEPS, block, check_same
+
+    names = ("reads every layer", "adds a vector", "assigns an input", "ablates a head", "an autoencoder")
+    model = adapted.engine.llm.llm_engine.vllm_config.model_config.model
+    adapters = Adapters({name: str(Path(model).parent / name) for name in ADAPTERS})
+    loops = LocalEngine(Path(model), dtype="float32", graphs=True, **adapters.options({}))
+    try:
+        rans = []
+        for engine in (adapted.engine, loops):
+            blocks = [
+                replace(block(LOOPS[name][0], i), lora=lora)
+                for name in names
+                for i, lora in enumerate(adapted.requests)
+            ]
+            rans.append(engine.run_traces([[one] for one in blocks], plain=(PROMPTS[2],), plain_tokens=STEPS))
+        for one, other in zip(*(some[:-1] for some in rans), strict=True):
+            check_same(one, other)
+        tokens = [ran.token_ids for ran in rans[0][:3]]
+        assert tokens[0] != tokens[1] != tokens[2]
+        assert loops.interleaver.loops.steps == 8 * 3 * len(names), loops.interleaver.loops.refused
+    finally:
+        loops.close()
