@@ -43,7 +43,7 @@ from executor.core.programs import Unit
 from executor.graphs.landing import land
 from executor.graphs.loops import AHEAD, Left, TableLoops, Window
 from executor.graphs.operations import ALL
-from executor.model.bits import digest
+from executor.model.bits import digests
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
 from executor.plan.apart import why_not_apart
@@ -461,7 +461,7 @@ def _number_of(plan: Plan, member: Member, how: object) -> int:
         how: what else must be the same: the steps, and the program, whose graphs the ranks must have alike.
     """
     inputs = inputs_of(plan, member)
-    constants = [(number, int(digest(inputs[number]))) for number in sorted(inputs)]
+    constants = [(number, digests(inputs[number])) for number in sorted(inputs)]
     return zlib.crc32(repr((plan.key, how, constants)).encode()) | 1 << 32
 
 
