@@ -30,9 +30,9 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:  # any shape; returns a scalar
 
 
 def digests(tensor: torch.Tensor) -> list[int]:  # any shape
-    """Return digests of a tensor's parts, of up to a million elements each, after one wait for the device.
+    """Return digests of a tensor's parts, of up to a million elements each.
 
-    A digest takes several times the memory of what it stands for.
+    A digest takes several times the memory of what it stands for. Waits for the device once.
     """
     with torch.inference_mode(False), torch.no_grad():
         parts = tensor.detach().reshape(-1).split(_PART)
