@@ -13,8 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.graphs.taps import Site, with_replacing
 from executor.model.items import Path
@@ -22,6 +20,7 @@ from executor.model.layouts import Replicated
 from executor.model.rows import Rows
 from executor.model.tree import LOGITS, PSEUDO, SAMPLES, ModuleTree
 from executor.plan.forms import Form
+from executor.views.probe import differing
 
 Forms = dict[tuple[str, str], Form]
 
@@ -93,9 +92,7 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
 
     handles = []
     if several:
-        noise = torch.Generator().manual_seed(get_tp_group().rank_in_group)
-        layers = [node.module for node in tree.nodes.values() if isinstance(node.module, AttentionLayerBase)]
-        handles += [layer.register_forward_hook(_Noisy(noise)) for layer in layers]
+        handles += differing(node.module for node in tree.nodes.values() if node.module is not None)
     for path, node in tree.nodes.items():
         module = node.module
         if module is None:
@@ -108,18 +105,6 @@ def observe(tree: ModuleTree, run: Callable[[], object]) -> Observed:
         for handle in handles:
             handle.remove()
     return observed
-
-
-class _Noisy:
-    """A hook that gives a layer's output random numbers."""
-
-    def __init__(self, noise: torch.Generator) -> None:
-        self._noise = noise
-
-    def __call__(self, _module: Any, _args: Any, output: Any) -> Any:
-        if not isinstance(output, torch.Tensor):
-            return None
-        return torch.randn(output.shape, generator=self._noise).to(output.device, output.dtype)
 
 
 @torch.inference_mode()

@@ -8,11 +8,12 @@ two others, or the left half of another) holds because the model computes them s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from executor.model.items import Path
@@ -105,6 +106,21 @@ def record(
         for handle in handles:
             handle.remove()
     return ProbeRun(events)
+
+
+def differing(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Have attention give random numbers that differ from rank to rank, until the returned handles are removed.
+
+    Without requests it gives zeros. With these numbers, what is equal on all ranks afterwards is a sum over the ranks.
+    """
+    noise = torch.Generator().manual_seed(get_tp_group().rank_in_group)
+
+    def after(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return None
+        return torch.randn(output.shape, generator=noise).to(output.device, output.dtype)
+
+    return [one.register_forward_hook(after) for one in modules if isinstance(one, AttentionLayerBase)]
 
 
 def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:  # any shape
