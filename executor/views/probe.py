@@ -109,9 +109,10 @@ def record(
 
 
 def differing(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Have attention give random numbers that differ from rank to rank, until the returned handles are removed.
+    """Have attention give random numbers, other numbers on each rank.
 
-    Without requests it gives zeros. With these numbers, what is equal on all ranks afterwards is a sum over the ranks.
+    Without requests it gives zeros. With these numbers, what is equal on all ranks afterwards is a sum over the ranks. The
+    returned handles end this when they are removed.
     """
     noise = torch.Generator().manual_seed(get_tp_group().rank_in_group)
 
