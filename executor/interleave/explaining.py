@@ -62,7 +62,7 @@ NO_LOOP = "a block without a loop over steps runs as it is, in the step of the p
 BY_TEXT = "the block did not come to this loop on shapes alone, so that only its text was looked at"
 LEAVES_OUT = "the loop is not over consecutive steps of a slice, so that it stays out of the tables"
 ONE_STEP = "the last step of a loop is the block's own, and this loop has no other"
-NO_TABLES = "the model has no tables: it is on pipeline stages, or on more than two ranks of CPUs"
+NO_TABLES = "the model has no tables: it is on pipeline stages or several ranks, or has adapters"
 IN_FUNCTION = "the loop over steps is not at the top of the block"
 AT_TOP = "write the loop at the top of the block"
 ALL_STEPS = "go through all steps from a to b, tracer.iter[a:b], and ask for the step in the loop: if step % 2 == 0"

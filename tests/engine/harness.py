@@ -134,7 +134,9 @@ class LocalEngine:
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         graphs = graphs or os.environ.get("INTERPOSE_TEST_GRAPHS") == "1"  # the same tests, with loops in the tables
         plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
-        self.llm = LLM(model=str(checkpoint), **trace_options(limits, "local", plans=plans, graphs=graphs), **options)
+        traced = trace_options(limits, "local", plans=plans, graphs=graphs)
+        traced["additional_config"]["interpose"]["everywhere"] = True
+        self.llm = LLM(model=str(checkpoint), **traced, **options)
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
         self.compile = compile_here

@@ -1,7 +1,13 @@
-"""Loops in captured graphs over two tensor-parallel ranks on two GPUs give what their blocks give there, bit for bit."""
+"""Loops in captured graphs over two tensor-parallel ranks on two GPUs give what their blocks give there, bit for bit.
+
+Two engines are compiled, one after the other, and each case runs in both. What is done is said at once, so that a run that hangs
+shows where: `pytest -s -o faulthandler_timeout=200`.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +37,29 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]
     """What an engine gives without tables and with them, and what its ranks tell of their graphs."""
     checkpoint: Path = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
     found: dict[bool, dict[str, Any]] = {}
+    began = time.monotonic()
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - began:.0f} s: {what}", file=sys.__stderr__, flush=True)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         for graphs in (False, True):
             engine = SpreadEngine(
                 checkpoint, 2, 1, step_seconds=60.0, max_num_seqs=8, graphs=graphs, **deployed("bfloat16")
             )
-            found[graphs] = {
-                name: engine.run_traces(
-                    [[block(text, i % 3)] for i in range(5)], plain=(PROMPTS[2],), plain_tokens=STEPS
-                )
-                for name, (text, _) in CASES.items()
-            }
+            tell(f"an engine runs, graphs={graphs}")
+            found[graphs] = {}
+            for name, (text, _) in CASES.items():
+                traces = [[block(text, i % 3)] for i in range(5)]
+                found[graphs][name] = engine.run_traces(traces, plain=(PROMPTS[2],), plain_tokens=STEPS)
+                tell(name)
             texts = [text for text, _ in CASES.values() if "torch.stack" not in text]
             blocks = [block(text, i % 3, max_tokens=2 + (5 * i) % 13) for i, text in enumerate(texts)]
             found[graphs]["all"] = engine.run_traces(
                 [[one] for one in blocks], plain=(PROMPTS[2],) * 3, plain_tokens=30
             )
+            tell("all at once")
             if graphs:
                 found[graphs]["kinds"] = engine.llm.collective_rpc(kinds)
             assert engine.worker.idle, "a trace left something behind"
