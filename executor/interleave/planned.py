@@ -62,7 +62,7 @@ _TRIES = 3  # steps in which a plan that may come later is tried
 
 # Why steps run in no better tier, as a trace's accounting says it.
 PLANS_OFF = "plans: false in the model's settings"
-GRAPHS_OFF = "graphs: false in the model's settings, or the model is on a CPU, several ranks of GPUs or pipeline stages, or has adapters"
+GRAPHS_OFF = "graphs: false in the model's settings, or the model is on a CPU, several GPUs or stages, or has adapters"
 OUTSIDE = "the prompt's step, and code outside of a loop over steps, run as they are"
 SKIPS = "the block skips modules, which the engine does for it"
 STATE = "the block changed a state of the process, e.g. torch's default dtype"
