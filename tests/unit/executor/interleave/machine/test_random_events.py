@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -30,6 +30,7 @@ from executor.interleave.machine.events import (
     Reached,
     Recorded,
     Refused,
+    Returned,
     Settled,
     SkipsChecked,
     StepBegan,
@@ -69,6 +70,7 @@ from executor.interleave.machine.instructions import (
     Start,
     Stream,
     Turn,
+    Withdraw,
 )
 from executor.interleave.machine.machine import Machine
 from executor.interleave.machine.turns import BETWEEN
@@ -88,6 +90,7 @@ class Code:
         last: how its last turn ended; None before the first turn.
         turns: the number of turns that it had.
         gone: whether it was closed or forgotten.
+        away_as: what stands for its loop in the tables; 0: it has none there.
     """
 
     facts: Admitted
@@ -99,6 +102,12 @@ class Code:
     finished: bool = False
     gone: bool = False
     failures: int = 0
+    away_as: int = 0
+
+    @property
+    def away(self) -> bool:
+        """Whether the steps go by without it."""
+        return bool(self.away_as) and self.ended is None
 
     @property
     def way(self) -> int:
@@ -209,6 +218,9 @@ class Rank:
                 for key in blocks:
                     self.codes[key].step += 1
                     self.codes[key].position = -1
+            case Withdraw(block):
+                assert self.codes[block].away
+                self.codes[block].away_as = 0
             case Fail(block, _) | FailForEdit(block, _):
                 self.codes[block].ended = Ended.FAILED
             case Cancel(block):
@@ -269,7 +281,21 @@ class Rank:
         misfit = WHY if isinstance(do, Serve) and rng.random() < 0.08 else None
         code.last = self.choose(code, rng, misfit)
         code.ended = code.last.ended
+        self.leave_for_the_tables(code, number)
         return code.last
+
+    def leave_for_the_tables(self, code: Code, number: int) -> None:
+        """Have a loop go into the tables, now and then on one rank alone, or as another loop there."""
+        facts, last = code.facts, code.last
+        assert last is not None
+        fits = (
+            last.waits is not None and last.waits.kind == Kind.STEP and not (last.records or last.owes or last.misfit)
+        )
+        if not fits or facts.gang or facts.owner or not self.chance(0.5, "away", facts.key, number):
+            return
+        other = self.number and self.differs and self.chance(0.4, "other", facts.key, number)
+        code.away_as = self.chance(0.5, "which", facts.key, number) * 8 if other else 7
+        code.last = replace(last, away=bool(code.away_as))
 
     @staticmethod
     def choose(code: Code, rng: random.Random, misfit: Failure | None) -> TurnEnded:
@@ -357,7 +383,8 @@ class TwoRanks(RuleBasedStateMachine):
             codes = [rank.codes[key] for key in getattr(do, "blocks", ())]
             if isinstance(do, Compare):
                 late = [int(code.last is not None and code.last.overdue) for code in codes]
-                votes.append([*(code.way for code in codes), *late])
+                away = [code.away_as if code.away else 0 for code in codes]
+                votes.append([*(code.way for code in codes), *late, *away])
             elif isinstance(do, CompareWritten):
                 other = [
                     int(rank.differs and rank.number and rank.chance(0.03, "wrote", code.facts.key, code.step))
@@ -454,7 +481,33 @@ class TwoRanks(RuleBasedStateMachine):
     @precondition(lambda self: any(self.traces.values()))
     @rule(data=st.data())
     def an_eviction(self, data: st.DataObject) -> None:
-        self.tell(Preempted(data.draw(st.sampled_from([key for keys in self.traces.values() for key in keys]))))
+        request = data.draw(st.sampled_from([key for keys in self.traces.values() for key in keys]))
+        self.bring_back(request)
+        self.tell(Preempted(request))
+
+    @precondition(lambda self: any(self.away(key) for keys in self.traces.values() for key in keys))
+    @rule(data=st.data())
+    def a_loop_comes_back(self, data: st.DataObject) -> None:
+        away = [key for keys in self.traces.values() for key in keys if self.away(key)]
+        self.bring_back(data.draw(st.sampled_from(away)), data.draw(st.integers(0, 3)))
+
+    def away(self, request: str) -> bool:
+        """Return whether a request's loop is in the tables, which is so on all ranks or on none."""
+        found = {rank.codes[request].away for rank in self.ranks if request in rank.codes}
+        assert len(found) < 2
+        return found == {True}
+
+    def bring_back(self, request: str, steps: int = 1) -> None:
+        """Have the block of a loop in the tables go on."""
+        if not self.away(request):
+            return
+        for rank in self.ranks:
+            code = rank.codes[request]
+            code.step += steps
+            code.away_as = 0
+            waits = Location("", Kind.STEP, code.step + 1)
+            code.last = TurnEnded(waits=waits)
+            assert rank.machine.handle(Returned(request, steps, waits)) == []
 
     @precondition(lambda self: any(self.traces.values()))
     @rule(data=st.data())
@@ -463,6 +516,7 @@ class TwoRanks(RuleBasedStateMachine):
 
     def finish(self, request: str) -> None:
         trace = request.rpartition("-")[0]
+        self.bring_back(request)
         self.tell(Generated(request))
         self.traces[trace].remove(request)
         if not self.traces[trace] and trace in self.joint:
