@@ -79,7 +79,10 @@ class Tenant(Part):
 
     name: str = Field(min_length=1, max_length=100)
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
-    trust: Literal["none", "full"] = "none"
+    trust: Literal["none", "code", "full"] = Field(
+        "none",
+        description="none: blocks run in a sandbox where the model has one; code: in the workers; full: and may send pickles",
+    )
 
     @model_validator(mode="before")
     @classmethod

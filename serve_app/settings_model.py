@@ -87,6 +87,9 @@ class ModelSettings(Part):
         True,
         description="whether, on GPUs, these programs run inside captured CUDA graphs where they can; needs `plans`",
     )
+    sandbox: bool = Field(
+        False, description="whether blocks of tenants with trust `none` run in sandboxed processes, not in the workers"
+    )
     drain_seconds: float = Field(
         300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"
     )

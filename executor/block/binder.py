@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, MutableMapping
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from executor.block.barrier import Barrier
 from executor.block.binding import Rebuilder, Watch, ordinary_tensors
@@ -22,6 +22,8 @@ from executor.saves.reuse import EarlierTensors
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding
 from interpose.wire.decoder import Decoder
+
+T = TypeVar("T")
 
 
 class Binder:
@@ -96,6 +98,18 @@ class Binder:
     def keep(self, names: MutableMapping[str, Any]) -> None:
         """Keep the names of an ended block until the trace's end."""
         self._spaces.append(names)
+
+    def within(self, do: Callable[[], T], used: float) -> T:
+        """Call code that may run code of the trace's objects, within their budget.
+
+        Args:
+            do: what to call. It may be broken off anywhere.
+            used: seconds that the trace's code has used in this step already.
+
+        Raises:
+            BudgetExceeded: it took longer.
+        """
+        return self._budget.run(do, used, self._blame)[0]
 
     def let_go(self, drop: Callable[[], object]) -> BudgetExceeded | None:
         """Call a function that drops objects of the trace's blocks, within their budget.

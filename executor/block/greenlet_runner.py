@@ -57,16 +57,25 @@ class GreenletRunner(Runner):
         tree: the model's modules.
         applier: applies modules to the block's values.
         bounds: what each turn is bounded by.
+        block: makes what the code asks.
     """
 
-    def __init__(self, state: BlockState, program: Program, tree: ModuleTree, applier: Applier, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        state: BlockState,
+        program: Program,
+        tree: ModuleTree,
+        applier: Applier,
+        bounds: Bounds,
+        block: type[RunningBlock] = RunningBlock,
+    ) -> None:
         super().__init__(state)
         self._program = program
         self._budget = bounds.budget
         self._blame = bounds.blame
         self._random = bounds.random_state
         self._own = OwnState()
-        self._block = RunningBlock(state, program, tree, applier)
+        self._block = block(state, program, tree, applier)
         self._fiber = self._block.fiber
 
     @property

@@ -7,7 +7,8 @@ ended, the shared values and the captured containers that were changed are sent,
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, MutableMapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import CodeType
 from typing import Any
 
@@ -22,11 +23,74 @@ from executor.block.watchdog import padded
 from executor.core.errors import BudgetExceeded
 from executor.core.programs import Codes
 from executor.model.tree import ModuleTree
+from executor.saves.collect import Limits, collect
 from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
 
+# Events for the client, and the blobs that they name: the id and the bytes of each.
+Sent = tuple[list[pb.Event], list[tuple[str, memoryview]]]
 
-class TraceScope:
+
+class Scope(ABC):
+    """What a worker asks of one of its traces, wherever the trace's values are.
+
+    Attributes:
+        id: the trace's id.
+        expected: how many invokes it has.
+        session: the session actor's name, "" for none.
+        arrival: how many traces came to this worker before.
+        registry: the saved values that are here.
+        recorded_bytes: the bytes in the caches of the trace's blocks.
+        shared: the names that pass between the blocks that run here.
+    """
+
+    id: str
+    expected: int
+    session: str
+    arrival: int
+    registry: SaveRegistry
+    recorded_bytes: int
+    shared: SharedNames
+
+    @property
+    @abstractmethod
+    def barriers(self) -> dict[int, Barrier]:
+        """The trace's barriers, by number."""
+
+    @abstractmethod
+    def leave(self, names: MutableMapping[str, Any], lends: bool) -> None:
+        """Drop the objects of an ended block's names.
+
+        Args:
+            names: the block's names.
+            lends: whether other invokes may call functions of the block's.
+        """
+
+    @abstractmethod
+    def let_go(self) -> BudgetExceeded | None:
+        """Drop every object of the ended trace's blocks; return the error if that took too long."""
+
+    @abstractmethod
+    def saved(self, invoke: int, names: Mapping[str, Any], used: float, limits: Limits) -> Sent:
+        """Encode what an invoke saved.
+
+        Args:
+            invoke: the invoke.
+            names: its names and their values, of a block that runs here.
+            used: seconds that its block has used in this step already.
+            limits: bounds on what is saved.
+        """
+
+    @abstractmethod
+    def given_back(self, limits: Limits) -> Sent:
+        """Encode what the whole trace gives back.
+
+        Args:
+            limits: bounds on what is saved.
+        """
+
+
+class TraceScope(Scope):
     """The values of one trace, once per worker.
 
     Args:
@@ -174,3 +238,26 @@ class TraceScope:
             if isinstance(value, list | dict | set) and self.registry.reaches(value):
                 containers[index] = value
         return self.shared.changed(), containers
+
+    def saved(self, invoke: int, names: Mapping[str, Any], used: float, limits: Limits) -> Sent:
+        return self._bounded(invoke, used, lambda put: collect(self, invoke, names, {}, limits, put))
+
+    def given_back(self, limits: Limits) -> Sent:
+        return self._bounded(-1, 0.0, lambda put: collect(self, -1, *self.changed(), limits, put))
+
+    def _bounded(self, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]) -> Sent:
+        """Encode what was saved within the block's budget: objects have code of their own.
+
+        Args:
+            invoke: the invoke, -1 for the shared values.
+            used: seconds that the block has used in this step already.
+            encode: given what takes blobs, returns the events.
+        """
+        blobs: list[tuple[str, memoryview]] = []
+        try:
+            events = self._binder.within(lambda: encode(lambda *blob: blobs.append(blob)), used)
+        except BudgetExceeded as error:
+            message = f"while what was saved was encoded, {error.message}"
+            failed = pb.Failure(code=error.code, message=message, trace_id=self.id, invoke=invoke)
+            return [pb.Event(failed=failed)], []
+        return events, blobs if any(event.WhichOneof("kind") == "saves" for event in events) else []

@@ -35,6 +35,7 @@ def shipped(request: TraceRequest, codes: dict[str, Code] | None) -> dict[str, A
         "edits": list(request.edits),
         "session": request.session,
         "codes": codes,
+        "trusted": request.trusted,
     }
 
 
@@ -46,17 +47,19 @@ class Opened:
         trace: the trace, with its standing edits.
         session: Ray name of the session actor; "" for none.
         codes: what the texts of the trace compile to.
+        trusted: whether the trace's tenant may run code in the workers' own processes.
     """
 
     trace: pb.Trace
     session: str
     codes: dict[str, Code] | None
+    trusted: bool = False
 
     @classmethod
     def of(cls, shipment: dict[str, Any]) -> Opened:
         """Return the trace that `shipped` made ready."""
         trace = parse_trace(shipment["trace"], shipment["edits"], shipment["key"])
-        return cls(trace, shipment["session"], shipment["codes"])
+        return cls(trace, shipment["session"], shipment["codes"], shipment["trusted"])
 
     @cached_property
     def mingles(self) -> bool:

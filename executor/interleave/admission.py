@@ -20,7 +20,7 @@ from executor.block.garbage import Garbage
 from executor.block.greenlet_runner import Bounds, GreenletRunner
 from executor.block.identity import Identity
 from executor.block.mediator import Mediator
-from executor.block.scope import TraceScope
+from executor.block.scope import Scope, TraceScope
 from executor.block.state import BlockState, Progress, Record
 from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
@@ -35,9 +35,10 @@ from executor.interleave.edits import Edits
 from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.machine.events import Admitted, Event, Refused
 from executor.interleave.planned import PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
+from executor.interleave.sandboxed import Sandboxed
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
-from executor.saves.stream import SaveStream
+from executor.saves.stream import Increments, SaveStream
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
 
@@ -56,6 +57,8 @@ class _Bound:
 class Requests:
     """The traced requests of one worker.
 
+    Size: what a request has here is found by its key, and goes with it.
+
     Args:
         host: the worker.
 
@@ -69,18 +72,19 @@ class Requests:
     def __init__(self, host: Host) -> None:
         self.mediators: dict[str, Mediator] = {}
         self.ended: dict[str, Ended] = {}
-        self.scopes: dict[str, TraceScope] = {}
-        self.streams: dict[str, SaveStream] = {}
+        self.scopes: dict[str, Scope] = {}
+        self.streams: dict[str, Increments] = {}
         self._host = host
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
         self._garbage = Garbage(host.budget)
         self._edits = Edits(host.tree, host.budget)
-        self._stillborn: dict[str, tuple[TraceScope | None, pb.Failure]] = {}
+        self._stillborn: dict[str, tuple[Scope | None, pb.Failure]] = {}
         self._writes: dict[str, list[str]] = {}
         self._ids: dict[tuple[str, int], str] = {}  # (trace id, invoke) → the engine's request id
         self._brought: set[str] = set()
         self._arrivals = 0
+        self._sandboxed = Sandboxed(host)
         self._plans = Plans(host.tree, host.loops, host.forms, host.ranks.several) if host.plans else None
 
     def __len__(self) -> int:
@@ -112,7 +116,7 @@ class Requests:
         self._forget(trace_id)
         return True
 
-    def _forget(self, trace_id: str) -> TraceScope | None:
+    def _forget(self, trace_id: str) -> Scope | None:
         """Forget a trace whose blocks have gone; return its scope."""
         self._opened.pop(trace_id, None)
         self._done.pop(trace_id, None)
@@ -128,6 +132,8 @@ class Requests:
             message = "the trace of this request was given up before the request could start"
             failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
             return [self._reject(request_id, None, request.trace, request.invoke, failure)]
+        if self._sandboxed.takes(opened):
+            return [self._admit_sandboxed(request_id, opened, prompt_tokens, cached_tokens)]
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
@@ -139,7 +145,7 @@ class Requests:
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, opened, scope.arrival)
             if cached_tokens:
-                raise Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
+                raise _part_cached()
         except Exception as error:
             return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
@@ -164,6 +170,22 @@ class Requests:
                 came.append(self._admit_joint(scope, opened, index, joint, request.gang))
         return came
 
+    def _admit_sandboxed(self, request_id: str, opened: Opened, prompt_tokens: int, cached_tokens: int) -> Event:
+        """Make the mediator of a request whose block runs in a sandbox."""
+        trace, self._arrivals = opened.trace, self._arrivals + 1
+        try:
+            if cached_tokens:
+                raise _part_cached()
+            scope, mediator = self._sandboxed.admit(opened, request_id, prompt_tokens, self._arrivals)
+        except Exception as error:
+            return self._reject(request_id, None, trace.id, 0, _why_unbound(error))
+        self.scopes[scope.id] = scope
+        self._writes[request_id] = []
+        self._ids[(scope.id, 0)] = request_id
+        if trace.stream and self._host.reports:
+            self.streams[request_id] = scope.stream()
+        return self._take_in(mediator, scope, trace.stream)
+
     def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, gang: int) -> Event:
         """Make the mediator of a joint block; it starts with the trace's other blocks."""
         key = _key_of(scope.id, index)
@@ -178,7 +200,7 @@ class Requests:
         self._ids[(scope.id, index)] = key
         return self._take_in(mediator, scope)
 
-    def _take_in(self, mediator: Mediator, scope: TraceScope, streamed: bool = False, apart: bool = False) -> Admitted:
+    def _take_in(self, mediator: Mediator, scope: Scope, streamed: bool = False, apart: bool = False) -> Admitted:
         identity = mediator.identity
         self.mediators[identity.request_id] = mediator
         return Admitted(
@@ -241,7 +263,7 @@ class Requests:
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)
-        if scope is None:
+        if not isinstance(scope, TraceScope):
             scope = TraceScope(
                 opened.trace,
                 len(opened.trace.invokes),
@@ -261,7 +283,7 @@ class Requests:
         return scope
 
     def _reject(
-        self, key: str, scope: TraceScope | None, trace_id: str, invoke: int, failure: pb.Failure, joint: bool = False
+        self, key: str, scope: Scope | None, trace_id: str, invoke: int, failure: pb.Failure, joint: bool = False
     ) -> Refused:
         failure.trace_id, failure.invoke = trace_id, invoke
         self._stillborn[key] = (scope, failure)
@@ -286,14 +308,14 @@ class Requests:
         """Return the engine's id of an invoke's request, "" if it is not here, and forget it."""
         return self._ids.pop((trace_id, invoke), "")
 
-    def take_stillborn(self, request_id: str) -> tuple[TraceScope | None, pb.Failure] | None:
+    def take_stillborn(self, request_id: str) -> tuple[Scope | None, pb.Failure] | None:
         """Forget a request whose block could not be bound; return its scope, and why.
 
         If the block was bound, the call returns None.
         """
         return self._stillborn.pop(request_id, None)
 
-    def leave(self, key: str) -> tuple[Mediator, list[str], SaveStream | None]:
+    def leave(self, key: str) -> tuple[Mediator, list[str], Increments | None]:
         """A block has ended with its request.
 
         Returns:
@@ -338,6 +360,10 @@ class Requests:
 def _key_of(trace_id: str, invoke: int) -> str:
     """What stands for an invoke without a prompt where a request id stands for others."""
     return f"{trace_id}*{invoke}"
+
+
+def _part_cached() -> Refusal:
+    return Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
 
 
 def _why_unbound(error: Exception) -> pb.Failure:

@@ -16,6 +16,7 @@ from executor.model.tree import ModuleTree
 from executor.parallel.agreement import Ranks
 from executor.parallel.pipeline import Stages
 from executor.plan.forms import Form
+from executor.sandbox.pool import Pool
 from executor.saves.collect import Limits
 from executor.saves.outbox import Outbox
 
@@ -42,6 +43,7 @@ class Host:
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         loops: the loops that run in the tables; None: none does.
         forms: of the locations' values for one row, by path and kind.
+        sandboxes: the processes in which blocks of tenants without trust run; None: they run in the worker.
         facts: returns what explanations need to know; it runs the model when it is called first, between two steps.
     """
 
@@ -61,3 +63,4 @@ class Host:
     loops: TableLoops | None = None
     forms: Mapping[tuple[str, str], Form] = field(default_factory=dict)
     facts: Callable[[], Facts] | None = None
+    sandboxes: Pool | None = None

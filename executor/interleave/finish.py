@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from executor.block.mediator import Mediator
-from executor.block.scope import TraceScope
+from executor.block.scope import Scope, Sent
 from executor.core.ended import Ended, Ending
-from executor.core.errors import BudgetExceeded
 from executor.interleave.admission import Requests
 from executor.interleave.context import Host
 from executor.interleave.machine.events import TurnEnded
 from executor.interleave.machine.instructions import Close, Finish, Forget, Instruction
 from executor.interleave.running import Running
 from executor.model.meta_tensors import explained
-from executor.saves.collect import collect
 from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 
@@ -116,17 +114,21 @@ class Endings:
             mediator.state.record.logs + self._edit_logs,
         )
 
-    def _saves(self, mediator: Mediator, scope: TraceScope, writes: list[str]) -> list[pb.Event]:
+    def _saves(self, mediator: Mediator, scope: Scope, writes: list[str]) -> list[pb.Event]:
         """Return what a block saved.
 
         The values are named nowhere else afterwards, or they could not go with the block.
         """
-        return self._bounded(
-            scope,
-            mediator.identity.invoke,
-            mediator.state.progress.used,
-            lambda put: collect(scope, mediator.identity.invoke, mediator.bound(writes), {}, self._limits, put),
-        )
+        used = mediator.state.progress.used
+        saved = scope.saved(mediator.identity.invoke, mediator.bound(writes), used, self._limits)
+        return self._put(scope, saved)
+
+    def _put(self, scope: Scope, sent: Sent) -> list[pb.Event]:
+        """Send the blobs; return the events."""
+        events, blobs = sent
+        for blob_id, data in blobs:
+            self._outbox.put(scope.session, scope.id, blob_id, data)
+        return events
 
     def _accounting(self, mediator: Mediator) -> pb.Accounting:
         results = self._result if isinstance(self._result, list) else [self._result]
@@ -135,35 +137,11 @@ class Endings:
             self._invoke, self._steps, mediator.state.progress.prompt_tokens, generated, self._precision
         )
 
-    def _bounded(
-        self, scope: TraceScope, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]
-    ) -> list[pb.Event]:
-        """Encode what was saved within the block's budget: objects have code of their own.
-
-        Args:
-            invoke: the invoke, -1 for the shared values.
-            used: seconds that the block has used in this step already.
-            encode: given what takes blobs, returns the events.
-        """
-        blobs: list[tuple[str, memoryview]] = []
-        try:
-            events, _ = self._budget.run(lambda: encode(lambda *blob: blobs.append(blob)), used, scope.blame)
-        except BudgetExceeded as error:
-            message = f"while what was saved was encoded, {error.message}"
-            return [pb.Event(failed=pb.Failure(code=error.code, message=message, trace_id=scope.id, invoke=invoke))]
-        if any(event.WhichOneof("kind") == "saves" for event in events):
-            for blob_id, data in blobs:
-                self._outbox.put(scope.session, scope.id, blob_id, data)
-        return events
-
-    def _leave(self, scope: TraceScope | None, events: list[pb.Event]) -> list[bytes]:
+    def _leave(self, scope: Scope | None, events: list[pb.Event]) -> list[bytes]:
         """End the invoke; after the last one of a trace send the shared values and drop the scope."""
         if self._requests.close(self._trace_id, self._invoke) and scope is not None:
             if self._reports:
-                shared = self._bounded(
-                    scope, -1, 0.0, lambda put: collect(scope, -1, *scope.changed(), self._limits, put)
-                )
-                events = events + shared
+                events = events + self._put(scope, scope.given_back(self._limits))
             left = scope.let_go()
             if left is not None:
                 failed = pb.Failure(code=left.code, message=left.message, trace_id=scope.id, invoke=self._invoke)

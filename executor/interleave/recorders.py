@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from executor.block.cache import Recorder
 from executor.block.mediator import Mediator
-from executor.block.scope import TraceScope
+from executor.block.scope import Scope
 from executor.core.errors import Refusal
 from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
@@ -57,7 +57,7 @@ class Recorders:
         path: str,
         kind: str,
         served: Callable[[], Served],
-        scope: TraceScope,
+        scope: Scope,
     ) -> pb.Failure | None:
         """Take a value; return why the block fails, None if it does not.
 

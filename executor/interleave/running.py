@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from executor.block.mediator import Mediator
-from executor.block.scope import TraceScope
+from executor.block.scope import Scope
 from executor.block.tally import resolve
 from executor.core.errors import Refusal
 from executor.core.location import Location
@@ -64,7 +64,7 @@ class Running:
     def __init__(
         self,
         mediators: Mapping[str, Mediator],
-        scopes: Mapping[str, TraceScope],
+        scopes: Mapping[str, Scope],
         recorders: Recorders,
         host: Host,
         muted: Callable[[], AbstractContextManager[None]],

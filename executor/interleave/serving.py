@@ -17,9 +17,9 @@ from executor.interleave.machine.events import Failure
 from executor.model import batched
 from executor.model.batched import BatchValue, Member
 from executor.model.bits import digest
-from executor.model.items import made_here
 from executor.model.meta_tensors import is_fake
 from executor.model.node import Node
+from executor.model.plain import check_plain
 from executor.model.read_only import ReadOnly
 from executor.model.rows import BatchRows, ManyRows, Rows
 from executor.model.tree import SAMPLES
@@ -195,28 +195,3 @@ class Serving:
                 f"{self._vocabulary - 1}",
                 location=location,
             )
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_CONTAINERS = frozenset({tuple, list, dict})
-
-
-def check_plain(value: Any, location: str) -> None:
-    """Refuse values with code of their own: the code would run where a change is written back.
-
-    Raises:
-        Refusal: INVALID_ARGUMENT, with the type and what to write instead.
-    """
-    kind = type(value)
-    if kind in _PLAIN or value is None:
-        return
-    if kind in _CONTAINERS or made_here(kind):
-        for item in value.values() if kind is dict else value:
-            check_plain(item, location)
-    elif issubclass(kind, torch.Tensor | tuple | list | dict):
-        plain = "tensor: value.as_subclass(torch.Tensor)" if issubclass(kind, torch.Tensor) else "tuple, list or dict"
-        raise Refusal(
-            pb.ERROR_CODE_INVALID_ARGUMENT,
-            f"{location} was assigned a {kind.__name__}, whose own code the engine does not run; assign a plain {plain}",
-            location=location,
-        )

@@ -24,13 +24,16 @@ class ReadOnly(Served):
     Args:
         location, value, rows, layout_of: as of `Served`.
         why: why the value cannot be changed.
+
+    Attributes:
+        why: as given.
     """
 
     def __init__(
         self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout], why: str
     ) -> None:
         super().__init__(location, value, rows, layout_of)
-        self._why = why
+        self.why = why
 
     def assign(self, value: Any) -> NoReturn:
         raise self._refusal()
@@ -62,5 +65,5 @@ class ReadOnly(Served):
 
     def _refusal(self) -> Refusal:
         return Refusal(
-            pb.ERROR_CODE_INVALID_ARGUMENT, f"{self.location} cannot be changed: {self._why}", location=self.location
+            pb.ERROR_CODE_INVALID_ARGUMENT, f"{self.location} cannot be changed: {self.why}", location=self.location
         )

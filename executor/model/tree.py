@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from vllm.lora.layers import LogitsProcessorWithLoRA
@@ -27,6 +28,7 @@ LOGITS = "logits"
 SAMPLES = "samples"
 PSEUDO = (LOGITS, SAMPLES)
 _AFTER_FORWARD = 1 << 30
+_ORDER = ("_batched", "_order", "_repeated", "_callers", "_stages", "_stage")
 _TRANSFORMERS_BACKEND = "vllm.model_executor.models.transformers."
 
 
@@ -152,6 +154,15 @@ class ModuleTree:
         }
         self._note_order(event for number, event in ran if self._stages[event] == number)
         self._stages[LOGITS, "output"] = self._stages[SAMPLES, "output"] = len(events) - 1
+
+    def order_facts(self) -> dict[str, Any]:
+        """Return all that the tree knows of the order of its locations, as data."""
+        return {name: getattr(self, name) for name in _ORDER}
+
+    def take_order(self, facts: dict[str, Any]) -> None:
+        """Know of the order what `order_facts` of another tree of the same model gave."""
+        for name in _ORDER:
+            setattr(self, name, facts[name])
 
     def here(self, path: str, kind: str) -> bool:
         """Return whether this stage has a location."""

@@ -132,6 +132,7 @@ class Served:
         self._leaves: list[Leaf] = []
         self._derived: list[tuple[object, Derived]] = []
         self._original = value
+        self._refused: Refusal | None = None
         self._spot = Spot(location)
         self.value = self._expose(value, ())
 
@@ -150,7 +151,7 @@ class Served:
             return outputs_like(value, items, self._spot, path)
         if isinstance(value, dict):
             return {name: self._expose(item, (*path, name)) for name, item in value.items()}
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, bool | int | float | str | Opaque):
             return value
         return Opaque(f"a {type(value).__name__} at {self.location}")
 
@@ -191,6 +192,23 @@ class Served:
     def given(self) -> list[torch.Tensor]:  # [rows, ...]
         """Return the tensors that the block has of this location."""
         return [leaf.private for leaf in self._leaves] + [derived.value for _, derived in self._derived]
+
+    def changes(self) -> dict[int, torch.Tensor]:  # [rows, ...] each
+        """Return the tensors that the block has changed in place, by their index in `given`.
+
+        The tensors are on the CPU: on another device the answer would not be sure.
+
+        Raises:
+            Refusal: as of `put_back`.
+        """
+        self.put_back()
+        for leaf in self._leaves:
+            leaf.look()
+        return {index: leaf.private for index, leaf in enumerate(self._leaves) if leaf.change is Change.MADE}
+
+    def refuse(self, why: Refusal) -> None:
+        """Have `settle` raise an error, because a change of the block's does not fit."""
+        self._refused = why
 
     def derive(
         self,
@@ -263,6 +281,8 @@ class Served:
         Args:
             current: what the model would go on with: the value that was served, or what others made of it since.
         """
+        if self._refused is not None:
+            raise self._refused
         self.put_back()
         for leaf in self._leaves:  # all before a write: the engine's tensors may share memory
             leaf.look()

@@ -51,7 +51,12 @@ def prepare_environment(workers: int) -> None:
 
 
 def worker_settings(
-    limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False, graphs: bool = False
+    limits: Any,
+    outbox: str = "ray",
+    placement: str = "PACK",
+    plans: bool = False,
+    graphs: bool = False,
+    sandbox: bool = False,
 ) -> dict[str, Any]:
     """Return what the executor and its workers read from `additional_config["interpose"]`.
 
@@ -61,6 +66,7 @@ def worker_settings(
         placement: Ray's strategy for placing the workers; the placement group of a Serve replica overrides it.
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         graphs: whether loops run in the tables where they can, on GPUs in captured graphs (`executor.graphs`). Needs `plans`.
+        sandbox: whether blocks of tenants without trust run in sandboxed processes (`executor.sandbox`).
     """
     return {
         "outbox": outbox,
@@ -73,22 +79,28 @@ def worker_settings(
         "graphs": plans and graphs,
         # Whether a model on GPUs has tables also over several ranks and with adapters. That has not been shown to be right there.
         "everywhere": False,
+        "sandbox": sandbox,
     }
 
 
 def trace_options(
-    limits: Any, outbox: str = "ray", placement: str = "PACK", plans: bool = False, graphs: bool = False
+    limits: Any,
+    outbox: str = "ray",
+    placement: str = "PACK",
+    plans: bool = False,
+    graphs: bool = False,
+    sandbox: bool = False,
 ) -> dict[str, Any]:
     """Return the engine options that traces need, whatever the model and the executor.
 
     Args:
-        limits, outbox, placement, plans, graphs: as of `worker_settings`.
+        limits, outbox, placement, plans, graphs, sandbox: as of `worker_settings`.
     """
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
-        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans, graphs)},
+        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans, graphs, sandbox)},
         **{name: value for name, (value, _) in FIXED.items()},
     }
 

@@ -9,7 +9,7 @@ that saves one row in each step sends one row in each step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -27,6 +27,22 @@ from interpose.v1 import trace_pb2 as pb
 # How many values are searched for saved values in one step. Larger containers are searched after the request has ended.
 _SEARCHED = 20_000
 _UNBOUND = object()
+
+
+class Increments(Protocol):
+    """Sends what one invoke of a streamed trace saves, step by step.
+
+    Attributes:
+        failure: why nothing more is sent; the invoke fails with it.
+    """
+
+    failure: pb.Failure | None
+
+    def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:
+        """Send what is new after a step; return False if sending failed and the request must end."""
+
+    def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:
+        """Return what is new since the last step, after the request has ended."""
 
 
 class SaveStream:

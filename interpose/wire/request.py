@@ -25,6 +25,7 @@ class TraceRequest:
         session: Ray name of the session actor, which takes saved bytes and printed text; "" for none.
         session_id: the session that the trace was submitted to.
         tenant: name of the tenant.
+        trusted: whether the tenant may run code in the workers' own processes.
         share: part of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
         trace_id: the trace's id, as the client chose it.
         accepted: the trace's first event, a serialized `Event` with `Accepted`.
@@ -42,6 +43,7 @@ class TraceRequest:
     session: str = ""
     session_id: str = ""
     tenant: str = ""
+    trusted: bool = False
     share: float = 1.0
     trace_id: str = ""
     accepted: bytes = field(default=b"", repr=False)

@@ -270,6 +270,7 @@ class IngressDeployment(HealthCalls):
             served.settings,
             lease.session_id,
             tenant=tenant.name,
+            trusted=tenant.trust != "none",
             share=self.settings.share,
             job=message.job,
             edits=edits,

@@ -39,6 +39,7 @@ def request_of(
     session_id: str,
     *,
     tenant: str = "",
+    trusted: bool = False,
     share: float = 1.0,
     job: bool = False,
     edits: tuple[bytes, ...] = (),
@@ -51,7 +52,7 @@ def request_of(
         trace: the same, parsed.
         model: the settings of the trace's model.
         session_id: the session that runs the trace.
-        tenant, share, job, edits, remotes: as in `TraceRequest`.
+        tenant, trusted, share, job, edits, remotes: as in `TraceRequest`.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
@@ -60,6 +61,7 @@ def request_of(
         edits=edits,
         session_id=session_id,
         tenant=tenant,
+        trusted=trusted,
         share=share,
         trace_id=trace.id,
         accepted=pb.Event(accepted=accepted).SerializeToString(),

@@ -6,7 +6,7 @@ import ast
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,9 @@ def lone_request(trace: pb.Trace) -> InvokeRequest:
 class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
-    def __init__(self, checkpoint: Path, limits: Any = Limits, graphs: bool = False, **options: Any) -> None:
+    def __init__(
+        self, checkpoint: Path, limits: Any = Limits, graphs: bool = False, sandbox: bool = False, **options: Any
+    ) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -134,9 +136,10 @@ class LocalEngine:
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         graphs = graphs or os.environ.get("INTERPOSE_TEST_GRAPHS") == "1"  # the same tests, with loops in the tables
         plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
-        traced = trace_options(limits, "local", plans=plans, graphs=graphs)
+        traced = trace_options(limits, "local", plans=plans, graphs=graphs, sandbox=sandbox)
         traced["additional_config"]["interpose"]["everywhere"] = True
         self.llm = LLM(model=str(checkpoint), **traced, **options)
+        self.trusted = False  # whether traces are of a tenant with trust
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
         self.compile = compile_here
@@ -260,7 +263,7 @@ class LocalEngine:
             generated[trace.id] = {}
             without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.joint]
             trace.stream = trace.stream or stream
-            request = request_of(trace, self.applied)
+            request = replace(request_of(trace, self.applied), trusted=self.trusted)
             shipment[trace.id] = shipped(request, self.compile(units_of(request.parse())))
             if len(blocks) > 1:
                 assert not self.worker.interpose_open(shipment[trace.id])

@@ -19,7 +19,7 @@ CLEAN = (
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
     *(
         f"executor/{name}"
-        for name in "block cluster core engine graphs interleave model parallel plan plugin saves views".split()
+        for name in "block cluster core engine graphs interleave model parallel plan plugin sandbox saves views".split()
     ),
     *("interpose/__init__.py", "executor/__init__.py"),
 )

@@ -19,7 +19,7 @@ CLEAN = (
     *("actors", "benchmarks", "examples", "serve_app", "tools"),
     *(
         f"executor/{name}"
-        for name in "block cluster core engine graphs interleave model parallel plan plugin saves views".split()
+        for name in "block cluster core engine graphs interleave model parallel plan plugin sandbox saves views".split()
     ),
     *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
 )

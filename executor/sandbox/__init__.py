@@ -1,0 +1,1 @@
+"""Blocks in sandboxed processes, which have nothing of the worker's."""

@@ -1,0 +1,114 @@
+"""Messages between a worker and one sandboxed process.
+
+The small parts go through a socket, the large ones through shared memory. A message is a head and a body
+(`executor.sandbox.codec`). The head has the body's length, the kind of the message and a number that counts the worker's
+questions. The process answers each question with notices and one answer, under the question's number.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+from typing import Any
+
+import torch
+
+from executor.sandbox.codec import Malformed, Region, decode, encode
+
+REGION_BYTES = 256 << 20  # each way; pages that nobody touches take no memory
+MOST_BODY = 4 << 20  # bytes of a body
+HEAD = struct.Struct("<IBI")
+
+
+class Kind(enum.IntEnum):
+    """The kinds of messages.
+
+    Members:
+        OPEN: a trace: bind the names of its block.
+        START, SERVE, RESUME, THROW: a turn of the block, as of `executor.block.runner.Runner`.
+        SAVES: encode what the block saved.
+        SHARED: encode what the trace gives back.
+        STREAM: encode what is new since the step before.
+        GO: go on: a notice has been taken.
+        ANSWER: the answer to a question.
+        LOG: printed text.
+        PIECE: a part of a blob; it is answered with GO.
+        INCREMENT: an event of a streamed trace.
+        BLOB: asks for an uploaded value; it is answered with GO.
+    """
+
+    OPEN = 1
+    START = 2
+    SERVE = 3
+    RESUME = 4
+    THROW = 5
+    SAVES = 6
+    SHARED = 7
+    STREAM = 8
+    GO = 9
+    ANSWER = 16
+    LOG = 17
+    PIECE = 18
+    INCREMENT = 19
+    BLOB = 20
+
+
+class Shared:
+    """The memory that a worker and one sandboxed process share.
+
+    Args:
+        descriptor: of the memory; the caller may close it afterwards.
+
+    Attributes:
+        down, up: what the worker writes, and what the process writes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._mapped = mmap.mmap(descriptor, 2 * REGION_BYTES)
+        memory = torch.frombuffer(self._mapped, dtype=torch.uint8)
+        self.down = Region(memory[:REGION_BYTES])
+        self.up = Region(memory[REGION_BYTES:])
+
+
+class ChildEnd:
+    """The sandboxed process's end of the channel.
+
+    Args:
+        socket: its descriptor.
+        shared: the memory.
+    """
+
+    def __init__(self, socket: int, shared: Shared) -> None:
+        self._socket = socket
+        self._shared = shared
+        self._number = 0
+
+    def next(self) -> tuple[Kind, Any]:
+        """Return the next message of the worker.
+
+        Raises:
+            EOFError: the worker is gone.
+        """
+        size, kind, self._number = HEAD.unpack(self._read(HEAD.size))
+        return Kind(kind), decode(self._read(size), self._shared.down)
+
+    def send(self, kind: Kind, value: Any) -> None:
+        """Send an answer or a notice."""
+        body = encode(value, self._shared.up)
+        if len(body) > MOST_BODY:
+            raise Malformed(f"a message of {len(body)} bytes")
+        data = memoryview(HEAD.pack(len(body), kind, self._number) + body)
+        while data:
+            data = data[os.write(self._socket, data) :]
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = os.read(self._socket, size)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)

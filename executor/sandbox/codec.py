@@ -1,0 +1,269 @@
+"""Values as typed bytes, between a worker and a sandboxed process.
+
+A message is a tree of plain values. The small ones lie in the message itself. Tensors and long bytes lie in memory that both
+processes share (`Region`), and the message says where. The reader trusts nothing: each length, offset, dtype and depth is checked
+before it is used. The elements are copied out of the shared memory before anybody looks at them, because the other process could
+still write there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy
+import torch
+
+from executor.core.errors import Refusal
+from interpose.v1 import trace_pb2 as pb
+
+_ALIGNED = 64  # bytes
+_LONG = 4096  # bytes from which on text and bytes lie in the shared memory
+_DEPTH = 64
+_DIMENSIONS = 64
+_DTYPES = tuple(
+    getattr(torch, name)
+    for name in (
+        "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 uint16 uint32 uint64 "
+        "float8_e4m3fn float8_e5m2"
+    ).split()
+)
+_NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_COUNT, _INTEGER, _FLOAT, _COMPLEX, _EXTENT = (struct.Struct(form) for form in ("<I", "<q", "<d", "<dd", "<QQ"))
+
+
+class Malformed(ValueError):
+    """Bytes that are no message."""
+
+
+class Region:
+    """A part of the shared memory, which one process writes and the other reads.
+
+    Args:
+        memory: uint8 [bytes], the part.
+    """
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._used = 0
+
+    def begin(self) -> None:
+        """Begin a new message: what the message before put here is forgotten."""
+        self._used = 0
+
+    @property
+    def left(self) -> int:
+        """The bytes that are free."""
+        return self._memory.numel() - self._used
+
+    def put(self, data: torch.Tensor) -> tuple[int, int]:  # any shape, on any device
+        """Copy a tensor here; return the offset and the number of bytes.
+
+        Raises:
+            Refusal: QUOTA_EXCEEDED, there is no room.
+        """
+        size = data.numel() * data.element_size()
+        start = -(-self._used // _ALIGNED) * _ALIGNED
+        if start + size > self._memory.numel():
+            raise Refusal(
+                pb.ERROR_CODE_QUOTA_EXCEEDED,
+                f"the values that pass to or from a sandboxed block at a time take more than {self._memory.numel() >> 20} MiB; "
+                "read a location with fewer tokens, or save values one by one",
+            )
+        self._used = start + size
+        if size:
+            self._memory[start : start + size].view(data.dtype).view(data.shape).copy_(data)
+        return start, size
+
+    def take(self, start: int, size: int) -> torch.Tensor:  # -> uint8 [bytes]
+        """Return a copy of some bytes.
+
+        Raises:
+            Malformed: they do not lie here.
+        """
+        if start % _ALIGNED or start + size > self._memory.numel():
+            raise Malformed(f"{size} bytes at {start}")
+        return self._memory[start : start + size].clone()
+
+
+def encode(value: Any, region: Region) -> bytes:
+    """Return the message of a value.
+
+    Args:
+        value: of None, bool, int, float, complex, str, bytes, list, tuple, dict and tensors.
+        region: takes tensors and long bytes; the message before is forgotten.
+
+    Raises:
+        Refusal: there is no room, or a tensor's dtype or layout does not travel.
+        TypeError: another type.
+    """
+    region.begin()
+    out = bytearray()
+    with torch._C._InferenceMode(False), torch.no_grad():
+        _encode(value, region, out, 0)
+    return bytes(out)
+
+
+def _encode(value: Any, region: Region, out: bytearray, depth: int) -> None:
+    if depth > _DEPTH:
+        raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"a value is nested more than {_DEPTH} deep")
+    kind = type(value)
+    if value is None or kind is bool:
+        out += b"N" if value is None else b"T" if value else b"F"
+    elif kind is int:
+        if -(1 << 63) <= value < 1 << 63:
+            out += b"i" + _INTEGER.pack(value)
+        else:
+            out += b"h"
+            _put_bytes(hex(value).encode(), region, out)
+    elif kind is float:
+        out += b"f" + _FLOAT.pack(value)
+    elif kind is complex:
+        out += b"c" + _COMPLEX.pack(value.real, value.imag)
+    elif kind is str:
+        out += b"s"
+        _put_bytes(value.encode("utf-8", "surrogatepass"), region, out)
+    elif kind in (bytes, bytearray, memoryview):
+        out += b"b"
+        _put_bytes(value, region, out)
+    elif kind in (list, tuple):
+        out += (b"l" if kind is list else b"t") + _COUNT.pack(len(value))
+        for item in value:
+            _encode(item, region, out, depth + 1)
+    elif kind is dict:
+        out += b"d" + _COUNT.pack(len(value))
+        for key, item in value.items():
+            _encode(key, region, out, depth + 1)
+            _encode(item, region, out, depth + 1)
+    elif kind in (torch.Tensor, torch.nn.Parameter):
+        _encode_tensor(value, region, out)
+    else:
+        raise TypeError(f"a {kind.__name__} does not travel")
+
+
+def _encode_tensor(value: torch.Tensor, region: Region, out: bytearray) -> None:  # any shape
+    number = _NUMBER_OF.get(value.dtype)
+    if number is None or value.layout is not torch.strided or value.device.type == "meta":
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT,
+            f"a tensor of dtype {value.dtype} and layout {value.layout} does not pass out of a sandbox; make it dense",
+        )
+    start, size = region.put(value.detach())
+    out += b"x" + bytes((number, value.dim())) + b"".join(map(_INTEGER.pack, value.shape)) + _EXTENT.pack(start, size)
+
+
+def _put_bytes(data: bytes | bytearray | memoryview, region: Region, out: bytearray) -> None:
+    size = memoryview(data).nbytes
+    if size < _LONG:
+        out += b"-" + _COUNT.pack(size) + data
+        return
+    start, _ = region.put(torch.from_numpy(numpy.frombuffer(data, dtype=numpy.uint8)))
+    out += b"+" + _EXTENT.pack(start, size)
+
+
+def decode(data: bytes, region: Region) -> Any:
+    """Return the value of a message.
+
+    Tensors are copies, on the CPU, without gradients.
+
+    Raises:
+        Malformed: the bytes are no message.
+    """
+    with torch._C._InferenceMode(False), torch.no_grad():
+        try:
+            reader = _Reader(data, region)
+            value = reader.value(0)
+        except (struct.error, ValueError, IndexError, TypeError, OverflowError, RuntimeError) as error:
+            raise Malformed(str(error)) from None
+    if reader.at != len(data):
+        raise Malformed(f"{len(data) - reader.at} bytes after its end")
+    return value
+
+
+class _Reader:
+    def __init__(self, data: bytes, region: Region) -> None:
+        self.at = 0
+        self._data = data
+        self._region = region
+
+    def _unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        found = form.unpack_from(self._data, self.at)
+        self.at += form.size
+        return found
+
+    def _tag(self) -> bytes:
+        tag = self._data[self.at : self.at + 1]
+        self.at += 1
+        return tag
+
+    def value(self, depth: int) -> Any:
+        """Return the next value."""
+        if depth > _DEPTH:
+            raise Malformed("nested too deeply")
+        tag = self._tag()
+        if tag in (b"N", b"T", b"F"):
+            return None if tag == b"N" else tag == b"T"
+        if tag == b"i":
+            return self._unpack(_INTEGER)[0]
+        if tag == b"h":
+            return int(self._bytes(1 << 16).decode("ascii"), 16)
+        if tag == b"f":
+            return self._unpack(_FLOAT)[0]
+        if tag == b"c":
+            return complex(*self._unpack(_COMPLEX))
+        if tag == b"s":
+            return self._bytes().decode("utf-8", "surrogatepass")
+        if tag == b"b":
+            return self._bytes()
+        if tag == b"x":
+            return self._tensor()
+        if tag in (b"l", b"t", b"d"):
+            return self._items(tag, depth + 1)
+        raise Malformed(f"the tag {tag!r}")
+
+    def _items(self, tag: bytes, depth: int) -> Any:
+        (count,) = self._unpack(_COUNT)
+        if count > len(self._data) - self.at:  # each takes a byte at least
+            raise Malformed(f"{count} items in {len(self._data) - self.at} bytes")
+        if tag == b"d":
+            return {self._key(depth): self.value(depth) for _ in range(count)}
+        items = [self.value(depth) for _ in range(count)]
+        return items if tag == b"l" else tuple(items)
+
+    def _key(self, depth: int) -> Any:
+        key = self.value(depth)
+        if key is not None and not isinstance(key, bool | int | float | str | bytes):
+            raise Malformed(f"a {type(key).__name__} as a key")
+        return key
+
+    def _bytes(self, most: int | None = None) -> bytes:
+        if self._tag() == b"-":
+            (size,) = self._unpack(_COUNT)
+            if size > len(self._data) - self.at or size > (size if most is None else most):
+                raise Malformed(f"{size} bytes")
+            self.at += size
+            return self._data[self.at - size : self.at]
+        start, size = self._unpack(_EXTENT)
+        if most is not None and size > most:
+            raise Malformed(f"{size} bytes")
+        return self._region.take(start, size).numpy().tobytes()
+
+    def _tensor(self) -> torch.Tensor:  # any shape
+        number, dimensions = self._data[self.at], self._data[self.at + 1]
+        self.at += 2
+        if number >= len(_DTYPES) or dimensions > _DIMENSIONS:
+            raise Malformed(f"dtype {number}, {dimensions} dimensions")
+        dtype = _DTYPES[number]
+        shape = [self._unpack(_INTEGER)[0] for _ in range(dimensions)]
+        start, size = self._unpack(_EXTENT)
+        elements = 1
+        for length in shape:
+            if length < 0:
+                raise Malformed(f"the shape {shape}")
+            elements *= length
+        if elements * dtype.itemsize != size or any(length > 1 << 48 for length in shape):
+            raise Malformed(f"the shape {shape} of {dtype} in {size} bytes")
+        data = self._region.take(start, size)
+        if dtype is torch.bool:  # a byte may be neither 0 nor 1
+            data = data.ne(0)
+        return data.view(dtype).view(shape)

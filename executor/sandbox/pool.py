@@ -1,0 +1,278 @@
+"""The sandboxed processes of a worker: its zygote, and some that wait for traces.
+
+A process serves one trace and ends with it. So nothing of a trace is there when the next one comes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from executor.core.errors import Refusal
+from executor.sandbox.channel import HEAD, MOST_BODY, Kind, Shared
+from executor.sandbox.codec import Malformed, decode, encode
+from executor.sandbox.kernel import missing
+from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
+from interpose.v1 import trace_pb2 as pb
+
+READY = 4  # processes that wait for a trace
+_FIRST_SECONDS = 120.0  # until the zygote has loaded all
+_NEXT_SECONDS = 5.0  # until a process is there
+_START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.zygote import serve; serve({line})"
+
+
+class Lost(Exception):
+    """A sandboxed process can be asked nothing any more.
+
+    Attributes:
+        overdue: whether it took too long.
+    """
+
+    def __init__(self, why: str, overdue: bool = False) -> None:
+        super().__init__(why)
+        self.overdue = overdue
+
+
+class Process:
+    """The worker's end of the channel to one sandboxed process.
+
+    Args:
+        line: the socket.
+        memory: the descriptor of the shared memory.
+        handle: the process's pidfd.
+        number: its process id.
+
+    Attributes:
+        number: as given.
+        open: whether it can still be asked.
+    """
+
+    def __init__(self, line: socket.socket, memory: int, handle: int, number: int) -> None:
+        self.number = number
+        self.open = True
+        self._line = line
+        self._line.setblocking(False)
+        self._handle = handle
+        try:
+            self._shared = Shared(memory)
+        finally:
+            os.close(memory)
+        self._poll = select.poll()
+        self._poll.register(line.fileno(), select.POLLIN)
+        self._number = 0
+        self._came = bytearray()
+
+    def send(self, kind: Kind, value: Any, until: float) -> None:
+        """Ask something.
+
+        Args:
+            until: when it must be over, on the monotonic clock.
+
+        Raises:
+            Refusal: the values are too large.
+            Lost: the process is gone.
+        """
+        self._send(kind, value, until, self._number + 1)
+
+    def go(self, value: Any, until: float) -> None:
+        """Answer a notice; it raises what `send` raises."""
+        self._send(Kind.GO, value, until, self._number)
+
+    def _send(self, kind: Kind, value: Any, until: float, number: int) -> None:
+        if not self.open:
+            raise Lost("it has ended")
+        body = encode(value, self._shared.down)
+        self._number = number
+        data = memoryview(HEAD.pack(len(body), kind, number) + body)
+        while data:
+            try:
+                data = data[self._line.send(data) :]
+            except BlockingIOError:
+                self._wait(until, select.POLLOUT)
+            except OSError:
+                raise Lost("it ended from within, or ran out of memory") from None
+
+    def receive(self, until: float) -> tuple[Kind, Any]:
+        """Return the next notice or the answer.
+
+        Raises:
+            Lost: the process is gone, took too long, or sent what is no message.
+        """
+        size, kind, number = HEAD.unpack(self._read(HEAD.size, until))
+        if size > MOST_BODY:
+            raise Lost(f"it sent a message of {size} bytes")
+        body = self._read(size, until)
+        if number != self._number:
+            raise Lost(f"it answered the question {number} in the place of {self._number}")
+        try:
+            return Kind(kind), decode(body, self._shared.up)
+        except (Malformed, ValueError) as error:
+            raise Lost(f"it sent no message: {error}") from None
+
+    def _read(self, size: int, until: float) -> bytes:
+        came = self._came
+        while len(came) < size:
+            try:
+                part = self._line.recv(1 << 16)
+            except BlockingIOError:
+                self._wait(until, select.POLLIN)
+                continue
+            except OSError:
+                part = b""
+            if not part:
+                raise Lost("it ended from within, or ran out of memory")
+            came += part
+        data = bytes(came[:size])
+        del came[:size]
+        return data
+
+    def _wait(self, until: float, events: int) -> None:
+        left = until - time.monotonic()
+        self._poll.modify(self._line.fileno(), events)
+        if left <= 0 or not self._poll.poll(left * 1000):
+            raise Lost("it took too long", overdue=True)
+
+    def end(self) -> None:
+        """End the process, whatever it does. Idempotent."""
+        if self.open:
+            self.open = False
+            try:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            except ProcessLookupError:  # it has ended
+                pass
+            os.close(self._handle)
+            self._line.close()
+
+
+class Pool:
+    """The sandboxed processes of one worker.
+
+    Args:
+        setup: what the zygote is told.
+        ready: how many processes wait for a trace.
+
+    Raises:
+        RuntimeError: the machine lacks something, with what it is.
+    """
+
+    def __init__(self, setup: Setup, ready: int = READY) -> None:
+        lacks = missing()
+        if lacks:
+            raise RuntimeError(
+                f"this machine cannot run sandboxed processes: it lacks {', '.join(lacks)}; set the model's `sandbox` to "
+                "false to run the blocks of all tenants in the worker"
+            )
+        self._setup = setup
+        self._ready = ready
+        self._asked = 0  # processes that the zygote was asked for and has not given yet
+        self._waiting: deque[Process] = deque()
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the zygote, and wait until a process is ready.
+
+        Raises:
+            RuntimeError: no process can be made.
+        """
+        self._begin()
+        try:
+            self._waiting.append(self._next(_FIRST_SECONDS))
+        except Lost as error:
+            self.close()
+            raise RuntimeError(f"no sandboxed process could be started: {error}") from None
+
+    def take(self) -> Process:
+        """Return a process that has served no trace.
+
+        Raises:
+            Refusal: UNAVAILABLE, there is none at the moment.
+        """
+        if self._zygote is None or self._zygote.poll() is not None:
+            self._begin()  # the processes of the zygote before have ended with it
+        self._ask()
+        try:
+            found = self._waiting.popleft() if self._waiting else self._next(_NEXT_SECONDS)
+        except Lost as error:
+            raise Refusal(
+                pb.ERROR_CODE_UNAVAILABLE, f"there is no sandboxed process at the moment: {error}; submit it again"
+            ) from None
+        self._ask()
+        return found
+
+    def close(self) -> None:
+        """End the zygote and all processes that wait. Idempotent."""
+        for process in self._waiting:
+            process.end()
+        self._waiting.clear()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._zygote is not None:
+            self._zygote.kill()
+            self._zygote.wait()
+            self._zygote = None
+
+    def _begin(self) -> None:
+        self.close()
+        mine, theirs = socket.socketpair()
+        with theirs:
+            code = _START.format(path=[entry for entry in sys.path if entry] or [os.getcwd()], line=theirs.fileno())
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                pass_fds=[theirs.fileno()],
+                env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._line, self._asked = mine, 0
+        told = pickle.dumps(self._setup)
+        mine.sendall(LENGTH.pack(len(told)) + told)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for as many processes as are to wait."""
+        wanted = self._ready - len(self._waiting) - self._asked
+        if wanted > 0 and self._line is not None:
+            try:
+                self._line.sendall(FORK * wanted)
+                self._asked += wanted
+            except OSError:  # the zygote is gone
+                return
+
+    def _next(self, seconds: float) -> Process:
+        """Return the next process of the zygote's.
+
+        Raises:
+            Lost: it did not come.
+        """
+        assert self._line is not None
+        until = time.monotonic() + seconds
+        self._line.settimeout(seconds)
+        try:
+            told, descriptors, _, _ = socket.recv_fds(self._line, 1 + LENGTH.size, 3)
+        except TimeoutError:
+            raise Lost("it took too long", overdue=True) from None
+        except OSError:
+            raise Lost("the zygote is gone") from None
+        if told[:1] != FORKED or len(descriptors) != 3:
+            raise Lost("the zygote is gone")
+        self._asked -= 1
+        line, memory, handle = descriptors
+        process = Process(socket.socket(fileno=line), memory, handle, LENGTH.unpack(told[1:])[0])
+        try:
+            _, ready = process.receive(until)
+            if not isinstance(ready, dict) or ready.get("unable") is not None:
+                raise Lost(f"it could not give up its rights: {ready}")
+        except Lost:
+            process.end()
+            raise
+        return process

@@ -1,0 +1,177 @@
+"""The zygote: a process that forks sandboxed processes.
+
+It has Python, torch and the block's API loaded. It has nothing of the service: an empty environment, a session of its own, and
+one descriptor, its line to the worker. When the line closes it ends, and with it all that it has forked. No code of a tenant's
+runs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from executor.model.tree import ModuleTree
+from executor.sandbox import kernel
+from executor.sandbox.channel import REGION_BYTES, ChildEnd, Kind, Shared
+from executor.sandbox.child import Child
+from executor.sandbox.imports import shut_imports
+from executor.sandbox.skeleton import Skeleton
+
+LENGTH = struct.Struct("<Q")
+FORK, FORKED = b"f", b"+"
+_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # of the memory: no further seals, no shrinking, no growing
+
+# What blocks import. What a sandboxed process has not loaded it cannot load.
+_LIBRARY = (
+    "abc array ast base64 bisect binascii builtins calendar cmath codecs collections collections.abc colorsys contextlib copy "
+    "csv dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq hmac html inspect io itertools json "
+    "keyword locale logging marshal math numbers operator pickle pprint queue random re reprlib secrets statistics string struct "
+    "sys textwrap time timeit token tokenize traceback types typing unicodedata uuid warnings weakref zlib"
+)
+_TORCH = (
+    "numpy numpy.linalg numpy.fft numpy.random numpy.ma torch torch.nn torch.nn.functional torch.nn.init torch.nn.utils "
+    "torch.linalg torch.fft torch.special torch.distributions torch.optim torch.autograd torch.func torch.utils._pytree "
+    "torch.testing interpose einops"
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a zygote is told when it starts.
+
+    Attributes:
+        skeleton: the model's modules.
+        widths: of the model's values: the hidden size, and the size of a head.
+        memory_bytes: what a block may let its process grow in one step.
+        max_saved_bytes: what a trace may save.
+    """
+
+    skeleton: Skeleton
+    widths: tuple[int, int]
+    memory_bytes: int
+    max_saved_bytes: int
+
+
+def serve(descriptor: int) -> None:
+    """Serve a worker until its line closes.
+
+    Args:
+        descriptor: of the line.
+    """
+    with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=descriptor) as line:
+        _serve(line)
+
+
+def _serve(line: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children leave nothing behind
+    os.environ.clear()
+    os.chdir("/")
+    (size,) = LENGTH.unpack(_read(line, LENGTH.size))
+    setup: Setup = pickle.loads(_read(line, size))
+    tree = setup.skeleton.tree()
+    _load()
+    gc.collect()
+    gc.freeze()  # so that the pages stay those of all children
+    number = 0
+    while line.recv(1) == FORK:
+        number += 1
+        _fork(line, number, setup, tree)
+
+
+def _load() -> None:
+    """Load what blocks may import, and have torch find out about the processor."""
+    for name in (*_LIBRARY.split(), *_TORCH.split()):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        value = torch.randn(64, 64).to(dtype)
+        torch.nn.functional.linear(value, value).softmax(-1).topk(4)
+        (value @ value).sum().item()
+        torch.layer_norm(value, (64,))
+    with torch.enable_grad():
+        torch.ones(2, requires_grad=True).sum().backward()
+    repr(torch.randn(3, 3))
+    torch.linalg.svd(torch.randn(8, 8))
+    torch.fft.fft(torch.randn(8))
+    _check_single()
+
+
+def _check_single() -> None:
+    """Check that this process has one thread.
+
+    After a fork others would not be there, and the locks that they hold would.
+    """
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"the zygote has {threads} threads")
+
+
+def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree) -> None:
+    """Fork a sandboxed process, and give the worker the ends of what leads to it."""
+    theirs, mine = socket.socketpair()
+    memory = os.memfd_create("interpose-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(memory, 2 * REGION_BYTES)
+        fcntl.fcntl(memory, _ADD_SEALS, _SEALS)
+        process = os.fork()
+        if not process:
+            _become_child(mine, memory, number, setup, tree)
+        handle = os.pidfd_open(process)
+        try:
+            socket.send_fds(line, [FORKED + LENGTH.pack(process)], [theirs.fileno(), memory, handle])
+        finally:
+            os.close(handle)
+    finally:
+        theirs.close()
+        mine.close()
+        os.close(memory)
+
+
+def _become_child(mine: socket.socket, memory: int, number: int, setup: Setup, tree: ModuleTree) -> None:
+    """Give everything up, and serve the worker; never returns."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        shared = Shared(memory)
+        end = ChildEnd(mine.fileno(), shared)
+        os.closerange(0, mine.fileno())
+        os.closerange(mine.fileno() + 1, 1 << 16)
+        shut_imports()
+        room = _address_bytes() + 2 * setup.memory_bytes + setup.max_saved_bytes
+        try:
+            kernel.give_up(number, room)
+        except Exception as error:
+            end.send(Kind.ANSWER, {"unable": f"{type(error).__name__}: {error}"})
+        else:
+            end.send(Kind.ANSWER, {"unable": None})
+            Child(end, tree, setup.widths).run()
+    finally:
+        os._exit(0)
+
+
+def _address_bytes() -> int:
+    """Return the size of this process's address space."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[0]) * mmap.PAGESIZE
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = line.recv(size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
