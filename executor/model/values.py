@@ -121,6 +121,8 @@ class Served:
         put: what it wrote, each with one of `differs` where only that says whether it did.
     """
 
+    _refused: Refusal | None = None  # why a change of the block's does not fit
+
     def __init__(self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout]) -> None:
         self.at: object = location
         self.location = location
@@ -132,7 +134,6 @@ class Served:
         self._leaves: list[Leaf] = []
         self._derived: list[tuple[object, Derived]] = []
         self._original = value
-        self._refused: Refusal | None = None
         self._spot = Spot(location)
         self.value = self._expose(value, ())
 

@@ -155,6 +155,7 @@ class Child:
         self._writes: list[str] = []
         self._logged = 0
         self._given: Any = None  # the containers of the value that the block was served last
+        self._count = 0  # and the number of its tensors
         self._do: dict[Kind, Callable[[Any], Any]] = {
             Kind.OPEN: self._open,
             Kind.START: lambda told: self._turn(told, self._mediator.start),
@@ -267,6 +268,7 @@ class Child:
         at = self._mediator.state.waits.location
         assert at is not None
         tensors, self._given = told["tensors"], told["value"]
+        self._count = len(tensors)
         value = build(told["value"], tensors)
         served = _served(told["how"], told["location"], value, tensors[0].shape[0] if tensors else 0, told["why"])
         return self._turn(told, lambda: self._mediator.serve(served, at, told["position"]))
@@ -313,7 +315,7 @@ class Child:
                 return {}, None, None
             check_plain(served.value, str(at))
             changed = served.changes()
-            told = describe(served.value, served.given())
+            told = describe(served.value, served.given()[: self._count])
             return changed, told if replaces(told) or told != self._given else None, None
         except Exception as error:
             message = f"what was assigned at {at} does not fit: {error}"

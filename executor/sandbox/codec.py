@@ -63,6 +63,20 @@ class Region:
             Refusal: QUOTA_EXCEEDED, there is no room.
         """
         size = data.numel() * data.element_size()
+        start = self._room(size)
+        if size:
+            self._memory[start : start + size].view(data.dtype).view(data.shape).copy_(data)
+        return start, size
+
+    def put_bytes(self, data: bytes | bytearray | memoryview) -> tuple[int, int]:
+        """Copy bytes here; return the offset and their number. It raises what `put` raises."""
+        source = numpy.frombuffer(data, dtype=numpy.uint8)
+        start = self._room(source.size)
+        self._memory.numpy()[start : start + source.size] = source
+        return start, source.size
+
+    def _room(self, size: int) -> int:
+        """Take so many bytes; return their offset."""
         start = -(-self._used // _ALIGNED) * _ALIGNED
         if start + size > self._memory.numel():
             raise Refusal(
@@ -71,9 +85,7 @@ class Region:
                 "read a location with fewer tokens, or save values one by one",
             )
         self._used = start + size
-        if size:
-            self._memory[start : start + size].view(data.dtype).view(data.shape).copy_(data)
-        return start, size
+        return start
 
     def take(self, start: int, size: int) -> torch.Tensor:  # -> uint8 [bytes]
         """Return a copy of some bytes.
@@ -157,7 +169,7 @@ def _put_bytes(data: bytes | bytearray | memoryview, region: Region, out: bytear
     if size < _LONG:
         out += b"-" + _COUNT.pack(size) + data
         return
-    start, _ = region.put(torch.from_numpy(numpy.frombuffer(data, dtype=numpy.uint8)))
+    start, _ = region.put_bytes(data)
     out += b"+" + _EXTENT.pack(start, size)
 
 
