@@ -24,7 +24,9 @@ BLOCKS = {
     "a lens": "h = model.blocks[1].resid_post\nx = model.unembed(model.final_norm(h)).save()",
     "a module applied wrongly": "h = model.model.layers[1].output[0]\nx = model.model.layers[0].mlp(h[:, :3]).save()",
     "a weight": "w = model.model.layers[0].mlp.down_proj.weight.save()",
-    "a canonical value": "model.blocks[1].resid_post[:] += 1\nx = model.blocks[1].resid_post.save()\nlogits = model.logits.output.save()",
+    "a canonical value": (
+        "model.blocks[1].resid_post[:] += 1\nx = model.blocks[1].resid_post.save()\nlogits = model.logits.output.save()"
+    ),
     "a pattern": "p = model.blocks[0].attn.pattern.save()",
     "a token replaced": "model.samples.output[:] = 7",
     "a token that is none": "model.samples.output[:] = 10**7",
