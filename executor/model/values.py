@@ -197,10 +197,7 @@ class Served:
     def changes(self) -> dict[int, torch.Tensor]:  # [rows, ...] each
         """Return the tensors that the block has changed in place, by their index in `given`.
 
-        The tensors are on the CPU: on another device the answer would not be sure.
-
-        Raises:
-            Refusal: as of `put_back`.
+        The tensors are on the CPU. The call raises what `put_back` raises.
         """
         self.put_back()
         for leaf in self._leaves:
