@@ -15,6 +15,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `ring`, `later`, `lines`, `buffers`, `tickets`, `pieces` | values on their way to the requests, one copy for many steps |
 | `sites` | the forms of the model's values and its sites, found in one pass |
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
+| `segments`, `chain` | passes that are broken where blocks wait that are no plans, and their graphs |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
 | `operands` | what taps take from a plan's constants |
 | `template` | the taps of a plan, before and after the constants of a request are known |

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from executor.graphs.segments import Breaks
 from executor.graphs.tickets import Done, Ticket
 
 
@@ -18,11 +19,29 @@ class Key:
         descriptor: the sizes of the batch, as the engine describes them.
         sites: the sites whose taps it runs.
         plans: the programs that it has between its modules, by their keys.
+        breaks: where it is broken for blocks; None: it is one graph.
     """
 
     descriptor: Hashable
     sites: frozenset[int] = frozenset()
     plans: frozenset[str] = frozenset()
+    breaks: Breaks | None = None
+
+    def serves(self, other: Key) -> bool:
+        """Return whether a graph for this serves what another is for.
+
+        A graph in segments writes for the tables only if it has sites.
+        """
+        if (self.descriptor, self.plans) != (other.descriptor, other.plans) or not self.sites >= other.sites:
+            return False
+        if self.breaks is None or other.breaks is None:
+            return self.breaks is other.breaks
+        return self.breaks >= other.breaks and bool(self.sites) == bool(other.sites)
+
+    @property
+    def width(self) -> tuple[int, int]:
+        """The number of breaks and of sites."""
+        return (0 if self.breaks is None else len(self.breaks.spots)), len(self.sites)
 
 
 @dataclass(eq=False)
@@ -72,18 +91,15 @@ class GraphCache:
         return sum(entry.size for entry in (*self._entries.values(), *self._leaving))
 
     def find(self, key: Key) -> Entry | None:
-        """Return the graph with the fewest sites that serves a step; it counts as used.
+        """Return the graph with the fewest breaks and sites that serves a step; it counts as used.
 
-        A graph serves a step if it is for the same batch and plans, and runs the taps of all of the step's sites.
+        A graph serves a step if it is for the same batch and plans, runs the taps of all of the step's sites, and has all of
+        the step's breaks.
         """
         found = self._entries.get(key)
         if found is None:
-            serving = (
-                entry
-                for other, entry in self._entries.items()
-                if (other.descriptor, other.plans) == (key.descriptor, key.plans) and other.sites >= key.sites
-            )
-            found = min(serving, key=lambda entry: len(entry.key.sites), default=None)
+            serving = (entry for other, entry in self._entries.items() if other.serves(key))
+            found = min(serving, key=lambda entry: entry.key.width, default=None)
         if found is not None:
             self._entries.move_to_end(found.key)
         return found

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
 from executor.graphs.cache import Entry, GraphCache, Key
 from executor.graphs.capture import Captured, CaptureFailed
+from executor.graphs.segments import Breaks
 
 # A set of plans is captured when it has been the same for so many steps.
 STABLE = 4
+# Breaks of segments, likewise. Blocks that ask for the same again soon find their breaks.
+STEADY = 2
+# After steps in segments that ended eager, so many steps at most run eager at once.
+MOST_PATIENCE = 63
 # A new graph also runs the sites that steps asked for last, so many at most: so a mixture of blocks soon has one graph.
 RECENT = 48
 _MOST_NOTES = 1024  # graphs that could not be had, which are remembered
@@ -49,6 +54,7 @@ class Kind(Enum):
 
     STOCK = "as the engine's own"
     GRAPH = "in a captured graph"
+    SEGMENTS = "in segments of captured graphs"
     EAGER = "eager"
 
 
@@ -61,6 +67,7 @@ class Step:
         prompt: whether a request has several rows.
         sites: the sites with open taps.
         plans: the programs of its blocks.
+        breaks: of a step in which blocks run as they are, where they are likely to wait; else None.
         general: why a block of the step runs in no graph; "" if every block does.
     """
 
@@ -68,6 +75,7 @@ class Step:
     prompt: bool = False
     sites: frozenset[int] = frozenset()
     plans: frozenset[str] = frozenset()
+    breaks: Breaks | None = None
     general: str = ""
 
 
@@ -92,13 +100,32 @@ class Counts:
 
     Attributes:
         captured, failed, mismatched: captures that succeeded and failed, and graphs whose values were not those of hooks.
+        missed: the steps in segments that ended eager, because blocks asked for a location without a break.
         steps: the steps by how they ran; eager steps by the reason.
     """
 
     captured: int = 0
     failed: int = 0
     mismatched: int = 0
+    missed: int = 0
     steps: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _Broken:
+    """Steps in which blocks run as they are.
+
+    Attributes:
+        breaks: what the last one asked for.
+        since: the first step that asked for the same.
+        wait: how many of the coming ones run eager at once.
+        patience: how many did so after the last miss.
+    """
+
+    breaks: Breaks | None = None
+    since: int = 0
+    wait: int = 0
+    patience: int = 0
 
 
 def alone(success: bool) -> bool:
@@ -141,6 +168,7 @@ class Dispatcher:
         self._now = 0
         self._plans: frozenset[str] = frozenset()
         self._since = 0
+        self._broken = _Broken()
         self._failures: dict[Key, tuple[int, int]] = {}  # how many, and the step of the last
         self._wrong: dict[Key, None] = {}
         self._recent: dict[int, None] = {}  # the sites that steps asked for, the last asked at the end
@@ -153,6 +181,8 @@ class Dispatcher:
         self._cache.reap()
         if step.plans != self._plans:
             self._plans, self._since = step.plans, self._now
+        if step.breaks is not None and step.breaks != self._broken.breaks:
+            self._broken.breaks, self._broken.since = step.breaks, self._now
         decision = self._decide(step)
         self.counts.steps[decision.why or decision.kind.value] += 1
         return decision
@@ -165,7 +195,7 @@ class Dispatcher:
     def _decide(self, step: Step) -> Decision:
         if step.general:
             return Decision(Kind.EAGER, why=step.general)
-        if not step.sites and not step.plans:
+        if not step.sites and not step.plans and step.breaks is None:
             return Decision(Kind.STOCK)
         if not self._on:
             return Decision(Kind.EAGER, why="graphs with blocks are off")
@@ -173,6 +203,8 @@ class Dispatcher:
             return Decision(Kind.EAGER, why="no graph is large enough for the batch")
         if step.prompt and not self._prompts:
             return Decision(Kind.EAGER, why="the model's attention allows no prompts in graphs")
+        if step.breaks is not None:
+            return self._in_segments(step, step.breaks)
         for site in step.sites:
             self._recent.pop(site, None)
             self._recent[site] = None
@@ -183,17 +215,43 @@ class Dispatcher:
                 return Decision(Kind.EAGER, why=why)
         return Decision(Kind.GRAPH, entry)
 
+    def _in_segments(self, step: Step, breaks: Breaks) -> Decision:
+        """Return how a step runs in which blocks run as they are."""
+        if step.plans:
+            return Decision(Kind.EAGER, why="programs run beside blocks that run as they are")
+        if self._broken.wait:
+            self._broken.wait -= 1
+            return Decision(Kind.EAGER, why="blocks asked for locations without a break")
+        key = Key(step.descriptor, step.sites, breaks=breaks)
+        entry = self._cache.find(key)
+        if entry is None:
+            entry, why = self._capture(key)
+            if entry is None:
+                return Decision(Kind.EAGER, why=why)
+        return Decision(Kind.SEGMENTS, entry)
+
+    def ran(self, complete: bool) -> None:
+        """Note whether a step in segments ended so. After misses, steps run eager at once."""
+        if complete:
+            self._broken.patience = 0
+            return
+        self.counts.missed += 1
+        self._broken.patience = min(2 * self._broken.patience + 1, MOST_PATIENCE)
+        self._broken.wait = self._broken.patience
+
     def _capture(self, key: Key) -> tuple[Entry | None, str]:
         """Capture a graph that serves a step; return it, or why there is none."""
         if key in self._wrong:
             return None, "a graph of this step had other values than hooks"
         if key.plans and self._now - self._since < STABLE:
             return None, "the plans of the batch have just changed"
+        if key.breaks is not None and self._now - self._broken.since < STEADY:
+            return None, "what blocks ask for has just changed"
         failures, last = self._failures.get(key, (0, 0))
         if failures >= MOST_FAILURES or (failures and self._now - last < AGAIN):
             return None, "no graph of this step could be captured"
-        recent = frozenset(list(self._recent)[-RECENT:])
-        wider = Key(key.descriptor, key.sites | recent, key.plans)
+        recent = frozenset(list(self._recent)[-RECENT:]) if key.breaks is None or key.sites else frozenset()
+        wider = replace(key, sites=key.sites | recent)
         try:
             captured: Captured | None = self._device.capture(wider)
         except CaptureFailed:
@@ -224,16 +282,23 @@ class Dispatcher:
         """
         if entry.checked:
             self._device.replay(entry.graph)
-            return
+        else:
+            self.check(entry)
+
+    def check(self, entry: Entry) -> bool:
+        """Compare a graph with hooks, once; return whether it is right."""
+        if entry.checked:
+            return True
         wanted = self._unchecked.pop(entry, entry.key)
         if self._agree(self._device.agrees(entry.graph, entry.key)):
             entry.checked = True
-            return
+            return True
         self.counts.mismatched += 1
         self._wrong[wanted] = None
         if len(self._wrong) > _MOST_NOTES:
             del self._wrong[next(iter(self._wrong))]
         self._cache.drop(entry)
+        return False
 
     def forget(self, plan: str) -> None:
         """Drop the graphs with a program that is gone, by its key."""

@@ -19,6 +19,7 @@ class GraphLimits:
         ring_bytes: of what they read in later steps and what has not gone to the host; at least twice `step_bytes`.
         prompt_bytes: of what the requests read of their prompts in one step, all together.
         graphs, graph_bytes: how many captured graphs there are at most, and their memory.
+        chain_bytes: of the values that the breaks of one chain of graphs keep.
         host_bytes: of page-locked memory on the host.
         emitted_bytes: of what the program of one request leaves in one step.
         programs: how many programs there are at most.
@@ -37,6 +38,7 @@ class GraphLimits:
     prompt_bytes: int = 96 * MIB
     graphs: int = 128
     graph_bytes: int = 512 * MIB
+    chain_bytes: int = 128 * MIB
     host_bytes: int = 1024 * MIB
     emitted_bytes: int = 1 * MIB
     programs: int = 64

@@ -83,6 +83,7 @@ class Interleaver:
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
+        hooks: where the blocks of the step are served.
         waits: returns the keys of the blocks that wait for a coming step of a request.
     """
 
@@ -91,12 +92,12 @@ class Interleaver:
         self._tree = host.tree
         self._budget = host.budget
         self._cache = host.cache
-        self._hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
+        self.hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
         self._requests = Requests(host)
         self.mediators = self._requests.mediators
         self.ended = self._requests.ended
-        self._recorders = Recorders(host.tree, self._hooks.add, host.limits.max_saved_bytes)
-        self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self._hooks.muted)
+        self._recorders = Recorders(host.tree, self.hooks.add, host.limits.max_saved_bytes)
+        self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted)
         self._endings = Endings(self._requests, self._running, host)
         self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
@@ -124,7 +125,7 @@ class Interleaver:
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return self._machine.idle and not (self._requests or self._hooks)
+        return self._machine.idle and not (self._requests or self.hooks)
 
     @property
     def loops(self) -> TableLoops | None:
@@ -254,7 +255,7 @@ class Interleaver:
     def _begin(self, batch: Batch) -> None:
         self._batch = batch
         self._budget.begin_step()
-        self._hooks.begin_step()
+        self.hooks.begin_step()
         self._running.in_step = True
         self._feed(StepBegan({key: span.stop - span.start for key, span in batch.spans.items()}))
 
@@ -264,7 +265,7 @@ class Interleaver:
 
     def end_forward(self) -> None:
         """The modules have run: take the hooks away."""
-        self._hooks.clear()
+        self.hooks.clear()
 
     def check_cache(self) -> None:
         """The model has run: see what changed requests left in the cache.
@@ -340,7 +341,7 @@ class Interleaver:
 
     def _hook(self, do: Hook) -> None:
         if do.path not in PSEUDO:
-            self._hooks.add(do.path, do.kind)
+            self.hooks.add(do.path, do.kind)
 
     def _break(self, do: Break) -> None:
         self._requests.scopes[do.trace].barriers[do.number].broken = do.why

@@ -14,6 +14,8 @@ from executor.model.tree import ModuleTree
 
 # Called with a module's node, "input" or "output", and the value there; returns the value that the model goes on with.
 Visit = Callable[[Node, str, Any], Any]
+# A hook: a module's path, and "input" or "output".
+Spot = tuple[str, str]
 
 
 class Hooks:
@@ -22,10 +24,18 @@ class Hooks:
     Args:
         tree: the model's modules.
         visit: called when the model is at a hooked location.
+
+    Attributes:
+        tree: as given.
+        asked: the hooks that were asked for in this step, or in the last one between two steps.
+        assigned: the hooks of these that returned another value than they were given.
     """
 
     def __init__(self, tree: ModuleTree, visit: Visit) -> None:
-        self._tree = tree
+        self.tree = tree
+        self.asked: dict[Spot, None] = {}
+        self.assigned: set[Spot] = set()
+        self._held = False
         self._stream = StepStream(tree.device)
         self._at_location = visit
         self._hooked: dict[tuple[str, str], Any] = {}
@@ -35,9 +45,25 @@ class Hooks:
     def begin_step(self) -> None:
         """Begin a step on the device's current stream."""
         self._stream.begin()
+        self.asked.clear()
+        self.assigned.clear()
 
-    def _visit(self, node: Node, kind: str, value: Any) -> Any:
-        return self._stream.visit(lambda: self._at_location(node, kind, value))
+    def hold(self) -> None:
+        """Have the hooks of the coming step noted, and none registered, until `release` or `clear`."""
+        self._held = True
+
+    def release(self) -> None:
+        """Register the hooks that were asked for."""
+        self._held = False
+        for path, kind in self.asked:
+            self._register(path, kind)
+
+    def come(self, node: Node, kind: str, value: Any) -> Any:
+        """Visit a location that the model has come to; return what the model goes on with."""
+        found = self._stream.visit(lambda: self._at_location(node, kind, value))
+        if found is not value and kind not in node.computed:
+            self.assigned.add((node.path, kind))
+        return found
 
     def __len__(self) -> int:
         return len(self._hooked) + len(self._guards)
@@ -47,18 +73,26 @@ class Hooks:
 
         A second call does nothing. If another pipeline stage has the module, that stage announces the location.
         """
-        if not self._tree.here(path, kind):
+        if not self.tree.here(path, kind):
             return
-        node = self._tree.nodes[path]
+        node = self.tree.nodes[path]
         key = (path, "output" if kind in node.computed else kind)
+        if key in self.asked:
+            return
+        self.asked[key] = None
+        if not self._held:
+            self._register(*key)
+
+    def _register(self, path: str, kind: str) -> None:
+        node, key = self.tree.nodes[path], (path, kind)
+        module = node.module
         if key in self._hooked:
             return
-        module = node.module
         assert module is not None
         self._guard_callers(path)
         if kind == "input":
             self._hooked[key] = module.register_forward_pre_hook(
-                lambda _, args, kwargs: None if self._muted else self._visit(node, kind, (args, kwargs)),
+                lambda _, args, kwargs: None if self._muted else self.come(node, kind, (args, kwargs)),
                 with_kwargs=True,
             )
         elif node.computed:
@@ -67,7 +101,7 @@ class Hooks:
             )
         else:
             self._hooked[key] = module.register_forward_hook(
-                lambda _, args, output: None if self._muted else self._visit(node, kind, output)
+                lambda _, args, output: None if self._muted else self.come(node, kind, output)
             )
 
     def _after(self, node: Node, given: Any, output: Any) -> Any:
@@ -79,11 +113,12 @@ class Hooks:
         if self._muted:
             return None
         for kind in node.computed:
-            self._visit(node, kind, (given, output))
-        return self._visit(node, "output", output)
+            self.come(node, kind, (given, output))
+        return self.come(node, "output", output)
 
     def clear(self) -> None:
         """Remove all hooks."""
+        self._held = False
         for handle in (*self._hooked.values(), *self._guards.values()):
             handle.remove()
         self._hooked.clear()
@@ -105,10 +140,10 @@ class Hooks:
         block may ask for the output of a module only after it was served inside the module. So these modules get a hook that
         does nothing.
         """
-        for around in self._tree.around(path):
+        for around in self.tree.around(path):
             if around in self._guards:
                 continue
-            module = self._tree.nodes[around].module
+            module = self.tree.nodes[around].module
             assert module is not None
             self._guards[around] = module.register_forward_pre_hook(_nothing)
 

@@ -216,6 +216,7 @@ RUNNERS = Group(
             (
                 "dispatch_cg_and_sync_dp(self.cudagraph_manager,",
                 "input_batch = self.prepare_inputs(",
+                "attn_metadata = self.model_state.prepare_attn(",
                 "set_forward_context(",
                 "self.model(**model_inputs)",
             ),
@@ -292,7 +293,11 @@ RUNNERS = Group(
             ("sampler_output = self.sampler(logits, input_batch)", "return (sampler_output,"),
             "a traced step finds a sampler that shows the logits first, and gives three values",
         ),
-        Attributes(_RUNNER_V2, _names("cudagraph_manager model sampler"), "what a traced step replaces for its time"),
+        Attributes(
+            _RUNNER_V2,
+            _names("cudagraph_manager model model_state sampler"),
+            "what a traced step replaces for its time",
+        ),
         Attributes(
             "vllm.v1.worker.gpu.input_batch.InputBatch",
             _names("req_ids num_reqs num_tokens_after_padding query_start_loc_np"),

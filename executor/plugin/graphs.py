@@ -7,12 +7,16 @@ is captured between two steps when the first step needs it. Its sizes are those 
 alike, and its output goes to vLLM's own buffer. A batch with prompts takes the sizes too, where the model's attention allows
 prompts in graphs.
 
+A step in which blocks run as they are takes a chain of such graphs, with breaks where the blocks wait
+(`executor.graphs.segments`).
+
 The runner asks its manager for a graph before it writes the inputs of the step. So a capture may use the same buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,12 +29,15 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, get_attn_cg_support
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, prepare_inputs_to_capture
 
-from executor.graphs.cache import GraphCache, Key
-from executor.graphs.capture import Captured, CaptureFailed, CudaRecorder, capture
+from executor.graphs.cache import Entry, GraphCache, Key
+from executor.graphs.capture import Captured, CaptureFailed, CudaRecorder, Recorder, capture
+from executor.graphs.chain import Chain, Segmented
 from executor.graphs.dispatch import Decision, Dispatcher, Kind, Step
 from executor.graphs.limits import GraphLimits
 from executor.graphs.loops import TableLoops
+from executor.graphs.segments import Asked, run
 from executor.graphs.tickets import Event
+from executor.model.bits import same_bits
 from executor.plugin.captures import Captures, why_not_recorded
 
 logger = init_logger(__name__)
@@ -61,7 +68,8 @@ class TableGraphs:
         self._loops = loops
         self._captures = captures
         self._model = runner.model
-        self._recorder = CudaRecorder(runner.device, self._manager.pool)
+        self._recorder: Recorder = CudaRecorder(runner.device, self._manager.pool)
+        self._most_kept = limits.chain_bytes
         self._warm: set[tuple[int, int]] = set()  # tokens and adapters
         self._sizes = self._usable_sizes()
         self._mixed = self._holds_prompts()
@@ -72,6 +80,7 @@ class TableGraphs:
             prompts=self._mixed,
         )
         self.decision = Decision(Kind.STOCK)
+        self._asked = Asked()
         self._fits: BatchExecutionDescriptor | None = None
 
     def _usable_sizes(self) -> list[int]:
@@ -120,24 +129,57 @@ class TableGraphs:
                 loras = found.num_active_loras
                 full = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, requests, num_active_loras=loras)
                 fits = full if requests >= num_reqs else None
-        riding = self._runner.riding
-        step = Step(fits, prompt, self._loops.sites_of(riding), self._loops.programs_of(riding))
-        self.decision = self.dispatcher.decide(step)
+        self.decision = self.dispatcher.decide(self._step(fits, prompt))
         self._fits = fits if self.decision.kind is Kind.GRAPH else None
-        if self._fits is not None:
-            return self._fits
+        if fits is not None and self.decision.entry is not None:
+            return fits
         return BatchExecutionDescriptor(
             cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs, num_active_loras=num_active_loras
         )
 
+    def _step(self, fits: BatchExecutionDescriptor | None, prompt: bool) -> Step:
+        """Return what the coming step needs."""
+        runner = self._runner
+        sites, programs = self._loops.sites_of(runner.riding), self._loops.programs_of(runner.riding)
+        if not runner.tracing:
+            return Step(fits, prompt, sites, programs)
+        hooks = runner.interleaver.hooks  # they still say what the last step with blocks asked for
+        self._asked.note(hooks.asked, hooks.assigned)
+        config = runner.vllm_config
+        general = "loops run beside blocks at no site" if runner.riding and not sites else ""
+        if config.parallel_config.world_size > 1 or config.lora_config is not None:
+            general = "segments are for one rank, without adapters"
+        return Step(fits, prompt, sites, programs, self._asked.breaks, general)
+
     def run_fullgraph(self, descriptor: BatchExecutionDescriptor) -> torch.Tensor:  # [tokens, hidden]
-        """Run the step in its graph; return what the model gives."""
-        assert self.decision.entry is not None
-        self.dispatcher.run(self.decision.entry)
-        if not self.decision.entry.checked:
-            self._fits = None
+        """Run the step in its graph, or in segments; return what the model gives."""
+        entry = self.decision.entry
+        assert entry is not None
+        if self.decision.kind is Kind.SEGMENTS:
+            self._run_segments(entry, descriptor.num_tokens)
+        else:
+            self.dispatcher.run(entry)
+            if not entry.checked:
+                self._fits = None
         hidden: torch.Tensor = self._manager.hidden_states[: descriptor.num_tokens]
         return hidden
+
+    def _run_segments(self, entry: Entry, size: int) -> None:
+        """Run a step with blocks in segments, as far as these go."""
+        runner, sites = self._runner, entry.key.sites
+        interleaver, metadata = runner.interleaver, runner.metadata
+        slots = build_slot_mappings_by_layer(runner.laid_out[1], runner.kv_cache_config)
+
+        def eager() -> None:
+            with self._loops.hooked(sites, ()):
+                self._run(metadata, slots, size, bool(sites))
+
+        with self._context(metadata, slots, size):
+            chain = entry.graph.begin() if self.dispatcher.check(entry) else None
+            complete = run(chain, interleaver.hooks, lambda: interleaver.begin_step(runner._batch()), eager)
+            if chain is not None:
+                self.dispatcher.ran(complete)
+            interleaver.check_cache()
 
     # What the dispatcher calls: `executor.graphs.dispatch.Device`.
 
@@ -165,9 +207,17 @@ class TableGraphs:
         """Capture a graph on this rank; raises as `capture`."""
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
-        size = descriptor.num_tokens
+        size, tables = descriptor.num_tokens, key.breaks is None or bool(key.sites)
         self._loops.blank(size)
-        runner = self._runner
+        runner, recorder = self._runner, self._recorder
+        broken: AbstractContextManager[None] = nullcontext()
+        if key.breaks is not None:
+            # Most locations have up to two tensors of the hidden size, each of which is kept and copied.
+            kept = 4 * len(key.breaks.spots) * self._manager.hidden_states[:size].nbytes
+            if kept > self._most_kept:
+                raise CaptureFailed(f"{len(key.breaks.spots)} breaks of {size} rows", out_of_memory=False)
+            recorder = segmented = Segmented(recorder, runner.interleaver.hooks.tree, key.breaks, size)
+            broken = segmented.hooked()
         in_use = list(runner.lora_state.lora_requests.values()) if descriptor.num_active_loras else []
 
         def prepare() -> Callable[[], None]:
@@ -184,14 +234,14 @@ class TableGraphs:
                 max_query_len=descriptor.max_query_len or descriptor.uniform_token_count,
             )
             runner.input_buffers.is_padding.fill_(True)
-            return lambda: self._run(metadata, slots, size)
+            return lambda: self._run(metadata, slots, size, tables)
 
         # The kernels of a program may not be compiled yet.
         warm = (size, descriptor.num_active_loras) not in self._warm or bool(key.plans)
         try:
             with torch.inference_mode(), runner.kernels.used(), self._loops.unchanged(key.plans):
-                with self._loops.hooked(key.sites, key.plans), self._captures.taking_part():
-                    return capture(self._recorder, prepare, warm)
+                with self._loops.hooked(key.sites, key.plans), broken, self._captures.taking_part():
+                    return capture(recorder, prepare, warm)
         except CaptureFailed as failed:
             logger.warning("a CUDA graph with blocks could not be captured: %s", failed)
             raise
@@ -217,11 +267,13 @@ class TableGraphs:
     def agrees(self, graph: Any, key: Key) -> bool:
         """Replay a graph, run the step eager with hooks, and return whether all values are equal.
 
-        All ranks return the same.
+        All ranks return the same. A chain is replayed with nobody served.
         """
         descriptor = key.descriptor
         assert isinstance(descriptor, BatchExecutionDescriptor)
         runner, size = self._runner, descriptor.num_tokens
+        if key.breaks is not None:
+            return self._chain_agrees(graph, key, size)
         if not descriptor.num_active_loras:
             return self._captures.equal(_same(*self._both(graph, key, size)))
         # vLLM's kernels of adapters add in any order, so only a pass without adapters has the same bits each time.
@@ -253,23 +305,47 @@ class TableGraphs:
             self._run(metadata, slots, size)
         return mine, (self._loops.read_now(), self._manager.hidden_states[:tokens].clone())
 
-    def _run(self, metadata: Any, slots: Any, size: int) -> None:
+    def _chain_agrees(self, chain: Chain, key: Key, size: int) -> bool:
+        """Return whether a chain leaves at its breaks, at the end and in the tables what hooks see."""
+        runner, tokens, hidden = self._runner, self._runner.prepared.num_tokens, self._manager.hidden_states
+        slots = build_slot_mappings_by_layer(runner.laid_out[1], runner.kv_cache_config)
+        chain.begin()
+        while (at := chain.go_on()) is not None:
+            at.pass_by()
+        mine, read = hidden[:tokens].clone(), self._loops.read_now() if key.sites else None
+        if key.sites:
+            self._loops.again()
+        with self._loops.hooked(key.sites, ()), chain.compared(runner.interleaver.hooks.tree, tokens) as found:
+            self._run(runner.metadata, slots, size, bool(key.sites))
+        same = all(found) and same_bits(mine, hidden[:tokens])
+        if read is not None:
+            same = same and torch.equal(read, self._loops.read_now())
+            self._loops.again()
+        return same
+
+    def _run(self, metadata: Any, slots: Any, size: int, tables: bool = True) -> None:
         """Run what a graph holds: the model, and what the tables do when it has run."""
         self._manager.hidden_states[:size] = self._forward(metadata, slots, size)
-        self._loops.ran(slots, size)
+        if tables:
+            self._loops.ran(slots, size)
 
-    def _forward(self, metadata: Any, slots: Any, size: int) -> torch.Tensor:
-        """Run the uncompiled model on the runner's buffers; return [size, hidden]."""
-        buffers = self._runner.input_buffers
-        with set_forward_context(
+    def _context(self, metadata: Any, slots: Any, size: int) -> AbstractContextManager[Any]:
+        """Return the forward context of a step."""
+        context: AbstractContextManager[Any] = set_forward_context(
             metadata,
             self._runner.vllm_config,
             num_tokens=size,
             cudagraph_runtime_mode=CUDAGraphMode.NONE,
             slot_mapping=slots,
             skip_compiled=True,
-            is_padding=buffers.is_padding[:size],
-        ):
+            is_padding=self._runner.input_buffers.is_padding[:size],
+        )
+        return context
+
+    def _forward(self, metadata: Any, slots: Any, size: int) -> torch.Tensor:
+        """Run the uncompiled model on the runner's buffers; return [size, hidden]."""
+        buffers = self._runner.input_buffers
+        with self._context(metadata, slots, size):
             output: torch.Tensor = self._model(
                 input_ids=buffers.input_ids[:size],
                 positions=buffers.positions[:size],

@@ -3,8 +3,8 @@
 They find out which steps have blocks, and report with a step's output which blocks ended.
 
 A step without a live mediator is the engine's own: compiled, with CUDA graphs, and its output is copied while the next step
-runs. A step with a live mediator runs eager and uncompiled, because compiled code and graphs do not call modules' hooks. Only
-that step runs so.
+runs. A step with a live mediator runs uncompiled, because compiled code and graphs do not call modules' hooks: eager, or in
+segments of captured graphs (`executor.graphs.segments`). Only that step runs so.
 
 A plain step costs a few forwarded calls, whatever its size: each override of a runner's method looks at `tracing` or
 `interleaves` and goes on in vLLM's method.

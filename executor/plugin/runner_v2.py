@@ -1,11 +1,14 @@
 """vLLM's V2 model runner, the default on GPUs, with blocks interleaved.
 
 The runner's `execute_model` is one method from the choice of a graph to the output, and calls no method of its own in between
-but `prepare_inputs`. So three attributes of the runner have stand-ins in a step with a live mediator, each for one reason:
+but `prepare_inputs` and `prepare_attn`. So four attributes of the runner have stand-ins in a step with a live mediator, each for
+one reason:
 
 - `cudagraph_manager`: the runner asks it whether the step replays a graph, and a full graph never calls the model;
 - `model`: the interleaver's step begins just before the model is called, when the batch is laid out and the forward context is
   set. A hook that is registered there would miss the model's own input;
+- `model_state`: it makes the attention's metadata of the step, which the blocks' forward context needs if the step runs in
+  segments of graphs;
 - `sampler`: the runner's `sample` computes the logits and gives them to it at once.
 
 The stand-ins are gone when the forward, or the sampling, is over.
@@ -76,12 +79,36 @@ class _Begun:
         return getattr(self._model, name)
 
 
+class _Noted:
+    """Stands in for the runner's model state in a step with a live mediator.
+
+    It notes the attention's metadata.
+
+    Args:
+        state: the model state, to which every other use goes.
+        note: called with the metadata.
+    """
+
+    def __init__(self, state: Any, note: Callable[[Any], None]) -> None:
+        self._state = state
+        self._note = note
+
+    def prepare_attn(self, *args: Any, **kwargs: Any) -> Any:
+        metadata = self._state.prepare_attn(*args, **kwargs)
+        self._note(metadata)
+        return metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
 class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     """The V2 runner.
 
     Attributes:
         prepared, laid_out: the batch of the running step, and where it is in the cache, while the step needs them.
-        graphs: the graphs of steps with loops in the tables; None: they run eager.
+        metadata: the attention's metadata of the running step, likewise.
+        graphs: the graphs of steps with blocks; None: they run eager.
     """
 
     sampled = torch.int64
@@ -90,6 +117,8 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     sampler: Any
     prepared: Any = None
     laid_out: Any = None
+    metadata: Any = None
+    model_state: Any
     graphs: TableGraphs | None = None
 
     def _execute_traced(
@@ -100,8 +129,14 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
             interleaver.begin_step(self._batch())
             return self._taps()
 
-        with self._instead(_NoGraphs(), _Begun(self.model, begin, interleaver.check_cache)):
-            return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+        graphs = self.graphs if self.graphs is not None else _NoGraphs()
+        state = self.model_state
+        self.model_state = _Noted(state, lambda metadata: setattr(self, "metadata", metadata))
+        try:
+            with self._instead(graphs, _Begun(self.model, begin, interleaver.check_cache)):
+                return super()._execute_traced(interleaver, scheduler_output, *args, **kwargs)
+        finally:
+            self.model_state = state
 
     def _execute_riding(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -137,7 +172,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
                 self._end_tables(self.interleaver.loops)
         finally:
             self.cudagraph_manager, self.model = before
-            self.prepared = self.laid_out = None
+            self.prepared = self.laid_out = self.metadata = None
 
     def _taps(self) -> AbstractContextManager[None]:
         """Return a context in which the model runs the taps of the step's loops in the tables."""
@@ -155,7 +190,7 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
 
     def prepare_attn(self, *args: Any, **kwargs: Any) -> Any:
         laid_out = super().prepare_attn(*args, **kwargs)
-        if self.riding and not self.repeats:
+        if (self.tracing or self.riding) and not self.repeats:
             self.laid_out = laid_out
         return laid_out
 

@@ -125,11 +125,19 @@ class LocalEngine:
     """vLLM's LLM, in process, with the interposing worker."""
 
     def __init__(
-        self, checkpoint: Path, limits: Any = Limits, graphs: bool = False, sandbox: bool = False, **options: Any
+        self,
+        checkpoint: Path,
+        limits: Any = Limits,
+        graphs: bool = False,
+        segments: bool = False,
+        sandbox: bool = False,
+        **options: Any,
     ) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
         from vllm import LLM
         from vllm.platforms import current_platform
+
+        from tests.engine.segmented import Segmented  # with it vLLM, whose environment is set first
 
         if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
             options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
@@ -143,6 +151,8 @@ class LocalEngine:
         self.count = 0
         self.applied: list[pb.Edit] = []  # standing edits that traces run with
         self.compile = compile_here
+        segments = segments or os.environ.get("INTERPOSE_TEST_SEGMENTS") == "1"  # the same tests, in segments
+        self.segments = Segmented.of(self.worker.model_runner) if segments and current_platform.is_cpu() else None
 
     def close(self) -> None:
         """Give the engine's memory and process groups back."""
