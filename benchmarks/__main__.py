@@ -39,6 +39,7 @@ BENCHMARKS = (
     "tier_scaling",
     "tier_ranks",
     "many_blocks",
+    "sandbox",
 )
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
 _OPTIONS += ("rows", "profile", "service", "joined", "blocks")
