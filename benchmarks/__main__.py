@@ -28,6 +28,7 @@ BENCHMARKS = (
     "plain_steps",
     "traced_steps",
     "general_path",
+    "edges",
     "graph_steps",
     "service",
     "hops",

@@ -60,7 +60,7 @@ class Engine:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-CORES:])
         self.llm: Any = llm.llm_engine
         config = self.llm.model_config
-        self._layers = config.get_num_layers(self.llm.vllm_config.parallel_config)
+        self.layers = config.get_num_layers(self.llm.vllm_config.parallel_config)
         self._hidden = config.get_hidden_size()
         self._dtype = config.dtype
         self._detokenize = not config.skip_tokenizer_init
@@ -100,14 +100,14 @@ class Engine:
         profile = cProfile.Profile() if report == "profile" else None
         try:
             seconds = run.run(profile)
-            run.check(self._layers, tokens)
+            run.check(self.layers, tokens)
         except Exception as error:
             run.drop()
             return f"{type(error).__name__}: {error}"
         if not report:
             return seconds
         if report == "layers":
-            return self._layers
+            return self.layers
         return {**run.parts(), **({"profile": shown(profile)} if profile is not None else {})}
 
     def ways(self) -> Counter[str]:
