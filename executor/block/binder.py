@@ -127,7 +127,7 @@ class Binder:
         """Drop every object; the caller bounds what their `__del__` does."""
         for space in self._spaces:
             space.clear()
-        self._decoder.forget()
+        self._decoder.close()
         self._spaces.clear()
 
     def _new_space(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal's functions take longer: they make enumerations of what they return
 import gc
+import os
 import resource
 import signal
 import threading
@@ -37,11 +38,29 @@ NOBODY = padded("")
 _PAGE = resource.getpagesize()
 
 
-def _memory_pages() -> tuple[int, int]:
-    """Return this process's virtual size and its resident size without shared memory, in pages."""
-    with open("/proc/self/statm", "rb") as statm:
-        virtual, resident, shared = statm.read().split()[:3]
-    return int(virtual), int(resident) - int(shared)
+class _Sizes:
+    """The sizes of this process, of a file that stays open: opening it takes longer than reading it."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._file = -1
+
+    def pages(self) -> tuple[int, int]:
+        """Return this process's virtual size and its resident size without shared memory, in pages."""
+        if self._process == os.getpid():  # a file opened before a fork has the sizes of the parent
+            try:
+                return self._read()
+            except (OSError, ValueError):  # other code has closed the file, and its number may be another file's
+                pass
+        self._process, self._file = os.getpid(), os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        return self._read()
+
+    def _read(self) -> tuple[int, int]:
+        virtual, resident, shared = os.pread(self._file, 128, 0).split()[:3]
+        return int(virtual), int(resident) - int(shared)
+
+
+_memory_pages = _Sizes().pages
 
 
 class Budget:

@@ -30,7 +30,7 @@ _BACKTRACE = 65  # frames of C
 class _Greenlet(greenlet):
     """A greenlet that knows its block."""
 
-    block: Block
+    block: Block | None
 
 
 def running() -> Block | None:
@@ -130,6 +130,8 @@ class Fiber:
             turn(value)
         finally:
             self._outside = None
+            if self._greenlet.dead:
+                self._greenlet.block = None  # the two refer to each other, and would wait until Python collects cycles
             self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def _placed(self) -> AbstractContextManager[object]:

@@ -65,25 +65,29 @@ def collect(
     left = limits.max_saved_bytes - scope.saved_bytes
     # What a session keeps goes into later traces, where small tensors travel inside the message.
     kind = Stacks.NONE if not scope.stacks else Stacks.INLINE if invoke < 0 and scope.of_session else Stacks.ANY
-    encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.earlier, kind)
-    saves = pb.Saves(invoke=invoke)
+    event = pb.Event()
+    event.saves.invoke = invoke
+    encoder: SaveEncoder | None = None
     what = ""
     try:
         sent = {name: value for name, value in names.items() if invoke < 0 or scope.registry.reaches(value)}
+        if not sent and not containers:
+            return []
+        encoder = SaveEncoder(scope.registry, inline_bytes, put, left, scope.earlier, kind, event.saves.objects)
         encoder.stack([*sent.values(), *containers.values()])
         for name, value in sent.items():
             what = name
-            saves.names.add(name=name, value=encoder.encode(value))
+            event.saves.names.add(name=name).value.CopyFrom(encoder.encode(value))
         for index, value in containers.items():
             what = "a captured container"
-            saves.updates.add(index=index, value=encoder.contents(value))
+            event.saves.updates.add(index=index).value.CopyFrom(encoder.contents(value))
     except Exception as error:  # The error may come from the encoder, or from the saved object's own code.
         code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
         said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
         message = clip(f"{what!r} cannot be saved: {said}{error}")
         return [pb.Event(failed=pb.Failure(code=code, message=message, trace_id=scope.id, invoke=invoke))]
+    finally:
+        if encoder is not None:
+            encoder.close()
     scope.saved_bytes += encoder.bytes
-    if not saves.names and not saves.updates:
-        return []
-    saves.objects.CopyFrom(encoder.objects)
-    return [pb.Event(saves=saves)]
+    return [event]

@@ -53,6 +53,7 @@ class SaveEncoder:
         limit: how many bytes the trace may still save.
         earlier: the tensors on the server of which a value may be an unchanged copy.
         stacks: which stacks the receiver takes.
+        objects: the table, empty; None makes one.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class SaveEncoder:
         limit: int,
         earlier: EarlierTensors | None = None,
         stacks: Stacks = Stacks.NONE,
+        objects: Objects | None = None,
     ) -> None:
         self._registry = registry
         self._inline_bytes = inline_bytes
@@ -76,12 +78,20 @@ class SaveEncoder:
             put_blob=lambda data: put_blob(data, False),
             special=self._special,
             sent=registry.snapshots,
+            objects=objects,
         )
 
     @property
     def objects(self) -> Objects:
         """The table that the encoded values refer to."""
         return self._encoder.objects
+
+    def close(self) -> None:
+        """Drop what was encoded; nothing more is encoded, and the table stays as it is.
+
+        Without it the values would be kept until Python collects cycles.
+        """
+        self._encoder.close()
 
     def stack(self, values: Iterable[Any], follow: Callable[[StackOfOwn], object] | None = None) -> None:
         """Put the tensors of containers into the table as stacks, before the values are encoded.

@@ -32,6 +32,10 @@ _MAX_HASHED = 20_000_000  # parts of keys and elements; a tuple that holds one t
 _MAX_SLICED = 20_000_000  # items that slices of stacks give; a slice may occur twice
 
 
+def _closed(blob: value_pb2.Blob) -> Any:
+    raise WireError(f"the blob {blob.id} is asked for after the end")
+
+
 class Decoder:
     """Rebuilds objects from values and the table that the values refer to.
 
@@ -136,12 +140,13 @@ class Decoder:
                 items.append(self.decode(value))
         return items
 
-    def forget(self) -> None:
-        """Drop what was made; nothing more is decoded."""
+    def close(self) -> None:
+        """Drop what was made, and what the receiver gave; nothing more is decoded."""
         self._made.clear()
         self._stacks.clear()
         self._waiting.clear()
         self._classes.clear()
+        self._resolver, self._get_blob = Resolver(), _closed
 
     def made(self) -> dict[int, Any]:
         """Return the objects of the table that have been rebuilt so far, by index."""

@@ -60,6 +60,7 @@ class Encoder:
         sent: returns the objects that are encoded in the place of the items of a list or tuple: by default the items.
         fallback: is asked last, for an object that is none of the known types.
         gradients: whether torch tensors keep that they are parameters, and that gradients are computed for them.
+        objects: the table, empty; None makes one.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Encoder:
         sent: Callable[[Sequence[Any]], Sequence[Any]] = _themselves,
         fallback: Callable[[object], Value] | None = None,
         gradients: bool = False,
+        objects: value_pb2.Objects | None = None,
     ) -> None:
-        self.objects = value_pb2.Objects()
+        self.objects = value_pb2.Objects() if objects is None else objects
         self._inline_bytes = inline_bytes
         self._put_blob = put_blob
         self._special = special
@@ -104,6 +106,12 @@ class Encoder:
             raise WireError("values nested too deeply cannot travel", obj) from None
         finally:
             self._depth -= 1
+
+    def close(self) -> None:
+        """Drop the objects that were encoded, and the functions of the sender's; nothing more is encoded."""
+        self._entries.clear()
+        self._stacked = StackedArrays()
+        self._special, self._sent, self._fallback = _nothing_special, _themselves, None
 
     def index_of(self, obj: object) -> int | None:
         """Return the index of obj in the table, by identity; None if it has no entry."""
