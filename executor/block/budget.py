@@ -39,7 +39,7 @@ _PAGE = resource.getpagesize()
 
 
 class _Sizes:
-    """The sizes of this process, of a file that stays open: opening it takes longer than reading it."""
+    """The sizes of this process, from a file that stays open: to open it takes longest."""
 
     def __init__(self) -> None:
         self._process = 0

@@ -45,10 +45,15 @@ class Garbage:
             self._ours = gc.isenabled()
             gc.disable()
 
-    def look(self) -> None:
-        """A step with traced requests is over: collect if Python would have, and as much."""
+    def look(self, requests: int = 1) -> None:
+        """A step with traced requests is over: collect as much as Python would have.
+
+        Args:
+            requests: how many there are. Each of them may leave as much as Python would let a single request leave, since what
+                the requests of a batch hold is looked at in vain.
+        """
         counts, limits = gc.get_count(), gc.get_threshold()
-        if not limits[0] or counts[0] <= limits[0]:
+        if not limits[0] or counts[0] <= limits[0] * max(1, requests):
             return
         self._collect(2 if counts[2] > limits[2] else 1 if counts[1] > limits[1] else 0)
 

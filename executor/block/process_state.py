@@ -165,7 +165,7 @@ def _set_handler(number: int, handler: Any) -> None:
 
 
 def _handlers() -> tuple[Any, ...]:
-    return tuple(_signal.getsignal(number) for number in _SIGNALS)
+    return tuple(map(_handler, _SIGNALS))
 
 
 def _set_handlers(handlers: tuple[Any, ...]) -> None:
@@ -285,6 +285,8 @@ END = (
     Entry("the processors to run on", lambda: os.sched_getaffinity(0), lambda cpus: os.sched_setaffinity(0, cpus)),
 )
 
+_OBJECTS_AT_END = [index for index, entry in enumerate(END) if entry.same]
+
 State = tuple[Any, ...]
 _plain = tuple(entry.read for entry in _CHEAP[4:])
 
@@ -341,6 +343,11 @@ def _unchanged(one: State, other: State) -> bool:
         and all(map(operator.is_, streams, streams_then))
         and one == other
     )
+
+
+def _unchanged_at_end(one: State, other: State) -> bool:
+    """Whether nothing of `END` differs, as of `_unchanged`."""
+    return all(_identical(one[index], other[index]) for index in _OBJECTS_AT_END) and one == other
 
 
 def _identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -406,8 +413,10 @@ class OwnState:
             self._mine = {index: after[index] for index in changed if not TURN[index].fails}
             left = _put_back(TURN, changed, self._outside)
         if ended and self._at_start is not None:
-            slow = differing(END, read(END), self._at_start)
-            left += _put_back(END, slow, self._at_start)
+            at_end = read(END)
+            if not _unchanged_at_end(at_end, self._at_start):
+                slow = differing(END, at_end, self._at_start)
+                left += _put_back(END, slow, self._at_start)
             self._at_start = None
         return left
 

@@ -240,9 +240,15 @@ class TraceScope(Scope):
         return self.shared.changed(), containers
 
     def saved(self, invoke: int, names: Mapping[str, Any], used: float, limits: Limits) -> Sent:
+        if not len(self.registry):
+            return [], []
         return self._bounded(invoke, used, lambda put: collect(self, invoke, names, {}, limits, put))
 
     def given_back(self, limits: Limits) -> Sent:
+        made = self._binder.made().values()
+        # The types are asked, for an object may have code of its own; the worker's time is spent on that in `changed` alone.
+        if not self.shared and not any(issubclass(type(value), list | dict | set) for value in made):
+            return [], []
         return self._bounded(-1, 0.0, lambda put: collect(self, -1, *self.changed(), limits, put))
 
     def _bounded(self, invoke: int, used: float, encode: Callable[[Callable[..., object]], list[pb.Event]]) -> Sent:

@@ -67,7 +67,7 @@ class Unit:
     @property
     def key(self) -> str:
         """The digest under which the unit's code is kept."""
-        return hashlib.sha256(repr(tuple(vars(self).values())).encode(errors="surrogatepass")).hexdigest()
+        return _key_of(self) if len(self.source) <= _SHORT else _digest(self)
 
     @property
     def what(self) -> str:
@@ -100,6 +100,14 @@ class Unit:
         if self.kind == "function":
             return remake.compile_function(*origin, self.name, tracers)
         return remake.compile_class(*origin, self.name, frozenset(self.given), tracers)
+
+
+def _digest(unit: Unit) -> str:
+    return hashlib.sha256(repr(tuple(vars(unit).values())).encode(errors="surrogatepass")).hexdigest()
+
+
+_key_of = functools.lru_cache(1024)(_digest)
+_SHORT = 16 << 10  # characters of a text that is remembered
 
 
 def tracers_in(bindings: Iterable[Binding]) -> tuple[str, ...]:

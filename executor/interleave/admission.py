@@ -296,7 +296,7 @@ class Requests:
 
     def after_step(self) -> None:
         """A step is over: collect what blocks left behind."""
-        self._garbage.look()
+        self._garbage.look(len(self.mediators))
 
     def take_brought(self) -> list[str]:
         """Return the keys of the joint blocks that came with new requests, bound or not."""

@@ -126,6 +126,8 @@ class SaveEncoder:
 
         Tensors that would be blobs by themselves are in stacks of their own.
         """
+        if len(found) < 2:  # the least that a stack has
+            return []
         sizes = _sizes(found)
         small, large = found, []
         if sizes and max(sizes) > self._inline_bytes:

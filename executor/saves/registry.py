@@ -47,6 +47,7 @@ class SaveRegistry:
         # The saved object itself is kept, so that its id is not used again.
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._copies: set[int] = set()
+        self._replaced: dict[int, Any] = {}  # the snapshots of values that are sent as another object
         self._held: list[Served] = []
 
     def __len__(self) -> int:
@@ -56,6 +57,7 @@ class SaveRegistry:
         """Forget everything, because the trace has ended."""
         self._saved.clear()
         self._copies.clear()
+        self._replaced.clear()
         self._held.clear()
 
     def hold(self, served: Served) -> None:
@@ -102,10 +104,15 @@ class SaveRegistry:
         self._saved[id(value)] = (value, snapshot)
         if snapshot is not value:
             self._copies.add(id(snapshot))
+            self._replaced[id(value)] = snapshot
+        else:
+            self._replaced.pop(id(value), None)
 
     def mark_all(self, values: Sequence[Any]) -> None:
         """Register values that the block owns; each is sent as it is when the trace ends."""
         self._saved.update(zip(map(id, values), zip(values, values, strict=True), strict=True))
+        for number in self._replaced.keys() & set(map(id, values)) if self._replaced else ():
+            del self._replaced[number]
 
     def copied(self, value: Any) -> bool:
         """Return whether a value is a snapshot, which nothing changes any more."""
@@ -118,10 +125,9 @@ class SaveRegistry:
 
     def snapshots(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return what each of some values is sent as."""
-        if not self._copies:
+        if self._replaced.keys().isdisjoint(map(id, values)):
             return values
-        entries = map(self._saved.get, map(id, values))
-        return [value if entry is None else entry[1] for value, entry in zip(values, entries, strict=True)]
+        return list(map(self._replaced.get, map(id, values), values))
 
     def __contains__(self, value: object) -> bool:
         entry = self._saved.get(id(value))

@@ -108,7 +108,7 @@ class Encoder:
             self._depth -= 1
 
     def close(self) -> None:
-        """Drop the objects that were encoded, and the functions of the sender's; nothing more is encoded."""
+        """Drop the objects that were encoded, and the sender's functions; nothing more is encoded."""
         self._entries.clear()
         self._stacked = StackedArrays()
         self._special, self._sent, self._fallback = _nothing_special, _themselves, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -46,3 +47,25 @@ def test_a_block_that_fails_leaves_the_other(worker: Worker) -> None:
     assert failed.failure.exception_type == "ZeroDivisionError"
     assert ran.failure is None
     assert ran.saved == {"kept": [5]}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_the_worker_made_for_a_trace_goes_with_it(worker: Worker, steps: int) -> None:
+    source = """
+    import torch
+    kept, named = [].save(), {}.save()
+    for step in tracer.iter[:]:
+        kept.append(torch.full((2,), float(step)).save())
+        named[str(step)] = torch.zeros(3).save()
+    """
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)  # objects that only a collection finds stay in a list
+    try:
+        [ran] = worker.run(source, steps=steps)
+        gc.collect()
+        found = [type(one) for one in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert [one.tolist() for one in ran.saved["kept"]] == [[float(step)] * 2 for step in range(steps)]
+    assert [one for one in found if one.__module__.split(".")[0] in ("executor", "interpose", "torch")] == []
