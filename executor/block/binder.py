@@ -75,6 +75,9 @@ class Binder:
 
     def values(self, bindings: Iterable[Binding]) -> dict[str, Any]:
         """Return the values of names, by name."""
+        bindings = list(bindings)
+        if not bindings:
+            return {}
         with ordinary_tensors():
             return {binding.name: self._decoder.decode(binding.value) for binding in bindings}
 

@@ -246,7 +246,7 @@ class TraceScope(Scope):
 
     def given_back(self, limits: Limits) -> Sent:
         made = self._binder.made().values()
-        # The types are asked, for an object may have code of its own; the worker's time is spent on that in `changed` alone.
+        # Objects may have code of their own, which runs within the budget alone; so their types are asked.
         if not self.shared and not any(issubclass(type(value), list | dict | set) for value in made):
             return [], []
         return self._bounded(-1, 0.0, lambda put: collect(self, -1, *self.changed(), limits, put))
