@@ -50,6 +50,11 @@ class Mediator:
         """
         return self._runner.lends_names
 
+    @property
+    def may_start_early(self) -> bool:
+        """Whether the block may start before its first step."""
+        return self._runner.may_start_early
+
     def bound(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the names that are bound, with what they are bound to."""
         mine = self._runner.names

@@ -54,6 +54,11 @@ class Runner(ABC):
     def alive(self) -> bool:
         """Whether the code has begun and has not ended."""
 
+    @property
+    def may_start_early(self) -> bool:
+        """Whether it is of use that the code starts before the request's first step."""
+        return False
+
     @abstractmethod
     def start(self) -> None:
         """Run the code up to the first thing that it waits for."""

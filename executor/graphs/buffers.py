@@ -201,7 +201,8 @@ class Outputs:
 
     def collect(self, key: str) -> Collected:
         """Wait for the copies of a request that is over; return what it read."""
-        return Collected([*self._prompts.collect(key), *self._later.collect(key)])
+        prompts = self._prompts.collect(key)
+        return Collected([*prompts, *self._later.collect(key)], len(prompts))
 
     def drop(self, key: str) -> None:
         """Forget a request."""

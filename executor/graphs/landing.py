@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from executor.graphs.loops import Left, values_of
+from executor.graphs.loops import Left, Phase, values_of
 from executor.plan.deliver import Delivery
 from executor.plan.ir import Append, Plan
 from executor.plan.run import Member, leave
@@ -21,16 +22,21 @@ def land(left: Left, member: Member, on: torch.device | None) -> None:
         member: the block.
         on: the device of the values; None: the block does not use them before it ends, and they stay on the host.
     """
-    if not left.ran:
-        return
-    plan, first = left.loop.plan, left.loop.window.first
+    for phase in left.loop.phases:
+        if left.ran_in(phase):
+            _land(left, phase, member, on)
+
+
+def _land(left: Left, phase: Phase, member: Member, on: torch.device | None) -> None:
+    """Give a block what the steps of one phase left; as of `land`."""
+    plan, first, ran = phase.steps.plan, phase.steps.first, left.ran_in(phase)
     with torch.inference_mode(False), torch.no_grad():
-        values = values_of(left, on)
+        values = values_of(left, replace(phase, lowered=phase.lowered.carrying(plan, member.environment.carried)), on)
         several = _appended_at_once(plan, on)
         for container, appends in several.items():
-            _extend(member.environment.written[container], appends, values, left.ran, member)
+            _extend(member.environment.written[container], appends, values, ran, member)
         rest = [append for append in plan.appends if append.container not in several]
-        for i in range(left.ran) if rest else range(left.ran - 1, left.ran):
+        for i in range(ran) if rest else range(ran - 1, ran):
             give = Delivery(_in_step(values, i), first + i, member.mark)
             for append in rest:
                 give.add(append, member.environment)

@@ -1,8 +1,11 @@
 """Loops over steps that run in the tables, while their blocks stay parked.
 
-A loop whose plan `lower` takes goes into the tables before its first step. From then on the engine's steps run its taps, in a
-captured graph or at hooks, and nothing of the block runs. When the request ends, or the plan is for no further step, the loop
-comes back with all that it read, and its block goes on.
+A loop whose plan `lower` takes goes into the tables before its first step, which may be the prompt's. From then on the engine's
+steps run its taps, in a captured graph or at hooks, and nothing of the block runs. When the request ends, or no plan is for
+further steps, the loop comes back with all that it read, and its block goes on.
+
+In the prompt's step a request has several rows, and in a later step one. So a loop has two plans if it begins with the prompt, a
+phase for each. The taps that both have are there once.
 
 Size: a loop's life in the tables, and the steps meanwhile.
 """
@@ -21,6 +24,7 @@ from executor.core.location import Location
 from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowerer
+from executor.graphs.merge import merged
 from executor.graphs.operations import Refused
 from executor.graphs.outside import Outside
 from executor.graphs.pieces import Collected
@@ -53,6 +57,35 @@ class Window:
     until: int
 
 
+@dataclass(frozen=True)
+class PlannedSteps:
+    """Consecutive steps of a loop that have one plan.
+
+    Attributes:
+        plan: the plan; its guards hold in the steps. A plan for several rows is for the prompt's step.
+        first, until: the first step, and the step after the last.
+    """
+
+    plan: Plan
+    first: int
+    until: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Planned steps in the tables.
+
+    Attributes:
+        steps: the steps.
+        lowered: what runs in them.
+        numbers: for each tap of `lowered`, its number among those of the loop; for each value of a program likewise.
+    """
+
+    steps: PlannedSteps
+    lowered: Lowered
+    numbers: tuple[int, ...]
+
+
 class ComeBack(Protocol):
     """Lets the block of a loop go on that has left the tables."""
 
@@ -71,7 +104,7 @@ class TableLoop:
 
     Attributes:
         slot: its request's.
-        plan, lowered: what runs.
+        phases: what runs, in the order of the steps.
         window: its steps.
         next: the next step of the request.
         sites: where it has taps.
@@ -81,8 +114,7 @@ class TableLoop:
     """
 
     slot: int
-    plan: Plan
-    lowered: Lowered
+    phases: tuple[Phase, ...]
     window: Window
     next: int
     sites: frozenset[int]
@@ -90,6 +122,16 @@ class TableLoop:
     within: bool
     outside: bool
     back: ComeBack
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes the model's values."""
+        return any(phase.steps.plan.writes for phase in self.phases)
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether its program is open in the next step."""
+        return bool(self.program) and self.phases[-1].steps.first <= self.next
 
 
 @dataclass(frozen=True)
@@ -107,6 +149,10 @@ class Left:
     passed: int
     ran: int
     read: Collected
+
+    def ran_in(self, phase: Phase) -> int:
+        """Return how many steps of a phase ran."""
+        return max(0, min(self.loop.window.first + self.ran, phase.steps.until) - phase.steps.first)
 
 
 class TableLoops:
@@ -154,22 +200,32 @@ class TableLoops:
     def __bool__(self) -> bool:
         return bool(self._loops)
 
-    def enter(self, key: str, tenant: str, plan: Plan, member: Member, window: Window, back: ComeBack) -> str:
+    def enter(
+        self,
+        key: str,
+        tenant: str,
+        steps: Sequence[PlannedSteps],
+        member: Member,
+        since: int,
+        back: ComeBack,
+        rows: int = 1,
+    ) -> str:
         """Put a loop into the tables; return why this cannot be, "" if it is there.
 
         Args:
             key: the request.
             tenant: whose share of the tables' memory it takes.
-            plan: what it does in each step.
+            steps: its steps, one after the other.
             member: what its block reads.
-            window: its steps; the plan's guards hold in all of them.
+            since: the next step of the request.
             back: lets its block go on.
+            rows: the rows of the request in the next step.
         """
         if not self._free:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            lowered, program = self._joined(slot, tenant, plan, member, (window.first, window.until))
+            phases, program = self._joined(slot, tenant, steps, member, rows)
         except (Refused, Full) as why:
             if len(self.refused) < _REASONS:
                 self.refused[str(why)] = self.refused.get(str(why), 0) + 1
@@ -177,28 +233,28 @@ class TableLoops:
         self._free.pop()
         self._settle()
         self._stale = True
-        sites = frozenset(tap.site for tap in lowered.taps)
-        outside = any(read.path in PSEUDO for read in plan.reads)
-        within = not outside or any(read.path not in PSEUDO for read in plan.reads)
-        self._loops[key] = TableLoop(slot, plan, lowered, window, window.since, sites, program, within, outside, back)
+        sites = frozenset(tap.site for phase in phases for tap in phase.lowered.taps)
+        window = Window(since, steps[0].first, steps[-1].until)
+        read = [read.path in PSEUDO for one in steps for read in one.plan.reads]
+        outside, within = any(read), not all(read) or not read
+        self._loops[key] = TableLoop(slot, phases, window, since, sites, program, within, outside, back)
         self._keys[slot] = key
         return ""
 
-    def why_not(self, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]) -> str:
+    def why_not(self, tenant: str, steps: Sequence[PlannedSteps], member: Member, rows: int = 1) -> str:
         """Return why a loop could not go into the tables now, "" if it could.
 
         The loop goes in and out again.
 
         Args:
-            tenant, plan, member: as of `enter`.
-            steps: its first step, and the step after the last.
+            tenant, steps, member, rows: as of `enter`.
         """
         self._settle()
         if not self._free:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            _, program = self._joined(slot, tenant, plan, member, steps)
+            _, program = self._joined(slot, tenant, steps, member, rows)
         except (Refused, Full) as why:
             return str(why)
         self._tables.leave(slot)
@@ -207,30 +263,54 @@ class TableLoops:
         return ""
 
     def _joined(
-        self, slot: int, tenant: str, plan: Plan, member: Member, steps: tuple[int, int]
-    ) -> tuple[Lowered, str]:
-        """Give a request taps or a program; return what it leaves, and the program's key.
+        self, slot: int, tenant: str, steps: Sequence[PlannedSteps], member: Member, rows: int
+    ) -> tuple[tuple[Phase, ...], str]:
+        """Give a request taps or a program; return its phases, and the program's key.
 
         Raises:
             Refused, Full: neither can be. Nothing of it stays.
         """
-        changes = any(plan.reads[write.read].path not in PSEUDO for write in plan.writes)
+        writes = ((one.plan, write) for one in steps for write in one.plan.writes)
+        changes = any(plan.reads[write.read].path not in PSEUDO for plan, write in writes)
         if changes and self._cache.why_not_looked_at:
             raise Refused(self._cache.why_not_looked_at)
+        lowered = [self._lowered(one, member) for one in steps[:-1]]
+        last, why = steps[-1], ""
         try:
-            lowered = self._lowerer.lower(plan, inputs_of(plan, member), steps)
-            self._tables.join(slot, tenant, lowered.taps, 1, changes=changes)
-            return lowered, ""
-        except Refused:
-            if self._programs is None:
-                raise
-        made = self._programs.join(slot, tenant, plan, member.environment, steps)
+            lowered.append(self._lowered(last, member))
+            taps, numbers = merged([one.taps for one in lowered])
+            self._tables.join(slot, tenant, taps, rows, changes=changes)
+            found = zip(steps, lowered, numbers, strict=True)
+            return tuple(Phase(*one) for one in found), ""
+        except Refused as refused:
+            why = str(refused)
+        before = lowered[: len(steps) - 1]
+        with_prompt = rows > 1 and last.first == 0  # a program is for one row of a request
+        # The program would begin with what the block carried before the prompt.
+        stale = any(one.plan.carried for one in steps[:-1])
+        apart = len(steps) > 1 and any(read.path in PSEUDO for read in last.plan.reads)
+        if self._programs is None or with_prompt or stale or apart:
+            raise Refused(why)
+        made = self._programs.join(slot, tenant, last.plan, member.environment, (last.first, last.until))
+        taps, numbers = merged([one.taps for one in before])
+        emitted = made.emitted
         try:
-            self._tables.join(slot, tenant, (), 1, made.emitted, changes=changes)
+            self._tables.join(slot, tenant, taps, rows, emitted, changes=changes)
         except BaseException:
             self._programs.leave(slot)
             raise
-        return made.lowered, made.key
+        of_program = tuple(range(len(taps), len(taps) + len(emitted.forms)))
+        found = zip(steps, (*before, made.lowered), (*numbers, of_program), strict=True)
+        return tuple(Phase(*one) for one in found), made.key
+
+    def _lowered(self, steps: PlannedSteps, member: Member) -> Lowered:
+        """Return some steps as taps.
+
+        Raises:
+            Refused: they cannot be.
+        """
+        plan = steps.plan
+        return self._lowerer.lower(plan, inputs_of(plan, member), (steps.first, steps.until))
 
     def due(self, key: str) -> bool:
         """Return whether the next step of a request is no more a step of its loop in the tables."""
@@ -248,17 +328,22 @@ class TableLoops:
         return frozenset().union(*{self._loops[key].sites for key in keys})
 
     def programs_of(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return the programs of some requests that run in the model's pass."""
+        """Return the programs of some requests that run in the model's pass of the next step."""
         loops = (self._loops[key] for key in keys)
-        return frozenset({loop.program for loop in loops if loop.within} - {""})
+        return frozenset(loop.program for loop in loops if loop.runs_program and loop.within)
+
+    def program_of(self, key: str) -> str:
+        """Return the key of the program of a request's loop, "" for a loop of taps alone."""
+        return self._loops[key].program
 
     def in_pass(self, keys: Iterable[str]) -> bool:
-        """Return whether loops of some requests run in the model's pass, and not after it alone."""
-        return any(self._loops[key].within for key in keys)
+        """Return whether loops of some requests run in the model's pass of the next step, and not after it alone."""
+        loops = (self._loops[key] for key in keys)
+        return any(loop.within and loop.window.first <= loop.next for loop in loops)
 
     def changes(self, keys: Iterable[str]) -> list[str]:
         """Return the requests among some whose loops change the model's values."""
-        return [key for key in keys if self._loops[key].plan.writes]
+        return [key for key in keys if self._loops[key].writes]
 
     def begin_step(self, batch: Iterable[tuple[str, int]], riding: Collection[str], padded: int) -> None:
         """Write the tables of a step.
@@ -276,7 +361,7 @@ class TableLoops:
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
         begins = itertools.accumulate((count for _, count in rows), initial=0)
-        with_programs = {loop.slot for loop in self._present if loop.program and loop.within}
+        with_programs = {loop.slot for loop in self._present if loop.runs_program and loop.within}
         self._program_rows = [at for (slot, _), at in zip(rows, begins, strict=False) if slot in with_programs]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
         self._outputs.before(self._outgoing)
@@ -413,7 +498,7 @@ class TableLoops:
             steps: how many steps the request had; more may have run. None: as many as ran.
         """
         loop = self._out(key)
-        if loop.plan.writes:
+        if loop.writes:
             self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
         window = loop.window
         stop = loop.next if steps is None else min(loop.next, steps)
@@ -444,17 +529,20 @@ class TableLoops:
         return loop
 
 
-def values_of(left: Left, on: torch.device | None) -> Mapping[int, torch.Tensor]:
-    """Return the outputs of a loop's plan in all of its steps: [steps, ...] each.
+def values_of(left: Left, phase: Phase, on: torch.device | None) -> Mapping[int, torch.Tensor]:
+    """Return the outputs of a plan in all steps of a phase: [steps, ...] each.
 
     Args:
-        left: what the loop left; it ran at least one step.
+        left: what the loop left.
+        phase: of the loop; it ran at least one step.
         on: the device on which the block goes on with them; None: they stay on the host.
     """
+    ran = left.ran_in(phase)
+    read = left.read.of_prompt if phase.steps.plan.rows > 1 else left.read.of_later_steps
 
     def stacked(tap: int) -> torch.Tensor:  # [steps, rows, columns]
-        values = left.read.stacked(tap, left.ran)
-        assert values is not None and len(values) == left.ran
+        values = read.stacked(phase.numbers[tap], ran)
+        assert values is not None and len(values) == ran
         return values if on is None else values.to(on)
 
-    return left.loop.lowered.values(stacked, left.ran)
+    return phase.lowered.values(stacked, ran)

@@ -29,10 +29,22 @@ class Collected:
 
     Args:
         pieces: in the order of the steps.
+        prompts: how many of the first pieces are of a prompt's step with several rows.
     """
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], prompts: int = 0) -> None:
         self._pieces = tuple(pieces)
+        self._prompts = prompts
+
+    @property
+    def of_prompt(self) -> Collected:
+        """What was read in a step in which the request had several rows."""
+        return Collected(self._pieces[: self._prompts])
+
+    @property
+    def of_later_steps(self) -> Collected:
+        """What was read in steps in which the request had one row."""
+        return Collected(self._pieces[self._prompts :])
 
     def steps_of(self, tap: int) -> list[torch.Tensor]:
         """Return what a tap read: a tensor [rows, columns] for each step in which it was open.

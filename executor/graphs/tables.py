@@ -239,9 +239,8 @@ class Tables:
                     if vector is not None:
                         start = self.bank.add(tenant, vector, wide=i == 0 and self._wide(tap))
                         joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
-            for area, count in ((LATER, 1), (PROMPT, rows)):
-                needed = _most_read(taps, count) + (own if area == LATER else 0)
-                if needed and (area == LATER or count > 1):
+            for area, needed in ((LATER, _most_read(taps) + own), (PROMPT, _read_in(taps, 0, rows) if rows > 1 else 0)):
+                if needed:
                     joined.starts[area] = self._areas[area].take(needed)
         except BaseException:
             self._release(joined)
@@ -333,7 +332,7 @@ class Tables:
         area = LATER if count == 1 else PROMPT
         if step and count == 1:
             self._give(joined, PROMPT)
-        elif area == PROMPT and joined.starts[PROMPT] < 0 and _most_read(joined.taps, count):
+        elif area == PROMPT and joined.starts[PROMPT] < 0 and _read_in(joined.taps, step, count):
             raise Refused("a prompt's rows come after the prompt")
         emitted = joined.emitted
         edges = sorted({edge for one in (*joined.taps, emitted) if one is not None for edge in one.steps} | {0, ALL})
@@ -465,12 +464,13 @@ class Tables:
         target.copy_(source, non_blocking=True)
 
 
-def _most_read(taps: Sequence[Tap], count: int) -> int:
-    """Return the most elements that taps read in one step with `count` rows of the request."""
-    reads = [(tap, min(tap.rows[1], count) - tap.rows[0]) for tap in taps if tap.code is Code.READ]
-    reads = [(tap, rows) for tap, rows in reads if rows > 0]
-    begins = {tap.steps[0] for tap, _ in reads}
-    return max(
-        (sum(rows * tap.width for tap, rows in reads if tap.steps[0] <= step < tap.steps[1]) for step in begins),
-        default=0,
-    )
+def _most_read(taps: Sequence[Tap]) -> int:
+    """Return the most elements that taps read in one step with one row of the request."""
+    begins = {tap.steps[0] for tap in taps if tap.code is Code.READ}
+    return max((_read_in(taps, step, 1) for step in begins), default=0)
+
+
+def _read_in(taps: Sequence[Tap], step: int, count: int) -> int:
+    """Return the elements that taps read in a step with `count` rows of the request."""
+    reads = (tap for tap in taps if tap.code is Code.READ and tap.steps[0] <= step < tap.steps[1])
+    return sum(max(0, min(tap.rows[1], count) - tap.rows[0]) * tap.width for tap in reads)

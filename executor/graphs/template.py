@@ -11,6 +11,7 @@ from torch import fx
 from executor.graphs.operands import Sketch, values_of
 from executor.graphs.operations import Refused, Tap
 from executor.graphs.tail import Tail
+from executor.plan.ir import Plan
 
 _MOST_SPANS = 8  # spans of steps whose taps a template remembers
 
@@ -42,6 +43,13 @@ class Lowered:
         found = {output: made[tap].reshape(steps, *shape) for output, (tap, shape) in self.reads.items()}
         found |= {output: known.expand(steps, *known.shape) for output, known in self.known.items()}
         return found if self.tail is None else found | self.tail.run(made.__getitem__, steps)
+
+    def carrying(self, plan: Plan, carried: Mapping[str, torch.Tensor]) -> Lowered:
+        """Return the same with what steps before have left for its first step, by the name of `plan.carried`."""
+        if self.tail is None or not self.tail.passed:
+            return self
+        now = {one.into: carried[own.name] for one, own in zip(self.tail.passed, plan.carried, strict=True)}
+        return replace(self, tail=replace(self.tail, values={**self.tail.values, **now}))
 
     def _read(self) -> Iterator[int]:
         yield from (tap for tap, _ in self.reads.values())

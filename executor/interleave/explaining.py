@@ -24,7 +24,7 @@ from executor.core.location import Kind
 from executor.core.text import clip
 from executor.graphs import operations
 from executor.graphs.hoist import hoist
-from executor.graphs.loops import TableLoops, Window
+from executor.graphs.loops import PlannedSteps, TableLoops, Window
 from executor.graphs.lower import SiteKey, lower
 from executor.graphs.operations import ALL
 from executor.interleave.planned import (
@@ -114,7 +114,11 @@ class Facts:
             return NO_TABLES, 0, ""
         window = held(plan, window)
         steps = (window.first, window.until)
-        why = self._refusal(plan, member, steps) if self.loops is None else self.loops.why_not("", plan, member, steps)
+        why = (
+            self._refusal(plan, member, steps)
+            if self.loops is None
+            else self.loops.why_not("", [PlannedSteps(plan, *steps)], member)
+        )
         return why, line_of(why, plan) if why else 0, ""
 
     def _refusal(self, plan: Plan, member: Member, steps: tuple[int, int]) -> str:

@@ -39,6 +39,7 @@ from executor.interleave.machine.events import (
     Recorded,
     Returned,
     SkipsChecked,
+    StartedEarly,
     StepBegan,
     StepEnded,
     Streamed,
@@ -169,6 +170,18 @@ class Interleaver:
         A request that could not be bound on one rank fails on all.
         """
         self._feed(Arrived((*request_ids, *self._requests.take_brought())))
+
+    def start_early(self, request_ids: Iterable[str]) -> None:
+        """Start new requests' blocks whose loops may be in the tables from the prompt's step on.
+
+        Args:
+            request_ids: the requests, whose whole prompts are in the step that begins.
+        """
+        mediators = self.mediators
+        early = tuple(one for one in request_ids if one in mediators and mediators[one].may_start_early)
+        if early:
+            self._budget.begin_step()
+            self._feed(StartedEarly(early))
 
     def preempted(self, request_id: str) -> None:
         """The engine evicted a request and computes it anew, without its block's changes."""

@@ -9,6 +9,9 @@ A loop whose plan the tables take (`executor.graphs.loops`) goes there before it
 steps: the greenlet stays parked, and the machine is told that the block is away. When the loop comes back, its lists get what the
 taps have read.
 
+A block whose loop may be in the tables in the prompt's step starts before that step. It runs up to the loop and parks. If the
+tables do not take the loop, the block goes on in the prompt's step, and the loop is tried again after that step.
+
 Size: a block's run in three forms: its own code, a plan's step, and a loop in the tables.
 
 Of a trace with several invokes, blocks are planned that share nothing that can change (`executor.plan.apart`): other blocks may
@@ -24,7 +27,7 @@ import itertools
 import operator
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -41,10 +44,10 @@ from executor.core.errors import BudgetExceeded
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
 from executor.graphs.landing import land
-from executor.graphs.loops import AHEAD, Left, TableLoops, Window
+from executor.graphs.loops import AHEAD, Left, PlannedSteps, TableLoops, Window
 from executor.graphs.operations import ALL
 from executor.model.bits import digests
-from executor.model.tree import ModuleTree
+from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
 from executor.plan.apart import why_not_apart
 from executor.plan.cache import PlanCache
@@ -110,6 +113,11 @@ class Plans:
         """Return the form of a location's value for one row, None if no block has been there."""
         form = self._forms.get((path, kind))
         return form if form is not None and form.rows == 1 else None
+
+    def form_in_prompt(self, path: str, kind: str, rows: int) -> Form | None:
+        """Return the form of a location's value for a prompt of so many rows, as of `form_of`."""
+        form = self.form_of(path, kind)
+        return form if form is None or path in PSEUDO else replace(form, rows=rows)
 
 
 class Own:
@@ -199,6 +207,16 @@ class PlannedRunner(Runner):
     def alive(self) -> bool:
         return self._inner.alive
 
+    @property
+    def may_start_early(self) -> bool:
+        if self._stays or self._plans.several:  # ranks compare turns in steps
+            return False
+        try:
+            self._regions = self._regions or regions(self._unit)
+        except Refused:
+            return False
+        return self._regions[0].kind == "loop"
+
     def start(self) -> None:
         self._inner.start()
         self._enter_tables()
@@ -224,9 +242,10 @@ class PlannedRunner(Runner):
         if waiting is None or waiting.kind != Kind.STEP:
             self._inner.resume(value)
             self._enter_tables()
-        elif value is not True:
+        elif value is not True or waiting.step == 0:  # plans at hooks are for one row
             self._hand_back()
             self._inner.resume(value)
+            self._enter_tables()
         else:
             try:
                 begun = self._begin(waiting.step)
@@ -281,8 +300,12 @@ class PlannedRunner(Runner):
         self._plans.steps += 1
         return OwnStep(plan, self._member, number)
 
-    def _plan_of(self, number: int) -> Plan:
+    def _plan_of(self, number: int, rows: int = 1) -> Plan:
         """Return the plan for a step of the loop where the block waits.
+
+        Args:
+            number: the step.
+            rows: the rows of the request in the step.
 
         Raises:
             Refused: there is none.
@@ -293,10 +316,13 @@ class PlannedRunner(Runner):
             environment = survey(region, names, self._context.source_of)
             registry = self._state.registry
             member = Member(environment, names, registry.mark, registry.mark_all)
+        context = self._context
+        if rows > 1:
+            context = replace(context, form_of=lambda path, kind: self._plans.form_in_prompt(path, kind, rows))
         plan = self._plans.cache.get(
-            (member.environment.fingerprint, self._live, self._context.shared),
+            (member.environment.fingerprint, self._live, context.shared, rows),
             number,
-            lambda: compile_region(region, names, self._live, number, self._context),
+            lambda: compile_region(region, names, self._live, number, context),
             region.line,
         )
         self._region, self._member = region, member
@@ -356,28 +382,62 @@ class PlannedRunner(Runner):
             return
         try:
             with torch.inference_mode(False), torch.no_grad():
-                plan = self._bounded(lambda: self._plan_of(location.step))
-        except Refused as refused:
-            if not refused.later:
-                self.refused = refused
-            return
+                steps = self._bounded(lambda: self._planned_steps(window))
         except BudgetExceeded as error:
             self.throw(error)
             return
-        except Exception as error:  # of torch's, where it traces; the block runs as it is
+        except Exception as error:
+            self._not_entered(window, error)
+            return
+        if not steps:
+            return
+        key, tenant, member, rows = self._state.identity.request_id, self._tenant, self._member, self._rows(window)
+        assert member is not None
+        why = loops.enter(key, tenant, steps, member, window.since, self._come_back, rows)
+        if why and len(steps) > 1:
+            why = loops.enter(key, tenant, steps[:1], member, window.since, self._come_back, rows)
+        waits.away = not why
+        if waits.away and self._plans.several:  # which do not start early, so that there is one plan
+            taken = Window(window.since, steps[0].first, steps[0].until)
+            waits.away_as = _number_of(steps[0].plan, member, (taken, loops.program_of(key)))
+        if why and window.since == 0:
+            self._region = self._member = None
+        else:
+            self._stays = why
+
+    def _not_entered(self, window: Window, error: Exception) -> None:
+        """Note that no plan could be made for a loop; before the prompt's step it is left for later."""
+        if window.since == 0:
+            self._region = self._member = None
+        elif not isinstance(error, Refused):  # of torch's, where it traces; the block runs as it is
             self.refused = Refused(self._unit.first_line, f"no plan could be made ({error})", "")
-            return
-        assert self._member is not None
-        window = held(plan, window)
+        elif not error.later:
+            self.refused = error
+
+    def _rows(self, window: Window) -> int:
+        """Return the rows of the request in its next step."""
+        return self._state.progress.prompt_tokens if window.since == 0 else 1
+
+    def _planned_steps(self, window: Window) -> list[PlannedSteps]:
+        """Return the plans for the first steps of a window, none if it has no step.
+
+        Raises:
+            Refused: the first step has no plan.
+        """
+        rows = self._rows(window)
         if window.until <= window.first:
-            return
-        self._stays = loops.enter(
-            self._state.identity.request_id, self._tenant, plan, self._member, window, self._come_back
-        )
-        waits.away = not self._stays
-        if waits.away and self._plans.several:
-            program = sorted(loops.programs_of((self._state.identity.request_id,)))
-            waits.away_as = _number_of(plan, self._member, (window, program))
+            return []
+        if rows == 1 or window.first > 0:
+            plan = self._plan_of(window.first)
+            return [PlannedSteps(plan, window.first, held(plan, window).until)]
+        steps = [PlannedSteps(self._plan_of(0, rows), 0, 1)]
+        if window.until > 1:
+            try:
+                plan = self._plan_of(1)
+            except Refused:
+                return steps
+            steps.append(PlannedSteps(plan, 1, held(plan, replace(window, first=1)).until))
+        return steps
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""
@@ -392,11 +452,12 @@ class PlannedRunner(Runner):
         state.progress.counted = state.progress.step
         state.record.tally.ran("graph", left.ran)
         self._plans.steps += left.ran
-        plan = left.loop.plan
-        for location in plan.read if left.ran else ():
-            state.record.tally.serve(location, left.ran)
-        for location in plan.written if left.ran else ():
-            state.record.tally.write(location, left.ran)
+        for phase in left.loop.phases:
+            ran, plan = left.ran_in(phase), phase.steps.plan
+            for location in plan.read if ran else ():
+                state.record.tally.serve(location, ran)
+            for location in plan.written if ran else ():
+                state.record.tally.write(location, ran)
         if again:
             self._enter_tables()
         return state.waits.location

@@ -245,6 +245,15 @@ class InterleavingRunner(_Base):
                 self._over.watch(request.req_id, params)
         if traced:
             interleaver.admitted(traced)
+            if interleaver.loops is not None:
+                self._start_early(interleaver, scheduler_output, traced)
+
+    def _start_early(self, interleaver: Interleaver, scheduler_output: SchedulerOutput, traced: Sequence[str]) -> None:
+        """Start new blocks whose loops may be in the tables in this step, where the step has their whole prompts."""
+        tokens = scheduler_output.num_scheduled_tokens
+        prompts = {one.req_id: len(one.prompt_token_ids or ()) for one in scheduler_output.scheduled_new_reqs}
+        with self.kernels.used():
+            interleaver.start_early(one for one in traced if tokens[one] == prompts[one])
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)

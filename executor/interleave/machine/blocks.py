@@ -23,6 +23,7 @@ class Block:
         key: the block's key.
         order: the block's place in the order of turns.
         step: the step of the block's request; -1 before the first step.
+        early: whether the block started before its first step.
         reported: how the block ended, as the scheduler was told.
         looked_at: whether the cache was looked at for the block's request since that was last settled.
         spoilt: whether the block's request left numbers in the cache that are not finite, as this rank knows.
@@ -33,6 +34,7 @@ class Block:
     key: str
     order: tuple[int, int, int]
     step: int = -1
+    early: bool = False
     waits: Location | None = None
     ended: Ended | None = None
     barrier: AtBarrier | None = None

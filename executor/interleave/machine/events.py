@@ -120,6 +120,17 @@ class Arrived(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StartedEarly(Event):
+    """Blocks start before their first step, so that their loops can be in the tables in that step.
+
+    Attributes:
+        keys: the blocks. The whole prompt of each is in the next step.
+    """
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Returned(Event):
     """A loop of a block has come back from the tables, where steps went by without the block.
 

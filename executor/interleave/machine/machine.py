@@ -38,6 +38,7 @@ from executor.interleave.machine.events import (
     Reached,
     Refused,
     Returned,
+    StartedEarly,
     StepBegan,
     StepEnded,
 )
@@ -73,6 +74,7 @@ class Machine:
         endings = Endings(self.blocks, self._turns, alone)
         self._begin: dict[type[Event], Callable[[Any], Doing[None]]] = {
             Arrived: self._arrived,
+            StartedEarly: steps.started_early,
             Preempted: endings.preempted,
             StepBegan: steps.began,
             Reached: steps.reached,

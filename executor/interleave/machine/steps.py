@@ -5,7 +5,7 @@ from __future__ import annotations
 from executor.core.ended import Ended
 from executor.core.location import Kind
 from executor.interleave.machine.blocks import Block, Blocks
-from executor.interleave.machine.events import ModelRan, Reached, StepBegan, StepEnded
+from executor.interleave.machine.events import ModelRan, Reached, StartedEarly, StepBegan, StepEnded
 from executor.interleave.machine.failures import (
     OUT_OF_STEP,
     no_room,
@@ -53,6 +53,17 @@ class Steps:
 
     # Its beginning.
 
+    def started_early(self, event: StartedEarly) -> Doing[None]:
+        """Let blocks run before their first step; what a block waits for then, it gets in its steps."""
+        for key in event.keys:
+            block = self._blocks.live.get(key)
+            if block is None or block.ended is not None:
+                continue
+            block.early = True
+            yield from self._turns.turn(block, Start(key, block.facts.prompt_tokens))
+            if block.away:
+                self._blocks.live.pop(key)
+
     def began(self, event: StepBegan) -> Doing[None]:
         """Start the blocks whose first step begins, and resume the blocks that wait for the step."""
         turns, live, tokens = self._turns, self._blocks.live, event.tokens
@@ -73,7 +84,7 @@ class Steps:
                 yield from turns.fail(block, OUT_OF_STEP)
             elif block.resting:  # it is here for a module that it skipped or values that it records
                 yield from self._check_skips(block)
-            elif block.step == 0:
+            elif block.step == 0 and not block.early:
                 rows = sum(tokens[key] for key in seen[block.key]) if block.key in seen else tokens[block.key]
                 yield from self._start(block, rows, block.facts.trace in apart)
             elif block.waits is not None and block.waits.kind == Kind.STEP and block.waits.step == block.step:

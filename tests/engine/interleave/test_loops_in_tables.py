@@ -11,6 +11,7 @@ import torch
 
 from executor.core.ended import Ended
 from interpose.cli.demo_model import write_demo_model
+from interpose.contract.cache import Cache
 from tests.engine.block.test_accounting import account
 from tests.engine.harness import Block, LocalEngine, Ran
 
@@ -28,44 +29,44 @@ def loop(body: str, over: str = "tracer.iter[:]", before: str = "", after: str =
 
 # A block, and how many of its steps run in the tables; the request has 9 steps.
 LOOPS = {
-    "reads one layer": (loop(KEEP), 8),
-    "reads every layer": (loop("for layer in model.model.layers:\n    kept.append(layer.output[0].save())"), 8),
-    "reads the stream": (loop("kept.append(model.blocks[1].resid_post.save())"), 8),
-    "adds a vector": (loop("model.model.layers[1].output[0][:] += vector\n" + KEEP), 8),
-    "adds to the stream": (loop("model.blocks[0].resid_post[:] += vector"), 8),
-    "sets some columns": (loop("model.model.layers[0].output[0][:, 3:9] = 0.5\n" + KEEP), 8),
+    "reads one layer": (loop(KEEP), 9),
+    "reads every layer": (loop("for layer in model.model.layers:\n    kept.append(layer.output[0].save())"), 9),
+    "reads the stream": (loop("kept.append(model.blocks[1].resid_post.save())"), 9),
+    "adds a vector": (loop("model.model.layers[1].output[0][:] += vector\n" + KEEP), 9),
+    "adds to the stream": (loop("model.blocks[0].resid_post[:] += vector"), 9),
+    "sets some columns": (loop("model.model.layers[0].output[0][:, 3:9] = 0.5\n" + KEEP), 9),
     "scales before and after": (
         loop("x = model.model.layers[1].mlp.output\nkept.append(x.clone())\nx *= 0.5\nkept.append(x.clone())"),
-        8,
+        9,
     ),
     "begins later": (loop(KEEP, "tracer.iter[3:]"), 6),
     "ends early": (loop(KEEP, "tracer.iter[1:5]"), 3),
     "ends early with a print after": (loop(KEEP, "tracer.iter[1:5]", after="print(len(kept))"), 3),
     "two loops": (loop(KEEP, "tracer.iter[1:4]", after=f"for step in tracer.iter[5:8]:\n    {KEEP}"), 4),
-    "uses what it kept": (loop(KEEP, after="total = torch.stack(kept[1:]).sum(0).save()"), 8),
-    "keeps the step": (loop("kept.append((step, model.model.layers[1].output[0].save()))"), 8),
-    "leaves names": (loop("x = model.model.layers[1].output[0].save()", after="last = [step, x].save()"), 8),
+    "uses what it kept": (loop(KEEP, after="total = torch.stack(kept[1:]).sum(0).save()"), 9),
+    "keeps the step": (loop("kept.append((step, model.model.layers[1].output[0].save()))"), 9),
+    "leaves names": (loop("x = model.model.layers[1].output[0].save()", after="last = [step, x].save()"), 9),
     "a part with an end": (
         loop("if step < 4:\n    model.model.layers[0].output[0][:] += vector\n" + KEEP, "tracer.iter[1:]"),
         8,
     ),
-    "keeps values on the host": (loop("kept.append(model.model.layers[1].output[0].detach().cpu())"), 8),
-    "keeps some columns, wider": (loop("kept.append(model.blocks[1].resid_post[:, [3, 77]].double())"), 8),
-    "keeps a difference": (loop("kept.append(model.model.layers[1].mlp.output - vector)"), 8),
+    "keeps values on the host": (loop("kept.append(model.model.layers[1].output[0].detach().cpu())"), 9),
+    "keeps some columns, wider": (loop("kept.append(model.blocks[1].resid_post[:, [3, 77]].double())"), 9),
+    "keeps a difference": (loop("kept.append(model.model.layers[1].mlp.output - vector)"), 9),
     "sums over the steps": (
         loop("total = total + model.blocks[1].resid_post[-1]", before="total = torch.zeros(128)", after="total.save()"),
-        8,
+        9,
     ),
     "assigns an output": (
         loop("x = model.model.layers[0].mlp.output\nmodel.model.layers[0].mlp.output = x * 0.5\n" + KEEP),
-        8,
+        9,
     ),
     "assigns an input": (
         loop("model.model.layers[1].mlp.input = model.model.layers[1].mlp.input + vector\n" + KEEP),
-        8,
+        9,
     ),
-    "ablates a head": (loop("model.blocks[1].attn.z[:, 1] = 0\n" + KEEP), 8),
-    "makes a tensor": (loop("model.model.layers[1].output[0][:] += torch.full((128,), 0.5)\n" + KEEP), 8),
+    "ablates a head": (loop("model.blocks[1].attn.z[:, 1] = 0\n" + KEEP), 9),
+    "makes a tensor": (loop("model.model.layers[1].output[0][:] += torch.full((128,), 0.5)\n" + KEEP), 9),
     "an autoencoder": (
         loop(
             "h = model.model.layers[1].output[0]\na = torch.relu(h * vector)\nkept.append(a.topk(3)[1])\nh[:] += a * 0.1",
@@ -111,6 +112,48 @@ LOOPS = {
     "logits later": (loop("kept.append(model.logits.output.argmax(-1))", "tracer.iter[3:7]"), 3),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
+    "the first steps": (loop(KEEP, "tracer.iter[0:5]"), 4),
+    "the prompt's step and one more": (loop(KEEP, "tracer.iter[:2]", after="print(len(kept))"), 1),
+    "keeps the last row": (loop("kept.append(model.model.layers[1].output[0][-1].save())"), 9),
+    "keeps rows of its prompt": (loop("kept.append(model.blocks[1].resid_post[:3].double())"), 9),
+    "counts its rows": (loop("h = model.model.layers[1].output[0]\nkept.append((len(h), h[len(h) - 1].save()))"), 9),
+    "changes the last row": (loop("h = model.model.layers[1].output[0]\nh[-1] += vector\nkept.append(h.clone())"), 8),
+    "does something else with the prompt": (
+        loop("h = model.model.layers[1].output[0]\nh *= 0.5 if step == 0 else 2.0\n" + KEEP),
+        9,
+    ),
+    "leaves the prompt alone": (
+        loop("if step > 0:\n    model.model.layers[0].output[0][:] += vector\n" + KEEP),
+        9,
+    ),
+    "is a program after the prompt": (
+        loop("h = model.model.layers[1].output[0]\nif step:\n    h = torch.tanh(h)\nkept.append(h.clone())"),
+        9,
+    ),
+    "is no plan after the prompt": (
+        loop(
+            "h = model.model.layers[1].output[0]\nkept.append(h.clone())\nif step > 0 and h.sum() > 1e9:\n    kept.append(step)"
+        ),
+        1,
+    ),
+    "carries the last row": (
+        loop(
+            "h = model.model.layers[1].output[0]\nkept.append(h - old)\nold = h[-1]",
+            before="import torch\nold = torch.zeros(128)",
+            after="old.save()",
+        ),
+        9,
+    ),
+    "carries the prompt's rows": (
+        loop("h = model.model.layers[1].output[0]\nkept.append(h - old[-1])\nold = h", before="old = vector[None]"),
+        7,
+    ),
+    "reads before the loop": (loop(KEEP, before="kept.append(model.model.layers[0].output[0].save())"), 8),
+    "a weight before the loop": (
+        loop("kept.append(model.model.layers[1].output[0] - w[0])", before="w = model.lm_head.weight[:1].clone()"),
+        8,
+    ),
+    "records before the loop": (loop(KEEP, before="found = tracer.cache(modules=[model.model.layers[0]])"), 0),
 }
 
 
@@ -144,6 +187,10 @@ def same(one: Any, other: Any) -> None:
         assert len(one) == len(other)
         for mine, theirs in zip(one, other, strict=True):
             same(mine, theirs)
+    elif isinstance(one, Cache):
+        assert one.entries.keys() == other.entries.keys()
+        for mine, theirs in zip(one.entries.values(), other.entries.values(), strict=True):
+            same([visit.output for visit in mine], [visit.output for visit in theirs])
     else:
         assert one == other
 
@@ -172,7 +219,7 @@ def test_invokes_that_share_nothing_that_changes_are_in_the_tables(engines: tupl
         rans.append(engine.run(*(replace(one, captured=shared) for one in blocks)))
     for one, other in zip(*rans, strict=True):
         check_same(one, other)
-    assert in_tables(engines[1]) - before == 3 * (STEPS - 1), engines[1].interleaver.loops.refused
+    assert in_tables(engines[1]) - before == 3 * STEPS, engines[1].interleaver.loops.refused
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -214,9 +261,51 @@ def test_a_loop_that_leaves_numbers_that_are_not_finite_fails_alone(engines: tup
 
 def test_a_loop_that_is_given_up_leaves_nothing(engines: tuple[LocalEngine, LocalEngine]) -> None:
     engine = engines[1]
-    for body in (KEEP, "h = model.model.layers[1].output[0]\nh[:] = torch.tanh(h)"):
-        engine.give_up(block(loop(body, before="import torch"), 0), 4)
+    for body, steps in ((KEEP, 4), ("h = model.model.layers[1].output[0]\nh[:] = torch.tanh(h)", 4), (KEEP, 1)):
+        engine.give_up(block(loop(body, before="import torch"), 0), steps)
         assert engine.interleaver.idle and not engine.interleaver.loops
+
+
+@pytest.mark.parametrize("tokens", [1, 2, STEPS])
+def test_short_prompts_and_short_generations(engines: tuple[LocalEngine, LocalEngine], tokens: int) -> None:
+    before = in_tables(engines[1])
+    rans = []
+    for engine in engines:
+        lone = replace(block(loop(KEEP), 0, max_tokens=tokens), prompt=[7])
+        rans.append(engine.run_traces([[lone], [block(loop(KEEP), 1, max_tokens=tokens)]], plain=(PROMPTS[2],)))
+    for one, other in zip(rans[0][:2], rans[1][:2], strict=True):
+        check_same(one, other)
+    assert in_tables(engines[1]) - before == 2 * tokens
+
+
+@pytest.mark.parametrize("text", ["1 / 0\n", "tracer.stop()\n", "print(tracer.result)\n", "import torch\n"])
+def test_a_block_that_ends_before_its_loop(engines: tuple[LocalEngine, LocalEngine], text: str) -> None:
+    """It may start before its first step, and ends as in that step."""
+    over = "tracer.iter[3:3]" if text == "import torch\n" else "tracer.iter[:]"
+    one, other = (engine.run(block(text + loop(KEEP, over), 0))[0] for engine in engines)
+    for ran in (one, other):
+        if ran.failure is not None:
+            ran.failure.trace_id = ""
+    assert (one.state, one.failure, one.token_ids, one.logs) == (
+        other.state,
+        other.failure,
+        other.token_ids,
+        other.logs,
+    )
+
+
+def test_prompts_beside_each_other(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    """Prompts of taps, of a plain request and of a block that runs as it is, in one step."""
+    rans = []
+    for engine in engines:
+        steers = loop("model.blocks[0].resid_post[:] += vector\n" + KEEP)
+        texts = [steers, LOOPS["is no plan"][0], loop(KEEP, "tracer.iter[1:]"), LOOPS["keeps the last row"][0]]
+        blocks = [block(text, i % 3) for i, text in enumerate(texts)]
+        rans.append(engine.run_traces([[one] for one in blocks], plain=(PROMPTS[2],) * 2, plain_tokens=STEPS))
+    for one, other in zip(*rans, strict=True):
+        assert one.token_ids == other.token_ids
+        if one.state is not None:
+            check_same(one, other)
 
 
 def test_requests_that_come_and_go_get_what_their_blocks_give(engines: tuple[LocalEngine, LocalEngine]) -> None:
