@@ -31,7 +31,7 @@ def _land(left: Left, phase: Phase, member: Member, on: torch.device | None) -> 
     """Give a block what the steps of one phase left; as of `land`."""
     plan, first, ran = phase.steps.plan, phase.steps.first, left.ran_in(phase)
     with torch.inference_mode(False), torch.no_grad():
-        values = values_of(left, replace(phase, lowered=phase.lowered.carrying(plan, member.environment.carried)), on)
+        values = values_of(left, replace(phase, lowered=phase.lowered.going_on(plan, member.environment.carried)), on)
         several = _appended_at_once(plan, on)
         for container, appends in several.items():
             _extend(member.environment.written[container], appends, values, ran, member)

@@ -328,7 +328,7 @@ class TableLoops:
         return frozenset().union(*{self._loops[key].sites for key in keys})
 
     def programs_of(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return the programs of some requests that run in the model's pass of the next step."""
+        """Return the programs of some requests that run in the pass of the next step."""
         loops = (self._loops[key] for key in keys)
         return frozenset(loop.program for loop in loops if loop.runs_program and loop.within)
 
@@ -337,7 +337,10 @@ class TableLoops:
         return self._loops[key].program
 
     def in_pass(self, keys: Iterable[str]) -> bool:
-        """Return whether loops of some requests run in the model's pass of the next step, and not after it alone."""
+        """Return whether loops of some requests run in the pass of the next step.
+
+        Other loops run after it alone.
+        """
         loops = (self._loops[key] for key in keys)
         return any(loop.within and loop.window.first <= loop.next for loop in loops)
 

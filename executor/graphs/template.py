@@ -44,11 +44,16 @@ class Lowered:
         found |= {output: known.expand(steps, *known.shape) for output, known in self.known.items()}
         return found if self.tail is None else found | self.tail.run(made.__getitem__, steps)
 
-    def carrying(self, plan: Plan, carried: Mapping[str, torch.Tensor]) -> Lowered:
-        """Return the same with what steps before have left for its first step, by the name of `plan.carried`."""
+    def going_on(self, plan: Plan, names: Mapping[str, torch.Tensor]) -> Lowered:  # any shape
+        """Return the same, with what the steps before left for its first step.
+
+        Args:
+            plan: the plan that it is of.
+            names: the tensors of `plan.carried`, by name.
+        """
         if self.tail is None or not self.tail.passed:
             return self
-        now = {one.into: carried[own.name] for one, own in zip(self.tail.passed, plan.carried, strict=True)}
+        now = {one.into: names[own.name] for one, own in zip(self.tail.passed, plan.carried, strict=True)}
         return replace(self, tail=replace(self.tail, values={**self.tail.values, **now}))
 
     def _read(self) -> Iterator[int]:

@@ -316,15 +316,15 @@ class PlannedRunner(Runner):
             environment = survey(region, names, self._context.source_of)
             registry = self._state.registry
             member = Member(environment, names, registry.mark, registry.mark_all)
-        context = self._context
-        if rows > 1:
-            context = replace(context, form_of=lambda path, kind: self._plans.form_in_prompt(path, kind, rows))
-        plan = self._plans.cache.get(
-            (member.environment.fingerprint, self._live, context.shared, rows),
-            number,
-            lambda: compile_region(region, names, self._live, number, context),
-            region.line,
-        )
+        plans, live, context = self._plans, self._live, self._context
+        key = (member.environment.fingerprint, live, context.shared)
+        if rows == 1:
+            make = functools.partial(compile_region, region, names, live, number, context)
+            plan = plans.cache.get(key, number, make, region.line)
+        else:
+            context = replace(context, form_of=lambda path, kind: plans.form_in_prompt(path, kind, rows))
+            make = functools.partial(compile_region, region, names, live, number, context)
+            plan = plans.cache.of_prompt(key, rows, make, region.line)
         self._region, self._member = region, member
         return plan
 

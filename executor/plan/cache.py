@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +10,9 @@ from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
 
 MOST_VARIANTS = 16
+# A plan takes milliseconds, in which the engine waits. So a region has a plan for a prompt's length when the region has come with
+# this length so many times; and for so many lengths at most.
+SIGHTINGS, MOST_LENGTHS = 2, 64
 
 
 class PlanCache:
@@ -26,6 +29,7 @@ class PlanCache:
         self._most = most
         self._plans: OrderedDict[tuple[object, ...], list[Plan]] = OrderedDict()
         self._refused: OrderedDict[tuple[object, ...], Refused] = OrderedDict()
+        self._lengths: OrderedDict[tuple[object, ...], Counter[int]] = OrderedDict()
         self.made = 0
 
     def __len__(self) -> int:
@@ -70,10 +74,26 @@ class PlanCache:
         self._drop(self._plans)
         return made
 
+    def of_prompt(self, key: tuple[object, ...], rows: int, make: Callable[[], Plan], line: int = 0) -> Plan:
+        """Return the plan for the prompt's step with so many rows, as `get` does.
+
+        Raises:
+            Refused: as of `get`; or prompts of this length have not come often, or prompts of many lengths have.
+        """
+        lengths = self._lengths.setdefault(key, Counter())
+        self._lengths.move_to_end(key)
+        self._drop(self._lengths)
+        lengths[rows] += 1
+        made = sum(count >= SIGHTINGS for count in lengths.values())
+        if lengths[rows] < SIGHTINGS or made > MOST_LENGTHS:
+            raise Refused(line, "a prompt of a new length", "", later=True)
+        return self.get((*key, rows), 0, make, line)
+
     def clear(self) -> None:
         """Forget everything, as when the model's modules change."""
         self._plans.clear()
         self._refused.clear()
+        self._lengths.clear()
 
     def _drop(self, entries: OrderedDict[tuple[object, ...], Any]) -> None:
         while len(entries) > self._most:

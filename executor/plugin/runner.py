@@ -249,7 +249,10 @@ class InterleavingRunner(_Base):
                 self._start_early(interleaver, scheduler_output, traced)
 
     def _start_early(self, interleaver: Interleaver, scheduler_output: SchedulerOutput, traced: Sequence[str]) -> None:
-        """Start new blocks whose loops may be in the tables in this step, where the step has their whole prompts."""
+        """Start new blocks whose loops may be in the tables in the step that begins.
+
+        The step has their whole prompts.
+        """
         tokens = scheduler_output.num_scheduled_tokens
         prompts = {one.req_id: len(one.prompt_token_ids or ()) for one in scheduler_output.scheduled_new_reqs}
         with self.kernels.used():

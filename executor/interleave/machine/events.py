@@ -121,7 +121,7 @@ class Arrived(Event):
 
 @dataclass(frozen=True, slots=True)
 class StartedEarly(Event):
-    """Blocks start before their first step, so that their loops can be in the tables in that step.
+    """Blocks start before their first step, so that their loops can be in the tables then.
 
     Attributes:
         keys: the blocks. The whole prompt of each is in the next step.

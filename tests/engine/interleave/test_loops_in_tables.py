@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from executor.core.ended import Ended
+from executor.plan import cache
 from interpose.cli.demo_model import write_demo_model
 from interpose.contract.cache import Cache
 from tests.engine.block.test_accounting import account
@@ -160,12 +161,15 @@ LOOPS = {
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
     """Two engines of one model: loops as blocks, and in the tables."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(cache, "SIGHTINGS", 1)  # each text of these tests comes with a length once
     checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
     made = [LocalEngine(checkpoint, graphs=graphs, dtype="float32", max_num_seqs=8) for graphs in (False, True)]
     yield made[0], made[1]
     for engine in made:
         assert engine.interleaver.idle, "a trace left something behind"
         engine.close()
+    patch.undo()
 
 
 def block(text: str, number: int, **sampling: Any) -> Block:

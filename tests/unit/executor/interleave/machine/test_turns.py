@@ -12,6 +12,7 @@ from executor.interleave.machine.events import (
     Failure,
     Recorded,
     Settled,
+    StartedEarly,
     StepBegan,
     Streamed,
     TurnEnded,
@@ -40,6 +41,7 @@ from executor.interleave.machine.machine import Machine
 from tests.unit.executor.interleave.machine.situations import (
     DONE,
     FAILED,
+    PROMPT,
     RESULT,
     STOPPED,
     at,
@@ -337,3 +339,24 @@ def test_saves_that_cannot_be_sent_end_the_request() -> None:
     made = machine("a", streamed=True)
     begin(made, "a", a=for_step(1))
     assert end(made, {Stream: Streamed(sent=False)}) == [Stream("a", last=False), Report("a", Ended.FAILED)]
+
+
+def test_a_block_that_starts_early_is_resumed_in_its_first_step() -> None:
+    made = machine("a", "b", "c")
+    early = play(made, StartedEarly(tuple("abc")), a=for_step(0), b=for_step(0, away=True), c=at("one"))
+    assert early == [Start("a", PROMPT), Start("b", PROMPT), Start("c", PROMPT)]
+    assert [made.blocks.waits(key) for key in "abc"] == [["a"], [], ["c"]]
+    first = begin(made, "ac", a=at("one"))
+    assert first == [BeginStep(("a", "c")), Resume("a"), Hook("one", "output")]
+
+
+def test_a_block_that_fails_early_ends_its_request_in_its_first_step() -> None:
+    made = machine("a")
+    assert play(made, StartedEarly(("a", "gone")), a=FAILED) == [Start("a", PROMPT)]
+    assert begin(made, "a") == [BeginStep(("a",)), Report("a", Ended.FAILED)]
+
+
+def test_an_early_block_that_calls_a_module_is_answered_in_its_first_step() -> None:
+    made = machine("a")
+    play(made, StartedEarly(("a",)), a=calls())
+    assert begin(made, "a", a=at("one")) == [BeginStep(("a",)), Apply("a"), Hook("one", "output")]
