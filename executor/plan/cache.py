@@ -83,9 +83,10 @@ class PlanCache:
         lengths = self._lengths.setdefault(key, Counter())
         self._lengths.move_to_end(key)
         self._drop(self._lengths)
-        lengths[rows] += 1
-        made = sum(count >= SIGHTINGS for count in lengths.values())
-        if lengths[rows] < SIGHTINGS or made > MOST_LENGTHS:
+        room = sum(count >= SIGHTINGS for count in lengths.values()) < MOST_LENGTHS
+        if room or lengths[rows] >= SIGHTINGS:
+            lengths[rows] += 1
+        if lengths[rows] < SIGHTINGS:
             raise Refused(line, "a prompt of a new length", "", later=True)
         return self.get((*key, rows), 0, make, line)
 

@@ -80,6 +80,24 @@ def test_a_request_that_left_has_no_taps_and_its_slot_is_free() -> None:
     assert rows_after(tables, 1) == [0] and rows_after(tables, 1, site=1) == [2]
 
 
+def test_taps_of_later_steps_take_no_room_for_the_prompt() -> None:
+    tables = tables_of()
+    tables.join(0, "a", [replace(READ, steps=(1, ALL)), Tap(0, Code.ADD, WHOLE, number=1.0, steps=(1, ALL))], 5)
+    later, prompt = tables.begin_step([(0, 5)], {0: 0}, 5)
+    assert rows_after(tables, 5) == [0] * 5 and not later.shares and not prompt.shares
+    later, prompt = tables.begin_step([(0, 1)], {0: 1}, 1)
+    assert rows_after(tables, 1) == [1] and later.shares.keys() == {0} and not prompt.shares
+
+
+def test_rows_of_a_prompt_are_read_in_its_step_and_one_row_in_each_later() -> None:
+    tables = tables_of()
+    tables.join(0, "a", [READ, replace(READ, rows=(4, 5), steps=(0, 1))], 5)
+    later, prompt = tables.begin_step([(0, 5)], {0: 0}, 5)
+    assert not later.shares and [(part.rows, part.at) for part in prompt.shares[0].parts] == [(5, 0), (1, 20)]
+    later, prompt = tables.begin_step([(0, 1)], {0: 1}, 1)
+    assert not prompt.shares and [(part.tap, part.rows) for part in later.shares[0].parts] == [(0, 1)]
+
+
 def test_windows_open_and_close() -> None:
     tables = tables_of()
     taps = [Tap(0, Code.ADD, WHOLE, number=1.0, steps=(1, 3)), Tap(0, Code.ADD, WHOLE, number=10.0, steps=(2, ALL))]
