@@ -139,7 +139,7 @@ class TracedTrace:
         """Give the trace up."""
         worker.interpose_drop(self._id)
 
-    def values(self, blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
+    def values(self, blobs: MutableMapping[str, memoryview]) -> Iterator[Any]:
         """Return each value that the blocks saved, as a notebook gets it.
 
         Args:
@@ -148,7 +148,7 @@ class TracedTrace:
         return values_of(self._events, blobs)
 
 
-def values_of(events: Iterable[bytes], blobs: MutableMapping[str, bytes]) -> Iterator[Any]:
+def values_of(events: Iterable[bytes], blobs: MutableMapping[str, memoryview]) -> Iterator[Any]:
     """Yield each value that a trace saved, as a notebook gets it.
 
     Args:

@@ -12,29 +12,31 @@ from executor.graphs.loops import Left, Phase, values_of
 from executor.plan.deliver import Delivery
 from executor.plan.ir import Append, Plan
 from executor.plan.run import Member, leave
+from executor.saves.rows import can_be_sent, cut
 
 
-def land(left: Left, member: Member, on: torch.device | None) -> None:
+def land(left: Left, member: Member, on: torch.device | None, unseen: bool = False) -> None:
     """Give a block's lists, dicts and names what its loop left.
 
     Args:
         left: what the loop left.
         member: the block.
         on: the device of the values; None: the block does not use them before it ends, and they stay on the host.
+        unseen: whether then no code at all looks at its lists before they are encoded, and their tensors may be `Rows`.
     """
     for phase in left.loop.phases:
         if left.ran_in(phase):
-            _land(left, phase, member, on)
+            _land(left, phase, member, on, unseen)
 
 
-def _land(left: Left, phase: Phase, member: Member, on: torch.device | None) -> None:
+def _land(left: Left, phase: Phase, member: Member, on: torch.device | None, unseen: bool) -> None:
     """Give a block what the steps of one phase left; as of `land`."""
     plan, first, ran = phase.steps.plan, phase.steps.first, left.ran_in(phase)
     with torch.inference_mode(False), torch.no_grad():
         values = values_of(left, replace(phase, lowered=phase.lowered.going_on(plan, member.environment.carried)), on)
         several = _appended_at_once(plan, on)
         for container, appends in several.items():
-            _extend(member.environment.written[container], appends, values, ran, member)
+            _extend(member.environment.written[container], appends, values, ran, member, unseen)
         rest = [append for append in plan.appends if append.container not in several]
         for i in range(ran) if rest else range(ran - 1, ran):
             give = Delivery(_in_step(values, i), first + i, member.mark)
@@ -64,7 +66,12 @@ def _is_tensor(append: Append) -> bool:
 
 
 def _extend(
-    container: list[Any], appends: Sequence[Append], values: Mapping[int, torch.Tensor], steps: int, member: Member
+    container: list[Any],
+    appends: Sequence[Append],
+    values: Mapping[int, torch.Tensor],
+    steps: int,
+    member: Member,
+    unseen: bool,
 ) -> None:
     """Add the tensors of all steps to a list.
 
@@ -76,6 +83,7 @@ def _extend(
         values: the outputs of the plan, [steps, ...] each.
         steps: how many.
         member: the block.
+        unseen: as of `land`.
     """
     # What was saved is the value of that moment.
     outputs = [one.item.snapshot if one.item.snapshot >= 0 else one.item.output for one in appends]
@@ -84,7 +92,14 @@ def _extend(
         base = given[0] if len(given) == 1 else _side_by_side(given)
         if base is None:
             base = torch.stack(given, 1).flatten(0, 1)
-        tensors: list[torch.Tensor] = list(base.contiguous().unbind(0))
+        base = base.contiguous()
+        if unseen and can_be_sent(base):
+            items = list(cut(base))
+            container.extend(items)
+            if any(append.item.saved for append in appends):
+                member.mark_all(items)
+            return
+        tensors: list[torch.Tensor] = list(base.unbind(0))
     else:
         tensors = [one[i] for i in range(steps) for one in given]
     container.extend(tensors)

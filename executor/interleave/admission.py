@@ -258,7 +258,10 @@ class Requests:
         tenant = opened.session if alone and not trace.stream else None
         writes = frozenset(source.writes)
         shared = frozenset(name for name in writes if name in scope.shared)
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant)
+        # A stack is what a message has of many tensors; code of classes runs while their objects are encoded.
+        lone = scope.expected == 1 and alone and not trace.stream and not scope.of_session
+        unseen = lone and scope.stacks and not scope.sources.final and not scope.sources.classes
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen)
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans))
 
     def _scope_of(self, opened: Opened) -> TraceScope:

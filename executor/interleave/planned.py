@@ -143,6 +143,7 @@ class PlannedText:
         live: the names that the block gives back.
         shared: the names among these that other blocks see; others are given back only if they are saved.
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
+        unseen: whether no code runs after the block's own before its names are encoded and dropped.
     """
 
     unit: Unit
@@ -150,6 +151,7 @@ class PlannedText:
     live: frozenset[str]
     shared: frozenset[str] = frozenset()
     tenant: str | None = None
+    unseen: bool = False
 
 
 class PlannedRunner(Runner):
@@ -178,7 +180,7 @@ class PlannedRunner(Runner):
         super().__init__(state)
         self._inner = inner
         self._unit = text.unit
-        self._live = text.live
+        self._text = text
         self._budget: Budget = bounds.budget
         self._blame = bounds.blame
         self._plans = plans
@@ -316,7 +318,7 @@ class PlannedRunner(Runner):
             environment = survey(region, names, self._context.source_of)
             registry = self._state.registry
             member = Member(environment, names, registry.mark, registry.mark_all)
-        plans, live, context = self._plans, self._live, self._context
+        plans, live, context = self._plans, self._text.live, self._context
         key = (member.environment.fingerprint, live, context.shared)
         if rows == 1:
             make = functools.partial(compile_region, region, names, live, number, context)
@@ -444,7 +446,7 @@ class PlannedRunner(Runner):
         state, loop = self._state, self._inner.loop
         assert loop is not None and self._member is not None and self._region is not None
         state.waits.away = False
-        land(left, self._member, self._plans.tree.device if self._region.after else None)
+        land(left, self._member, self._plans.tree.device if self._region.after else None, self._text.unseen)
         for _ in range(left.ran):
             loop.asked = next(loop.coming, loop.asked)
         state.waits.location = Location("", Kind.STEP, loop.asked)

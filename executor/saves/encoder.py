@@ -17,8 +17,9 @@ from executor.model.module_name import ModuleName
 from executor.saves.leaves import leaves
 from executor.saves.registry import SaveRegistry, refuse_names
 from executor.saves.reuse import EarlierTensors
+from executor.saves.rows import Rows
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, Tensor, Value
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, StackSlice, Tensor, Value
 from interpose.wire import stacks as stacking
 from interpose.wire.arrays import ArrayError, dtype_of, is_dense, tensor_bytes
 from interpose.wire.encoder import Encoder
@@ -159,14 +160,33 @@ class SaveEncoder:
             return None
         self.bytes += size
         layout.small = small
-        inline = size <= self._inline_bytes or (small and (size <= INLINE_STACK_BYTES or self._stacks is Stacks.INLINE))
-        fresh = rows is None or rows.device.type != "cpu"
-        payload = data.tobytes() if inline else Blob(id=self._put(data, fresh), size=size)
+        payload = self._payload(data, small, rows is None or rows.device.type != "cpu")
         if rows is not None:
             self._encoder.stack_runs(group, layout, payload)
             return None
         index = self._encoder.stack(group, layout, payload)
         return StackOfOwn(index, group, data)
+
+    def _payload(self, data: memoryview, small: bool, fresh: bool) -> bytes | Blob:
+        """Return the bytes of a stack, in the message or as a blob.
+
+        Args:
+            data: the bytes.
+            small: whether each of the tensors would travel inside the message.
+            fresh: whether nothing else uses the bytes.
+        """
+        size = data.nbytes
+        if size <= self._inline_bytes or (small and (size <= INLINE_STACK_BYTES or self._stacks is Stacks.INLINE)):
+            return data.tobytes()
+        return Blob(id=self._put(data, fresh), size=size)
+
+    def _rows(self, rows: torch.Tensor) -> Value:  # [items, ...]
+        """Return the value of many items of a list, whose stack comes into the table."""
+        self._count(rows.nbytes)
+        layout, data = stacking.layout_of(rows), tensor_bytes(rows)
+        layout.small = rows[0].nbytes <= self._inline_bytes
+        stack = self._encoder.stack((), layout, self._payload(data, layout.small, True))
+        return Value(stacked=StackSlice(stack=stack, first=0, count=len(rows)))
 
     def items(self, items: Iterable[Any]) -> list[Value]:
         """Return the messages of a list's items; it raises the errors of `encode`."""
@@ -215,6 +235,8 @@ class SaveEncoder:
     def _special(self, value: Any) -> Value | None:
         if type(value) in _SCALARS:
             return None
+        if type(value) is Rows:
+            return self._rows(value.tensor)
         snapshot = self._registry.snapshot(value)
         if snapshot is not value:
             return self._encoder.encode(snapshot)

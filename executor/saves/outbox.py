@@ -178,14 +178,14 @@ class LocalOutbox:
     """Keeps everything in this process, for an engine that runs without Ray.
 
     Attributes:
-        blobs: the saved bytes by blob id.
+        blobs: the saved bytes by blob id, read-only, in the memory where they were.
         logs: (trace id, invoke, text) in order.
         increments: (trace id, serialized event with an increment) in order.
         uploads: the bytes that traces refer to, by digest.
     """
 
     def __init__(self) -> None:
-        self.blobs: dict[str, bytes] = {}
+        self.blobs: dict[str, memoryview] = {}
         self.logs: list[tuple[str, int, str]] = []
         self.increments: list[tuple[str, bytes]] = []
         self.uploads: dict[str, bytes] = {}
@@ -195,7 +195,7 @@ class LocalOutbox:
         return True
 
     def put(self, session: str, trace_id: str, blob_id: str, data: memoryview) -> None:
-        self.blobs[blob_id] = data.tobytes()
+        self.blobs[blob_id] = data.toreadonly()
 
     def increment(self, session: str, trace_id: str, data: bytes) -> None:
         self.increments.append((trace_id, data))
