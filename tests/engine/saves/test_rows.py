@@ -27,7 +27,7 @@ LOOP = "for step in tracer.iter[:]:\n"
 BLOCKS = {
     "a name": f"kept = []\n{LOOP}{ALL}",
     "a saved list": f"kept = [].save()\n{LOOP}{ALL.replace('.save()', '')}",
-    "some are saved": f"kept = []\n{LOOP}{ONE}    kept.append(model.model.layers[0].output[0])\n",
+    "some are saved": f"kept = []\n{LOOP}{ONE}    kept.append(model.model.layers[2].output[0])\n",
     "nothing is saved": f"kept = []\n{LOOP}{ONE.replace('.save()', '')}",
     "lists of layers": (
         f"kept = [[], []].save()\n{LOOP}    for i, layer in enumerate(model.model.layers[:2]):\n"
@@ -36,7 +36,7 @@ BLOCKS = {
     "two names of a list": f"kept = []\nagain = [kept, kept].save()\n{LOOP}{ONE}",
     "two lists": (
         f"kept, more = [], {{}}\nmore['a'] = []\n{LOOP}{ONE}"
-        "    more['a'].append(model.model.layers[0].output[0].save())\n"
+        "    more['a'].append(model.model.layers[2].output[0].save())\n"
     ),
     "two loops": f"kept = []\nfor step in tracer.iter[:9]:\n{ONE}for step in tracer.iter[12:]:\n{ONE}",
     "an end": f"kept = []\nfor step in tracer.iter[2:11]:\n{ONE}",

@@ -63,11 +63,12 @@ class Steps:
 
     Args:
         blocks: the most blocks of the host.
+        device: where the ring is.
         shares: the size of each request's share, by key.
     """
 
-    def __init__(self, copier: Copier, blocks: int = 2, **shares: int) -> None:
-        self.output = torch.zeros(TOP)
+    def __init__(self, copier: Copier, blocks: int = 2, device: str = "cpu", **shares: int) -> None:
+        self.output = torch.zeros(TOP, device=device)
         self.made = 0
         self.later = Later(Ring(self.output, HALF), copier, blocks, self._block)
         self.seen: dict[str, list[torch.Tensor]] = {key: [] for key in shares}
@@ -77,7 +78,7 @@ class Steps:
 
     def _block(self, elements: int) -> torch.Tensor:  # [elements]
         self.made += 1
-        return torch.full((elements,), float("nan"))
+        return torch.full((elements,), float("nan"), pin_memory=self.output.device.type == "cuda")
 
     def leave(self, key: str) -> None:
         """Run the next steps without a request."""
@@ -92,7 +93,7 @@ class Steps:
                 start += size
             outgoing = Outgoing(self._version, start, shares)
             self.later.before(outgoing)
-            self.output[:] = torch.arange(TOP) + 100.0 * self._number
+            self.output[:] = torch.arange(TOP, device=self.output.device) + 100.0 * self._number
             self.later._ring.append()
             for key, share in zip(self._sizes, shares.values(), strict=True):
                 self.seen[key].append(self.output[share.start : share.start + share.size].clone())
@@ -101,7 +102,7 @@ class Steps:
 
     def check(self, key: str) -> None:
         pieces = self.later.collect(key)
-        assert torch.equal(torch.cat([piece.values for piece in pieces]), torch.stack(self.seen[key]))
+        assert torch.equal(torch.cat([piece.values for piece in pieces]), torch.stack(self.seen[key]).cpu())
 
 
 def test_the_host_has_two_blocks_however_many_steps_there_are() -> None:
