@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from executor.core.ended import Ended
 from executor.graphs.buffers import Outputs
 from executor.graphs.pieces import Collected
 from executor.saves.rows import Rows
