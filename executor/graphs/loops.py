@@ -236,7 +236,8 @@ class TableLoops:
         sites = frozenset(tap.site for phase in phases for tap in phase.lowered.taps)
         window = Window(since, steps[0].first, steps[-1].until)
         read = [read.path in PSEUDO for one in steps for read in one.plan.reads]
-        outside, within = any(read), not all(read) or not read
+        outside = bool(program) and any(read)  # taps alone need nothing of the logits that their block looks at
+        within = not outside or not all(read)
         self._loops[key] = TableLoop(slot, phases, window, since, sites, program, within, outside, back)
         self._keys[slot] = key
         return ""
