@@ -133,7 +133,7 @@ class Requests:
             failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
             return [self._reject(request_id, None, request.trace, request.invoke, failure)]
         if self._sandboxed.takes(opened):
-            return [self._admit_sandboxed(request_id, opened, prompt_tokens, cached_tokens)]
+            return self._admit_sandboxed(request_id, request.invoke, opened, prompt_tokens, cached_tokens)
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
@@ -170,7 +170,9 @@ class Requests:
                 came.append(self._admit_joint(scope, opened, index, joint, request.gang))
         return came
 
-    def _admit_sandboxed(self, request_id: str, opened: Opened, prompt_tokens: int, cached_tokens: int) -> Event:
+    def _admit_sandboxed(
+        self, request_id: str, invoke: int, opened: Opened, prompt_tokens: int, cached_tokens: int
+    ) -> list[Event]:
         """Make the mediator of a request whose block runs in a sandbox."""
         trace, self._arrivals = opened.trace, self._arrivals + 1
         try:
@@ -178,13 +180,21 @@ class Requests:
                 raise _part_cached()
             scope, mediator = self._sandboxed.admit(opened, request_id, prompt_tokens, self._arrivals)
         except Exception as error:
-            return self._reject(request_id, None, trace.id, 0, _why_unbound(error))
+            why = _why_unbound(error)
+            refused: list[Event] = [self._reject(request_id, None, trace.id, invoke, why)]
+            for index in opened.joint:
+                if (trace.id, index) not in self._ids:
+                    key, copy = _key_of(trace.id, index), pb.Failure()
+                    copy.CopyFrom(why)
+                    self._brought.add(key)
+                    refused.append(self._reject(key, None, trace.id, index, copy, joint=True))
+            return refused
         self.scopes[scope.id] = scope
         self._writes[request_id] = []
         self._ids[(scope.id, 0)] = request_id
         if trace.stream and self._host.reports:
             self.streams[request_id] = scope.stream()
-        return self._take_in(mediator, scope, trace.stream)
+        return [self._take_in(mediator, scope, trace.stream)]
 
     def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, gang: int) -> Event:
         """Make the mediator of a joint block; it starts with the trace's other blocks."""

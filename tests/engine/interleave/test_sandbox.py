@@ -54,6 +54,8 @@ def same(one: Any, other: Any) -> bool:
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     return bool(one == other) or repr(one) == repr(other)
 
 
