@@ -45,7 +45,7 @@ def test_a_report_has_the_parts_of_the_batch(engine: Engine) -> None:
     report = engine.answer(row="capture one", **REQUEST, report="profile")
     assert report["steps"] >= REQUEST["tokens"]
     assert report["admission"] + report["first step"] + report["finish"] < report["all"]
-    assert "finish" in report["profile"]
+    assert "executor/interleave" in report["profile"]
 
 
 def test_missing_values_do_not_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ def loop(body: str, over: str = "tracer.iter[:]", before: str = "", after: str =
 # A block, and how many of its steps run in the tables; the request has 9 steps.
 LOOPS = {
     "reads one layer": (loop(KEEP), 9),
+    "touches the logits": (loop(KEEP + "\nmodel.logits.output"), 8),
     "reads every layer": (loop("for layer in model.model.layers:\n    kept.append(layer.output[0].save())"), 9),
     "reads the stream": (loop("kept.append(model.blocks[1].resid_post.save())"), 9),
     "adds a vector": (loop("model.model.layers[1].output[0][:] += vector\n" + KEEP), 9),

@@ -124,17 +124,21 @@ class Worker:
 
     Args:
         sandboxes: its sandboxed processes.
+
+    Attributes:
+        budget: what a block may take.
     """
 
     def __init__(self, sandboxes: Pool | None) -> None:
         self.tree = tree()
+        self.budget = Budget(STEP_SECONDS, MEMORY_BYTES)
         nothing: Any = None
         self.outbox = LocalOutbox()
         self.interleaver = Interleaver(
             Host(
                 self.tree,
                 nothing,
-                Budget(STEP_SECONDS, MEMORY_BYTES),
+                self.budget,
                 self.outbox,
                 Limits(1 << 10, SAVED_BYTES),
                 Alone(),

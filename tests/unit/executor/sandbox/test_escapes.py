@@ -201,6 +201,7 @@ def test_a_hostile_block_fails_alone(worker: Worker, name: str) -> None:
             pb.ERROR_CODE_INVALID_ARGUMENT,
         )
     assert [rows.tolist() for rows in ran.beside] == [rows.tolist() for rows in plain()]
+    worker.budget.step_seconds = 60.0  # another process may have to begin, on cores that have much to do
     after = worker.run("h = model.layers[1].output[0].save()")
     assert after.failure is None and after.saved["h"].tolist() == after.outputs[0].tolist()
 
