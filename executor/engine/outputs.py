@@ -55,7 +55,8 @@ class Outputs:
             result.logprobs = [*(result.logprobs or ()), *_positions(positions)]
         if output.prompt_logprobs is not None:
             held.prompt_logprobs.extend(_message(position) for position in output.prompt_logprobs)
-            result.prompt_logprobs = [position or None for position in _positions(output.prompt_logprobs)]
+            positions = _positions(output.prompt_logprobs)  # none in the outputs after the first
+            result.prompt_logprobs = [*(result.prompt_logprobs or ()), *(position or None for position in positions)]
         if first:
             result.prompt_token_ids = list(output.prompt_token_ids or ())
             held.prompt_token_ids.extend(result.prompt_token_ids)

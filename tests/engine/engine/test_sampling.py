@@ -109,7 +109,7 @@ async def test_logprobs_are_those_of_the_forward(bench: Bench) -> None:
         part = copy.copy(completion)
         part.token_ids, part.logprobs = completion.token_ids[sent:stop], completion.logprobs[sent:stop]
         part.text = completion.text if stop == 3 else ""
-        of_prompt = None if sent else output.prompt_logprobs
+        of_prompt = [] if sent else output.prompt_logprobs
         outputs.add(RequestOutput("r", None, PROMPT, of_prompt, [part], stop == 3))
     take_event(outcome, pb.Event.FromString(outputs.last("length", 0)))
     assert outcome.results[0] == outputs.result() == result == Result.from_plain(result.to_plain())
