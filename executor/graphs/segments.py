@@ -251,7 +251,7 @@ def _putting_back(passed: list[_Passed], hooks: Hooks) -> Iterator[None]:
 
 
 def _mapped(value: Any, rows: int, do: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # [rows, ...] each
-    """Return a value with other tensors in the place of those that have the batch's rows."""
+    """Return a value with `do` applied to each tensor that has the rows of the batch."""
     if isinstance(value, torch.Tensor):
         return do(value) if value.dim() > 0 and value.shape[0] == rows else value
     if isinstance(value, tuple):

@@ -217,7 +217,7 @@ def measure(column: str, folder: Path, dtype: str, **options: Any) -> dict[str, 
 def table(recorded: dict[str, Any]) -> str:
     """Return the table of what was recorded, by device.
 
-    A cell has how many blocks the tier took; of those that differ it has the number too.
+    A cell has the number of blocks that the tier took, and the number of these that differ.
     """
     lines = []
     for where, columns in recorded.items():
