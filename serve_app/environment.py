@@ -9,9 +9,9 @@ import os
 import secrets
 
 from serve_app.settings import Settings
-from serve_app.tenants.keys import HASHES_VARIABLE, hashed
 
-# Set for Serve's proxies, where `serve_app.proxy` runs.
+# Set for Serve's proxies, where `serve_app.proxy` runs: the hashes of all keys, with the id or the text "-" before each.
+HASHES_VARIABLE = "SERVE_APP_KEY_HASHES"
 HOST_VARIABLE = "INTERPOSE_GRPC__HOST"
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "serve_app.proxy.listen_on_host"
@@ -40,9 +40,9 @@ def proxy_environment(settings: Settings) -> dict[str, str]:
     keys.
     """
     longest = str(max(2 * max(model.limits.max_message_bytes for model in settings.models), 64 * _MIB))
-    keys = [key for tenant in settings.tenants for key in tenant.api_keys]
+    keys = [f"{key.id or '-'} {key.hash}" for tenant in settings.tenants for key in tenant.api_keys]
     return {
-        **({HASHES_VARIABLE: hashed(keys)} if keys else {}),
+        **({HASHES_VARIABLE: "\n".join(keys)} if keys else {}),
         HOST_VARIABLE: settings.grpc.host,
         CALLBACK_VARIABLE: CALLBACK,
         # The ingress refuses long messages with a reason. This limit keeps the proxy from holding far longer ones.

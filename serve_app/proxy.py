@@ -13,10 +13,11 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from interpose.v1 import service_pb2_grpc
-from serve_app.environment import HOST_VARIABLE
+from serve_app.environment import HASHES_VARIABLE, HOST_VARIABLE
 from serve_app.ingress import listening
 from serve_app.ingress.gate import Gate
-from serve_app.tenants.keys import HASHES_VARIABLE, KnownKeys
+from serve_app.settings import ApiKey, Tenant
+from serve_app.tenants.keys import KeyTable
 
 FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_health"]
 
@@ -36,7 +37,7 @@ class _Gated:
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Add handlers that are looked up as soon as a call's metadata is there."""
         hashes = os.environ.get(HASHES_VARIABLE, "")
-        keys = KnownKeys(hashes) if hashes else None
+        keys = _table(hashes) if hashes else None
         for handler in handlers:
             self._server.add_generic_rpc_handlers((Gate(handler._method_handlers, keys, keyless=self._keyless),))
 
@@ -55,6 +56,12 @@ def add_interpose(servicer: Any, server: Any) -> None:
 def add_health(servicer: Any, server: Any) -> None:
     """Register grpc.health.v1.Health."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, _Gated(server, keyless=True))
+
+
+def _table(hashes: str) -> KeyTable:
+    lines = (line.partition(" ") for line in hashes.splitlines())
+    keys = [ApiKey(id="" if name == "-" else name, hash=text) for name, _, text in lines]
+    return KeyTable([Tenant(name="known", api_keys=tuple(keys))])
 
 
 def listen_on_host() -> list[Any]:

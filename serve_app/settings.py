@@ -7,22 +7,23 @@ of the command line, arguments of the Serve application). An unknown key in any 
 from __future__ import annotations
 
 import difflib
-import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
+from serve_app.settings_keys import ApiKey
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
 
 __all__ = [
     "ANONYMOUS",
     "PREFIX",
+    "ApiKey",
     "GrpcSettings",
     "HttpSettings",
     "Limits",
@@ -78,7 +79,10 @@ class Tenant(Part):
     """A tenant: its name, its API keys, and how far its programs are trusted."""
 
     name: str = Field(min_length=1, max_length=100)
-    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    api_keys: tuple[ApiKey, ...] = Field(
+        default=(), repr=False, description="hashes of keys, as `interpose keys new` makes them; or, to try, keys"
+    )
+    operator: bool = Field(False, description="whether the tenant's keys may also call what operators need")
     trust: Literal["none", "code", "full"] = Field(
         "none",
         description="none: blocks run in a sandbox where the model has one; code: in the workers; full: and may send pickles",
@@ -91,13 +95,6 @@ class Tenant(Part):
             values = dict(values)
             values["api_keys"] = (values.pop("api_key"), *values.get("api_keys", ()))
         return values
-
-    @field_validator("api_keys")
-    @classmethod
-    def _long_enough(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        if any(len(key) < 8 for key in keys):
-            raise ValueError("an API key has at least 8 characters")
-        return keys
 
 
 ANONYMOUS = Tenant(name="anonymous")
@@ -146,16 +143,10 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if not self.models:
             raise ValueError("no model to serve: name one, or list some under `models`")
-        for what, names in (
-            ("model", [model.name for model in self.models]),
-            ("tenant", [tenant.name for tenant in self.tenants]),
-            ("API key", [key for tenant in self.tenants for key in tenant.api_keys]),
-        ):
-            if len(set(names)) < len(names):
-                raise ValueError(f"every {what} must be given once only")
-        for tenant in self.tenants:
-            if not tenant.api_keys and len(self.tenants) > 1:
-                raise ValueError(f"tenant {tenant.name!r} has no API key; only a single tenant may do without")
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise ValueError("every model must be given once only")
+        check_tenants(self.tenants)
         _refuse_unknown_variables(type(self).model_fields)
         return self
 
@@ -173,21 +164,26 @@ class Settings(BaseSettings):
         """
         return self.tenant_share if len(self.tenants) > 1 else 1.0
 
-    def tenant_with(self, key: str | None) -> Tenant | None:
-        """Return the tenant of an API key.
 
-        Without configured tenants, every caller is the anonymous tenant.
-        """
-        if not self.tenants:
-            return ANONYMOUS
-        if len(self.tenants) == 1 and not self.tenants[0].api_keys:
-            return self.tenants[0]
-        found = None
-        for tenant in self.tenants:
-            for known in tenant.api_keys:
-                if key is not None and hmac.compare_digest(known.encode(), key.encode()):
-                    found = tenant
-        return found
+def check_tenants(tenants: Sequence[Tenant]) -> None:
+    """Refuse tenants that a service cannot tell apart.
+
+    Raises:
+        ValueError: two tenants, keys or ids of keys are the same; or one of several tenants has no key.
+    """
+    keys = [key for tenant in tenants for key in tenant.api_keys]
+    for what, names in (
+        ("tenant", [tenant.name for tenant in tenants]),
+        ("API key", [key.hash for key in keys]),
+        ("id of an API key", [key.id for key in keys if key.id]),
+    ):
+        if len(set(names)) < len(names):
+            raise ValueError(f"every {what} must be given once only")
+    for tenant in tenants:
+        if not tenant.api_keys and len(tenants) > 1:
+            raise ValueError(f"tenant {tenant.name!r} has no API key; only a single tenant may do without")
+        if not tenant.api_keys and tenant.operator:
+            raise ValueError(f"tenant {tenant.name!r} is an operator, so it needs an API key")
 
 
 def settings_from(arguments: dict[str, Any]) -> Settings:

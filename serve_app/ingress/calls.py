@@ -17,9 +17,9 @@ from actors.failures import describe
 from interpose.contract.errors import FAILURE_METADATA, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.statuses import STATUS_OF
-from serve_app.settings import ANONYMOUS, Settings, Tenant
+from serve_app.settings import ANONYMOUS, Tenant
 from serve_app.tenants.admission import parse
-from serve_app.tenants.keys import KEYLESS_BYTES, key_of, why_refused
+from serve_app.tenants.keys import KEYLESS_BYTES, KeyTable, key_of, why_refused
 
 # Trailing metadata beyond 8 KiB may be dropped on the way. Bytes in metadata grow by a third.
 _MAX_FAILURE_BYTES = 4096
@@ -51,7 +51,7 @@ Replies = AsyncGenerator[Any, None]
 class Ingress(Protocol):
     """What the decorators need of the class whose methods they wrap."""
 
-    settings: Settings
+    keys: KeyTable
     max_message_bytes: int
 
 
@@ -111,21 +111,21 @@ def _received(
 
     Where a key is needed, the message of a caller without a key is not parsed.
     """
-    tenant = ANONYMOUS if keyless else authenticate(ingress.settings, context)
+    tenant = ANONYMOUS if keyless else authenticate(ingress.keys, context)
     return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
 
 
-def authenticate(settings: Settings, context: RayServegRPCContext) -> Tenant:
+def authenticate(keys: KeyTable, context: RayServegRPCContext) -> Tenant:
     """Return the tenant of a call's API key (`x-api-key`, or `authorization: Bearer …`).
 
     Raises:
-        ServiceFailure: UNAUTHENTICATED, the key is missing or not known.
+        ServiceFailure: UNAUTHENTICATED, the key is missing, not known, or has expired.
     """
     key = key_of(context.invocation_metadata())
-    tenant = settings.tenant_with(key)
-    if tenant is None:
+    known = keys.find(key)
+    if known is None:
         raise ServiceFailure(failure(pb.ERROR_CODE_UNAUTHENTICATED, why_refused(key)))
-    return tenant
+    return known.tenant
 
 
 def fail(context: RayServegRPCContext, error: Exception) -> None:

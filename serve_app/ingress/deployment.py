@@ -31,6 +31,7 @@ from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModel, ServedModels
 from serve_app.settings import Settings, Tenant
 from serve_app.tenants import admission
+from serve_app.tenants.keys import KeyTable
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class IngressDeployment(HealthCalls):
         # Sessions find the engines under the application's name, which the operator chooses when deploying it.
         app = serve.get_replica_context().app_name
         self.settings = settings
+        self.keys = KeyTable(settings.tenants)
         self.max_message_bytes = _longest(settings)
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions

@@ -17,7 +17,7 @@ from interpose.contract.errors import FAILURE_METADATA, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.pieces import MAX_CALLS, Pieces
 from serve_app.ingress.statuses import STATUS_OF
-from serve_app.tenants.keys import KEYLESS_BYTES, KnownKeys, key_of, why_refused
+from serve_app.tenants.keys import KEYLESS_BYTES, KeyTable, key_of, why_refused
 
 # Keyless messages that are received at a time, and the seconds that each may take. So few long messages are held at a time.
 KEYLESS_AT_A_TIME = 16
@@ -38,7 +38,7 @@ class Gate(grpc.GenericRpcHandler):
         keyless: whether the service's methods need no key.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], keys: KnownKeys | None, *, keyless: bool = False) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], keys: KeyTable | None, *, keyless: bool = False) -> None:
         # Serve reads and changes the handlers under this name, which is the name in grpc's own class.
         self._method_handlers = {
             name: handler._replace(request_deserializer=None) for name, handler in handlers.items()
@@ -57,7 +57,7 @@ class Gate(grpc.GenericRpcHandler):
         if self._keyless:
             return self._short(handler)
         key = key_of(handler_call_details.invocation_metadata or ())
-        if self._keys is not None and key not in self._keys:
+        if self._keys is not None and self._keys.find(key) is None:
             return _refusing(handler, pb.ERROR_CODE_UNAUTHENTICATED, why_refused(key))
         if method != _FETCH:
             return handler

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.calls import streaming, unary
-from serve_app.settings import Settings, Tenant
+from serve_app.settings import Tenant
+from serve_app.tenants.keys import KeyTable
 
 SERVICE = "interpose.v1.Interpose"
 # The service name that a readiness probe asks for: it is healthy if calls arrive here through the proxy, whatever the models do.
@@ -24,11 +25,11 @@ class HealthCalls(ABC):
     """The calls of grpc.health.v1.Health, which need no key.
 
     Attributes:
-        settings: settings of the whole service.
+        keys: the tenants and their keys.
         max_message_bytes: bytes of the longest message that any model takes.
     """
 
-    settings: Settings
+    keys: KeyTable
     max_message_bytes: int
 
     def __init__(self) -> None:

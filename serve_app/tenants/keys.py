@@ -1,15 +1,20 @@
-"""API keys of calls, and the salted hashes of keys that Serve's proxies compare them with."""
+"""API keys of calls, and the tenants that they belong to.
+
+A process of the service has the hashes of the keys, never the keys.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import datetime
 import hmac
-import secrets
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-# Set for Serve's proxies where the service is started by `interpose serve`; "salt:hash,hash,…" in hex.
-HASHES_VARIABLE = "SERVE_APP_KEY_HASHES"
+from serve_app.key_hashes import KeyHash, digest_of, id_in
+from serve_app.settings import ANONYMOUS, ApiKey, Tenant
+from serve_app.settings_keys import LONGEST
 
 # Bytes of a message that a caller without a key may send.
 KEYLESS_BYTES = 4096
@@ -24,7 +29,7 @@ def key_of(metadata: Iterable[Any]) -> str | None:
     key = found.get("x-api-key")
     if key is None and str(found.get("authorization", "")).startswith("Bearer "):
         key = str(found["authorization"]).removeprefix("Bearer ")
-    return key
+    return key if isinstance(key, str) else None
 
 
 def why_refused(key: str | None) -> str:
@@ -33,31 +38,67 @@ def why_refused(key: str | None) -> str:
     return f"{what}: pass api_key to interpose.connect, or set INTERPOSE_API_KEY"
 
 
-def hashed(keys: Iterable[str]) -> str:
-    """Return salted hashes of API keys, for the environment of a proxy."""
-    salt = secrets.token_bytes(16)
-    return f"{salt.hex()}:{','.join(_hash(salt, key).hex() for key in keys)}"
+@dataclass(frozen=True)
+class Known:
+    """The caller of a call.
 
-
-class KnownKeys:
-    """The service's API keys, by their hashes.
-
-    Args:
-        hashes: what `hashed` returned.
+    Attributes:
+        tenant: the caller's tenant.
+        key: the key of the call; None where the tenant needs none.
     """
 
-    def __init__(self, hashes: str) -> None:
-        salt, _, known = hashes.partition(":")
-        self._salt = bytes.fromhex(salt)
-        self._known = [bytes.fromhex(one) for one in known.split(",") if one]
-
-    def __contains__(self, key: str | None) -> bool:
-        if key is None:
-            return False
-        mine = _hash(self._salt, key)
-        # Comparing with all hashes takes the same time for every key, so that the time says nothing about a key.
-        return sum(hmac.compare_digest(mine, one) for one in self._known) > 0
+    tenant: Tenant
+    key: ApiKey | None = None
 
 
-def _hash(salt: bytes, key: str) -> bytes:
-    return hmac.digest(salt, key.encode(errors="surrogateescape"), hashlib.sha256)
+class KeyTable:
+    """Finds the tenant of a key.
+
+    A key that begins with an id is compared with the hash of that id, any other key with all hashes that have no id.
+
+    Args:
+        tenants: all tenants of the service.
+        open_to_all: whether callers without a key are served where there is no tenant.
+    """
+
+    def __init__(self, tenants: Sequence[Tenant], *, open_to_all: bool = True) -> None:
+        self._keyless: Known | None = None
+        if not tenants and open_to_all:
+            self._keyless = Known(ANONYMOUS)
+        elif len(tenants) == 1 and not tenants[0].api_keys:
+            self._keyless = Known(tenants[0])
+        self._by_id: dict[str, tuple[KeyHash, Known]] = {}
+        self._others: defaultdict[tuple[int, bytes], dict[bytes, Known]] = defaultdict(dict)
+        for tenant in tenants:
+            for key in tenant.api_keys:
+                found = KeyHash.parse(key.hash)
+                if key.id:
+                    self._by_id[key.id] = found, Known(tenant, key)
+                else:
+                    self._others[found.rounds, found.salt][found.digest] = Known(tenant, key)
+
+    def find(self, key: str | None) -> Known | None:
+        """Return the caller with a key; None if the key is missing, not known, or has expired."""
+        if self._keyless is not None:
+            return self._keyless
+        if not key or len(key) > LONGEST:
+            return None
+        known = self._named(key) or self._unnamed(key)
+        if known is None or known.key is None or known.key.expired(datetime.datetime.now(datetime.timezone.utc)):
+            return None
+        return known
+
+    def _named(self, key: str) -> Known | None:
+        found = self._by_id.get(id_in(key))
+        if found is None:
+            return None
+        expected, known = found
+        return known if hmac.compare_digest(digest_of(key, expected.salt, expected.rounds), expected.digest) else None
+
+    def _unnamed(self, key: str) -> Known | None:
+        # A digest is looked up, not compared byte by byte: callers cannot choose the beginning of a digest.
+        for (rounds, salt), digests in self._others.items():
+            known = digests.get(digest_of(key, salt, rounds))
+            if known is not None:
+                return known
+        return None

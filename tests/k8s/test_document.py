@@ -15,6 +15,7 @@ import yaml
 
 from serve_app.environment import CHEAP_CALLS, proxy_environment
 from serve_app.settings import settings_from
+from serve_app.tenants.keys import KeyTable
 from tools.k8s import render
 from tools.k8s.agreement import pod_templates
 from tools.k8s.builtin import BuiltinKinds
@@ -71,8 +72,8 @@ def test_the_documents_commands_make_what_the_manifests_need() -> None:
     assert needed == set(made)
     tenants = json.loads(made["interpose", "interpose-tenants", "tenants"])
     settings = settings_from({"model": "x", "tenants": tenants})
-    smoke = settings.tenant_with(made["interpose", "interpose-smoke", "api-key"])
-    assert smoke is not None and smoke.name == "smoke"
+    smoke = KeyTable(settings.tenants).find(made["interpose", "interpose-smoke", "api-key"])
+    assert smoke is not None and smoke.tenant.name == "smoke"
     assert len(made["interpose", "interpose-ray-token", "auth_token"]) == 64
 
 

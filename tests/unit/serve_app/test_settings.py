@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.settings import ANONYMOUS, Settings, settings_from
+from serve_app.key_hashes import hashed
+from serve_app.settings import settings_from
+
+HASH, OTHER = str(hashed("a-key-of-a-tenant")), str(hashed("another-key"))
 
 
 @pytest.fixture(autouse=True)
@@ -171,32 +174,19 @@ def test_the_clients_variables_are_not_the_servers_business(monkeypatch: pytest.
             "tenants": [{"name": "a", "api_key": "12345678"}, {"name": "b", "api_key": "12345678"}],
         },
         {"model": "x", "models": [{"model": "y"}]},
+        {"model": "x", "tenants": [{"name": "a", "operator": True}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [{"id": "k"}]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [{"id": "k", "hash": "12345678"}]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [{"id": "k_", "hash": HASH}]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [{"hash": HASH, "clear": True}]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [HASH]}, {"name": "b", "api_keys": [HASH]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [{"id": "k", "hash": HASH}, {"id": "k", "hash": OTHER}]}]},
+        {"model": "x", "tenants": [{"name": "a", "api_keys": [HASH.replace("$1$", "$1000000$")]}]},
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         settings_from(fields)
-
-
-def test_without_tenants_everybody_is_anonymous() -> None:
-    settings = settings_from({"model": "x"})
-    assert settings.tenant_with(None) is ANONYMOUS
-    assert settings.tenant_with("whatever") is ANONYMOUS
-
-
-def test_a_key_belongs_to_one_tenant() -> None:
-    settings = Settings(
-        models=[{"model": "x"}],
-        tenants=[
-            {"name": "red", "api_keys": ["red-key-1", "red-key-2"]},
-            {"name": "blue", "api_key": "blue-key", "trust": "full"},
-        ],
-    )
-    assert settings.tenant_with("red-key-2").name == "red"
-    assert settings.tenant_with("blue-key").trust == "full"
-    assert settings.tenant_with("blue-kez") is None
-    assert settings.tenant_with(None) is None
-    assert "blue-key" not in repr(settings)
 
 
 def test_the_only_model_needs_no_name() -> None:
