@@ -83,6 +83,11 @@ class GreenletRunner(Runner):
         return self._program.names
 
     @property
+    def block(self) -> RunningBlock:
+        """What the code asks."""
+        return self._block
+
+    @property
     def holds_state(self) -> bool:
         """Whether the block has changed process state that holds in its turns."""
         return self._own.held

@@ -107,6 +107,10 @@ class Mediator:
         """
         self._runner.withdraw()
 
+    def bring_changes(self) -> None:
+        """Have what the code changed at its location in the served value."""
+        self._runner.bring_changes()
+
     def left(self) -> None:
         """The block moved on from the location it was served."""
         progress = self.state.progress

@@ -4,8 +4,8 @@ A runner takes one turn at a time. In a turn the code runs until it waits or end
 state what the block waits for (`BlockState.waits`), or how the block ended (`BlockState.ending`). A method returns when the turn
 is over, and raises nothing: an error of the code is the block's failure, in the state.
 
-Nothing here says where the code runs. Today the code is a greenlet in the worker (`executor.block.greenlet_runner`). It may be a
-tensor program or another process. So the runner itself bounds the time and the memory of a turn. A served value reaches the code
+Nothing here says where the code runs: as a greenlet in the worker (`executor.block.greenlet_runner`), as a tensor program, or in
+another process. So the runner itself bounds the time and the memory of a turn. A served value reaches the code
 in the runner's own way: as the same object, as operations on it, or as a copy of its bytes. A change of the code is in the
 `Served` before the turn is over.
 """
@@ -88,6 +88,9 @@ class Runner(ABC):
 
         Another rank does not run them without the block.
         """
+
+    def bring_changes(self) -> None:  # noqa: B027 - where the code has the served value itself there is nothing to do
+        """Put the code's changes into the served value: the model leaves the location."""
 
     def finish(self) -> None:
         """Let the code run to its end.

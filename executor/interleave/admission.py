@@ -7,7 +7,6 @@ that cannot be bound leaves a failure in its place, which the request's end repo
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from executor.block.api import Program
-from executor.block.binding import BindingFailed
+from executor.block.edits import Edits
 from executor.block.garbage import Garbage
 from executor.block.greenlet_runner import Bounds, GreenletRunner
 from executor.block.identity import Identity
@@ -25,24 +24,20 @@ from executor.block.state import BlockState, Progress, Record
 from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
 from executor.core.ended import Ended
-from executor.core.errors import Refusal
 from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
-from executor.core.text import clip
 from executor.graphs.loops import TableLoops
 from executor.interleave.context import Host
-from executor.interleave.edits import Edits
 from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.machine.events import Admitted, Event, Refused
 from executor.interleave.planned import PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
-from executor.interleave.sandboxed import Sandboxed
+from executor.interleave.sandboxed import Sandboxed, Taken
+from executor.interleave.unbound import part_cached, why_unbound
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
+from executor.sandbox.trace import SandboxedTrace
 from executor.saves.stream import Increments, SaveStream
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.encoder import WireError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,7 @@ class Requests:
             failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
             return [self._reject(request_id, None, request.trace, request.invoke, failure)]
         if self._sandboxed.takes(opened):
-            return self._admit_sandboxed(request_id, request.invoke, opened, prompt_tokens, cached_tokens)
+            return self._admit_sandboxed(request_id, request, opened, prompt_tokens, cached_tokens)
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
@@ -145,9 +140,9 @@ class Requests:
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, opened, scope.arrival)
             if cached_tokens:
-                raise _part_cached()
+                raise part_cached()
         except Exception as error:
-            return [self._reject(request_id, scope, trace.id, number, _why_unbound(error))]
+            return [self._reject(request_id, scope, trace.id, number, why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
         mediator = self._mediator(identity, scope, opened, bound, invoke.program, alone=not edits)
@@ -171,30 +166,43 @@ class Requests:
         return came
 
     def _admit_sandboxed(
-        self, request_id: str, invoke: int, opened: Opened, prompt_tokens: int, cached_tokens: int
+        self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, cached_tokens: int
     ) -> list[Event]:
-        """Make the mediator of a request whose block runs in a sandbox."""
-        trace, self._arrivals = opened.trace, self._arrivals + 1
+        """Make the mediators of a request whose blocks run in a sandbox."""
+        trace, came = opened.trace, list[Event]()
+        keys = {index: _key_of(trace.id, index) for index in opened.joint}
+        self._brought.update(keys.values())
+        joint = {index: key for index, key in keys.items() if (trace.id, index) not in self._ids}
+        found = self.scopes.get(trace.id)
+        scope = found if isinstance(found, SandboxedTrace) else None
         try:
             if cached_tokens:
-                raise _part_cached()
-            scope, mediator = self._sandboxed.admit(opened, request_id, prompt_tokens, self._arrivals)
+                raise part_cached()
+            if scope is None:
+                scope = self._sandboxed.open(opened, self._arrivals)
+                self._arrivals += 1
+                self.scopes[scope.id] = scope
         except Exception as error:
-            why = _why_unbound(error)
-            refused: list[Event] = [self._reject(request_id, None, trace.id, invoke, why)]
-            for index in opened.joint:
-                if (trace.id, index) not in self._ids:
-                    key, copy = _key_of(trace.id, index), pb.Failure()
-                    copy.CopyFrom(why)
-                    self._brought.add(key)
-                    refused.append(self._reject(key, None, trace.id, index, copy, joint=True))
-            return refused
-        self.scopes[scope.id] = scope
-        self._writes[request_id] = []
-        self._ids[(scope.id, 0)] = request_id
-        if trace.stream and self._host.reports:
-            self.streams[request_id] = scope.stream()
-        return [self._take_in(mediator, scope, trace.stream)]
+            failures = {key: why_unbound(error) for key in (request_id, *joint.values())}
+            taken = Taken(failures=failures)
+        else:
+            taken = self._sandboxed.admit(scope, opened, request_id, request, prompt_tokens, joint)
+        for key, failure in taken.failures.items():
+            index = next((index for index, one in joint.items() if one == key), request.invoke)
+            came.append(self._reject(key, scope, trace.id, index, failure, joint=key != request_id))
+        if scope is None:
+            return came
+        for edit, edit_scope in taken.edits:
+            self.scopes[edit_scope.id] = edit_scope
+            came.append(self._take_in(edit, edit_scope))
+        for mediator in (*((taken.own,) if taken.own is not None else ()), *taken.joint):
+            identity = mediator.identity
+            self._writes[identity.request_id] = []
+            self._ids[(trace.id, identity.invoke)] = identity.request_id
+            came.append(self._take_in(mediator, scope, trace.stream and not identity.joint))
+        if taken.stream is not None:
+            self.streams[request_id] = taken.stream
+        return came
 
     def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, gang: int) -> Event:
         """Make the mediator of a joint block; it starts with the trace's other blocks."""
@@ -203,7 +211,7 @@ class Requests:
             with torch.inference_mode(False):
                 code, namespace = scope.program(invoke.program, ())
         except Exception as error:
-            return self._reject(key, scope, scope.id, index, _why_unbound(error), joint=True)
+            return self._reject(key, scope, scope.id, index, why_unbound(error), joint=True)
         identity = Identity(key, scope.id, index, gang=gang, joint=True)
         mediator = self._mediator(identity, scope, opened, _Bound(code, namespace, 0))
         self._writes[key] = list(invoke.program.writes)
@@ -373,18 +381,3 @@ class Requests:
 def _key_of(trace_id: str, invoke: int) -> str:
     """What stands for an invoke without a prompt where a request id stands for others."""
     return f"{trace_id}*{invoke}"
-
-
-def _part_cached() -> Refusal:
-    return Refusal(pb.ERROR_CODE_ENGINE, "the engine served part of a traced prompt from its prefix cache")
-
-
-def _why_unbound(error: Exception) -> pb.Failure:
-    """Return the failure of a block whose program could not be bound."""
-    if isinstance(error, BindingFailed):
-        return error.failure
-    if isinstance(error, Refusal | WireError):
-        code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
-        return pb.Failure(code=code, message=clip(str(error)))
-    logger.exception("a block could not be bound", exc_info=error)
-    return pb.Failure(code=pb.ERROR_CODE_ENGINE, message=f"the worker could not bind the block: {type(error).__name__}")

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from executor.block.identity import Identity
 from executor.block.mediator import Mediator
 from executor.block.state import BlockState, Progress, Record
 from executor.core.errors import Refusal
-from executor.core.request import Opened
+from executor.core.request import InvokeRequest, Opened
 from executor.interleave.context import Host
+from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.sandbox.runner import SandboxRunner
-from executor.sandbox.trace import SandboxedTrace, Terms, why_not_there
+from executor.sandbox.standing import SandboxedEdit
+from executor.sandbox.stream import Stream
+from executor.sandbox.trace import SandboxedTrace, Terms
 from interpose.v1 import trace_pb2 as pb
 
 WHY = "the tenant's blocks run in a sandbox"
+
+
+@dataclass
+class Taken:
+    """The blocks of one new request.
+
+    Attributes:
+        edits: its standing edits, in the order of their turns, each with its scope.
+        own: its own block; None if it could not be bound.
+        joint: the joint blocks that came with the request.
+        failures: why blocks could not be bound, by key.
+        stream: sends what the request's block saves, of a streamed trace.
+    """
+
+    edits: list[tuple[Mediator, SandboxedEdit]] = field(default_factory=list)
+    own: Mediator | None = None
+    joint: list[Mediator] = field(default_factory=list)
+    failures: dict[str, pb.Failure] = field(default_factory=dict)
+    stream: Stream | None = None
 
 
 class Sandboxed:
@@ -34,36 +58,82 @@ class Sandboxed:
         """Return whether the blocks of a trace run in a sandbox."""
         return self._host.sandboxes is not None and not opened.trusted
 
-    def admit(
-        self, opened: Opened, request_id: str, prompt_tokens: int, arrival: int
-    ) -> tuple[SandboxedTrace, Mediator]:
-        """Bind a trace's block in a process of its own.
+    def open(self, opened: Opened, arrival: int) -> SandboxedTrace:
+        """Return the scope of a trace, with a process of its own.
 
         Raises:
-            Refusal: the trace does what a sandbox does not do yet, there is no process, or a value cannot be bound.
+            Refusal: a sandbox does not run the trace here, or there is no process.
         """
-        host, trace = self._host, opened.trace
-        reason = why_not_there(opened) or (
-            "models over several ranks" if host.ranks.several or host.stages.last else ""
-        )
+        host = self._host
+        reason = "models over several ranks" if host.ranks.several or host.stages.last else ""
+        reason = reason or ("explanations" if opened.trace.explain else "")
         if reason:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
                 f"blocks of tenants without trust run in a sandbox, where there is no support yet for {reason}",
             )
         assert host.sandboxes is not None
-        scope = SandboxedTrace(opened, host.sandboxes.take(), self._terms, arrival)
-        try:
-            scope.begin(request_id, prompt_tokens)
-        except BaseException:
-            scope.end()
-            raise
+        return SandboxedTrace(opened, host.sandboxes.take(), self._terms, arrival)
+
+    def admit(
+        self,
+        scope: SandboxedTrace,
+        opened: Opened,
+        request_id: str,
+        request: InvokeRequest,
+        prompt_tokens: int,
+        joint: dict[int, str],
+    ) -> Taken:
+        """Bind the blocks of a new request in the process of its trace.
+
+        Args:
+            scope: the trace's.
+            opened: the trace.
+            request_id: the engine's id of the request.
+            request: the request.
+            prompt_tokens: the length of the prompt.
+            joint: the keys of the joint blocks that are bound with it, by invoke.
+        """
+        taken, trace = Taken(), opened.trace
+        asked = [(request_id, request.invoke, prompt_tokens), *((key, index, 0) for index, key in joint.items())]
+        scope.keys.update({invoke: key for key, invoke, _ in asked})
+        taken.failures = scope.begin(
+            [
+                {
+                    "key": key,
+                    "invoke": invoke,
+                    "prompt_tokens": tokens,
+                    "gang": request.gang,
+                    "joint": key != request_id,
+                }
+                for key, invoke, tokens in asked
+            ]
+        )
+        if request_id not in taken.failures:
+            for number, edit in enumerate(trace.applied):
+                key, rank = f"{request_id}#{number}", number - len(trace.applied)
+                of = Identity(key, key, request.invoke, edit=edit.name, owner=request_id, rank=rank)
+                mediator = self._mediator(of, scope, opened, prompt_tokens)
+                taken.edits.append((mediator, SandboxedEdit(key, scope)))
+            identity = Identity(request_id, trace.id, request.invoke, gang=request.gang)
+            taken.own = self._mediator(identity, scope, opened, prompt_tokens)
+            if trace.stream and self._host.reports:
+                taken.stream = Stream(scope, taken.own.state)
+        for index, key in joint.items():
+            if key not in taken.failures:
+                identity = Identity(key, trace.id, index, gang=request.gang, joint=True)
+                taken.joint.append(self._mediator(identity, scope, opened, 0))
+        return taken
+
+    def _mediator(self, identity: Identity, scope: SandboxedTrace, opened: Opened, prompt_tokens: int) -> Mediator:
+        host, invoke, trace = self._host, identity.invoke, opened.trace
         state = BlockState(
-            Identity(request_id, trace.id, 0),
+            identity,
             scope.registry,
-            emit=lambda text: host.outbox.log(opened.session, trace.id, 0, text),
+            emit=lambda text: host.outbox.log(opened.session, trace.id, invoke, text),
             progress=Progress(prompt_tokens),
             record=Record(Skips(host.tree)),
+            fakes=Fakes() if trace.scan else None,
         )
         state.record.tally.why = WHY
-        return scope, Mediator(state, SandboxRunner(state, scope, host.tree, host.applier))
+        return Mediator(state, SandboxRunner(state, scope, host.tree, host.applier))

@@ -154,6 +154,7 @@ class Serving:
         ):
             return None
         misfit = None
+        mediator.bring_changes()
         try:
             if mediator.state.ending.failure is None:
                 if mediator.state.fakes is None:

@@ -26,17 +26,22 @@ class Kind(enum.IntEnum):
     """The kinds of messages.
 
     Members:
-        OPEN: a trace: bind the names of its block.
-        START, SERVE, RESUME, THROW: a turn of the block, as of `executor.block.runner.Runner`.
-        SAVES: encode what the block saved.
+        OPEN: blocks of the trace: bind their names.
+        START, SERVE, RESUME, THROW: a turn of a block, as of `executor.block.runner.Runner`.
+        SAVES: encode what a block saved.
         SHARED: encode what the trace gives back.
         STREAM: encode what is new since the step before.
+        SETTLE: tell what a block changed at the location that the model leaves.
+        RECORD: a value that a block has recorded.
+        CANCEL: end a block.
+        LEAVE: drop an ended block.
         GO: go on: a notice has been taken.
         ANSWER: the answer to a question.
         LOG: printed text.
         PIECE: a part of a blob; it is answered with GO.
         INCREMENT: an event of a streamed trace.
-        BLOB: asks for an uploaded value; it is answered with GO.
+        BLOB: asks for a part of an uploaded value; it is answered with GO.
+        CHOOSE: asks which experts a router chooses; it is answered with GO.
     """
 
     OPEN = 1
@@ -48,11 +53,16 @@ class Kind(enum.IntEnum):
     SHARED = 7
     STREAM = 8
     GO = 9
+    SETTLE = 10
+    RECORD = 11
+    CANCEL = 12
+    LEAVE = 13
     ANSWER = 16
     LOG = 17
     PIECE = 18
     INCREMENT = 19
     BLOB = 20
+    CHOOSE = 21
 
 
 class Shared:

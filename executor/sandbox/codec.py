@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from executor.core.errors import Refusal
+from executor.model.meta_tensors import is_fake
 from interpose.v1 import trace_pb2 as pb
 
 _ALIGNED = 64  # bytes
@@ -52,9 +53,9 @@ class Region:
         self._used = 0
 
     @property
-    def left(self) -> int:
-        """The bytes that are free."""
-        return self._memory.numel() - self._used
+    def size(self) -> int:
+        """The bytes that fit."""
+        return self._memory.numel()
 
     def put(self, data: torch.Tensor) -> tuple[int, int]:  # any shape, on any device
         """Copy a tensor here; return the offset and the number of bytes.
@@ -102,7 +103,7 @@ def encode(value: Any, region: Region) -> bytes:
     """Return the message of a value.
 
     Args:
-        value: of None, bool, int, float, complex, str, bytes, list, tuple, dict and tensors.
+        value: of None, bool, int, float, complex, str, bytes, list, tuple, dict and tensors. A scan's tensors travel as shapes.
         region: takes tensors and long bytes; the message before is forgotten.
 
     Raises:
@@ -149,19 +150,31 @@ def _encode(value: Any, region: Region, out: bytearray, depth: int) -> None:
             _encode(item, region, out, depth + 1)
     elif kind in (torch.Tensor, torch.nn.Parameter):
         _encode_tensor(value, region, out)
+    elif is_fake(value):
+        out += b"m" + _layout(value)
     else:
         raise TypeError(f"a {kind.__name__} does not travel")
 
 
-def _encode_tensor(value: torch.Tensor, region: Region, out: bytearray) -> None:  # any shape
+def _layout(value: torch.Tensor) -> bytes:  # any shape
+    """Return a tensor's dtype and shape as bytes.
+
+    Raises:
+        Refusal: a tensor of that dtype does not travel.
+    """
     number = _NUMBER_OF.get(value.dtype)
     if number is None or value.layout is not torch.strided or value.device.type == "meta":
         raise Refusal(
             pb.ERROR_CODE_INVALID_ARGUMENT,
             f"a tensor of dtype {value.dtype} and layout {value.layout} does not pass out of a sandbox; make it dense",
         )
+    return bytes((number, value.dim())) + b"".join(map(_INTEGER.pack, value.shape))
+
+
+def _encode_tensor(value: torch.Tensor, region: Region, out: bytearray) -> None:  # any shape
+    layout = _layout(value)
     start, size = region.put(value.detach())
-    out += b"x" + bytes((number, value.dim())) + b"".join(map(_INTEGER.pack, value.shape)) + _EXTENT.pack(start, size)
+    out += b"x" + layout + _EXTENT.pack(start, size)
 
 
 def _put_bytes(data: bytes | bytearray | memoryview, region: Region, out: bytearray) -> None:
@@ -227,8 +240,8 @@ class _Reader:
             return self._bytes().decode("utf-8", "surrogatepass")
         if tag == b"b":
             return self._bytes()
-        if tag == b"x":
-            return self._tensor()
+        if tag in (b"x", b"m"):
+            return self._tensor(tag == b"x")
         if tag in (b"l", b"t", b"d"):
             return self._items(tag, depth + 1)
         raise Malformed(f"the tag {tag!r}")
@@ -260,19 +273,24 @@ class _Reader:
             raise Malformed(f"{size} bytes")
         return self._region.take(start, size).numpy().tobytes()
 
-    def _tensor(self) -> torch.Tensor:  # any shape
+    def _tensor(self, full: bool) -> torch.Tensor:  # any shape
+        """Return a tensor; one without elements is all zeros, and takes no memory."""
         number, dimensions = self._data[self.at], self._data[self.at + 1]
         self.at += 2
         if number >= len(_DTYPES) or dimensions > _DIMENSIONS:
             raise Malformed(f"dtype {number}, {dimensions} dimensions")
         dtype = _DTYPES[number]
         shape = [self._unpack(_INTEGER)[0] for _ in range(dimensions)]
-        start, size = self._unpack(_EXTENT)
         elements = 1
         for length in shape:
             if length < 0:
                 raise Malformed(f"the shape {shape}")
             elements *= length
+        if not full:
+            if elements * dtype.itemsize > self._region.size:
+                raise Malformed(f"the shape {shape} of {dtype}")
+            return torch.zeros((), dtype=dtype).expand(shape)
+        start, size = self._unpack(_EXTENT)
         if elements * dtype.itemsize != size or any(length > 1 << 48 for length in shape):
             raise Malformed(f"the shape {shape} of {dtype} in {size} bytes")
         data = self._region.take(start, size)

@@ -1,4 +1,4 @@
-"""Runs a block in a sandboxed process; nothing of the block is in the worker.
+"""Runs blocks in a sandboxed process; nothing of the blocks is in the worker.
 
 The process may say anything. So each answer is checked against what a block can say there: a location that is still to come, rows
 of the shape that the model needs. An answer that no block gives ends the process and fails its invoke, and nothing else.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from executor.block.barrier import Barrier
 from executor.block.runner import Runner
 from executor.block.state import BlockState
 from executor.core.ended import Ended
@@ -19,23 +20,23 @@ from executor.core.errors import Refusal
 from executor.core.location import Kind, Location
 from executor.core.text import clip
 from executor.model.apply import Applier
-from executor.model.call import Call
-from executor.model.node import Node
-from executor.model.parameters import Wanted
 from executor.model.read_only import ReadOnly
-from executor.model.remote_module import names_of
 from executor.model.tree import ModuleTree
-from executor.model.values import Fixed, Served
+from executor.model.values import Fixed, Served, Shapes
 from executor.sandbox import channel
+from executor.sandbox.calls import Calls
 from executor.sandbox.codec import Malformed
 from executor.sandbox.errors import refusal_of, told_of
+from executor.sandbox.far_names import FarNames
 from executor.sandbox.pool import Lost
+from executor.sandbox.recorder import FarRecorder
 from executor.sandbox.structure import describe, rebuild
 from executor.sandbox.trace import SandboxedTrace
 from interpose.v1 import trace_pb2 as pb
 
 _ENDINGS = {ended.value: ended for ended in (Ended.DONE, Ended.STOPPED, Ended.FAILED, Ended.CANCELLED)}
-_FIELDS = frozenset("waits asked call ended failure changed value misfit skips".split())
+_FIELDS = frozenset("waits barrier asked call ended failure changed value misfit skips recorders".split())
+_MOST_RECORDERS = 1000  # of one block
 _MOST_CALLS = 1000  # modules that a block asks for in one turn, all of them refused
 
 
@@ -53,13 +54,16 @@ class SandboxRunner(Runner):
         super().__init__(state)
         self._trace = trace
         self._tree = tree
-        self._applier = applier
+        self._calls = Calls(tree, applier)
+        self._key = state.identity.request_id
+        self._names = FarNames(self._key, trace.leave)
         self._begun = False
-        trace.emit = self._print
+        self._brought = True  # whether the block's changes at its location are here
+        trace.notices.emits[self._key] = self._print
 
     @property
-    def names(self) -> dict[str, Any]:
-        return {}
+    def names(self) -> FarNames:
+        return self._names
 
     @property
     def lends_names(self) -> bool:
@@ -74,9 +78,9 @@ class SandboxRunner(Runner):
 
     def serve(self, served: Served) -> None:
         tensors = served.given()
-        how = "fixed" if isinstance(served, Fixed) else "read only" if isinstance(served, ReadOnly) else "served"
+        kinds = {Fixed: "fixed", ReadOnly: "read only", Shapes: "shapes"}
         told = {
-            "how": how,
+            "how": next((how for kind, how in kinds.items() if isinstance(served, kind)), "served"),
             "location": served.location,
             "value": describe(served.value, tensors),
             "tensors": tensors,
@@ -92,11 +96,64 @@ class SandboxRunner(Runner):
     def throw(self, error: BaseException) -> None:
         self._turn(channel.Kind.THROW, {"error": told_of(error)})
 
+    def bring_changes(self) -> None:
+        if self._brought:
+            return
+        self._brought = True
+        try:
+            answer = self._ask(channel.Kind.SETTLE, {})
+            if set(answer) != {"changed", "value", "misfit"}:
+                raise Lost("its answer lacks something")
+            self._settle(answer, moved=True)
+        except Lost as lost:
+            self._fail(self._trace.lose(lost, self._state.identity.invoke))
+
     def cancel(self) -> None:
-        self._trace.end()
+        trace = self._trace
+        if trace.lone:
+            trace.end()
+        elif trace.open:
+            try:
+                trace.ask(channel.Kind.CANCEL, {"block": self._key}, 0.0)
+            except Lost as lost:
+                trace.lose(lost, self._state.identity.invoke)
 
     def let_go(self, do: Callable[[], object]) -> None:
-        do()
+        ending, invoke = self._state.ending, self._state.identity.invoke
+        try:
+            do()
+        except Lost as lost:
+            failure = self._trace.lose(lost, invoke)
+        except Refusal as error:
+            failure = pb.Failure(code=error.code, message=clip(error.message), trace_id=self._trace.id, invoke=invoke)
+        else:
+            return
+        if ending.failure is None:
+            ending.ended, ending.failure = Ended.FAILED, failure
+
+    def record(self, number: int, told: dict[str, Any]) -> dict[str, Any]:
+        """Give a recorder of the block a value; return the process's answer.
+
+        Args:
+            number: of the recorder.
+            told: as of `executor.sandbox.hosted.HostedBlock.record`.
+
+        Raises:
+            Refusal: the process is lost.
+        """
+        try:
+            return self._ask(channel.Kind.RECORD, {"recorder": number, **told})
+        except Lost as lost:
+            failure = self._trace.lose(lost, self._state.identity.invoke)
+            raise Refusal(failure.code, failure.message) from None
+
+    def _ask(self, kind: channel.Kind, told: dict[str, Any]) -> dict[str, Any]:
+        """Ask the process something of the block; the time counts as the block's own."""
+        progress, began = self._state.progress, time.monotonic()
+        try:
+            return self._trace.ask(kind, {"block": self._key, **told}, progress.used)
+        finally:
+            progress.used += time.monotonic() - began
 
     def _print(self, text: str) -> None:
         self._state.record.logs += self._state.emit(text)
@@ -108,44 +165,55 @@ class SandboxRunner(Runner):
         self._begun = True
         began = time.monotonic()
         used = state.progress.used
+        # Others of a barrier may still use what the block was served: its changes are brought when that is over.
+        settles = state.waits.barrier is None
         try:
             for _ in range(_MOST_CALLS):
                 state.progress.used = used + time.monotonic() - began
-                answer = self._trace.ask(kind, {**self._where(), **told}, state.progress.used)
-                error = self._take(answer)
+                answer = self._trace.ask(kind, {**self._where(), "settles": settles, **told}, state.progress.used)
+                error = self._take(answer, settles)
                 if error is None:
                     return
                 kind, told = channel.Kind.THROW, {"error": told_of(error)}
             raise Lost("it asked for modules without an end")
         except Lost as lost:
-            self._fail(self._trace.failure_of(lost))
+            self._fail(self._trace.lose(lost, state.identity.invoke))
         except Refusal as refused:  # a value that does not travel
             identity = state.identity
             failure = pb.Failure(code=refused.code, message=clip(refused.message), location=refused.location)
             failure.trace_id, failure.invoke = identity.trace_id, identity.invoke
+            self.cancel()
             self._fail(failure)
         finally:
             state.progress.used = used + time.monotonic() - began
 
     def _fail(self, failure: pb.Failure) -> None:
-        self._trace.end()
         ending, waits = self._state.ending, self._state.waits
         ending.ended, ending.failure = Ended.FAILED, failure
-        waits.location = waits.call = None
+        waits.location = waits.call = waits.barrier = None
 
     def _where(self) -> dict[str, Any]:
         """Return where the request is, as the process is told with each turn."""
         progress = self._state.progress
+        result = progress.result if progress.finished else None
+        plain = [one.to_plain() for one in result] if isinstance(result, list) else result and result.to_plain()
         return {
+            "block": self._key,
             "step": progress.step,
             "position": progress.position,
             "used": progress.used,
             "finished": progress.finished,
-            "result": progress.result.to_plain() if progress.finished and progress.result is not None else None,
+            "prompt_tokens": progress.prompt_tokens,
+            "result": plain,
+            "broken": self._trace.broken,
         }
 
-    def _take(self, answer: dict[str, Any]) -> Refusal | None:
+    def _take(self, answer: dict[str, Any], settles: bool) -> Refusal | None:
         """Believe an answer as far as a block could have given it.
+
+        Args:
+            answer: the answer.
+            settles: whether it has the block's changes, if the block has gone on from its location.
 
         Returns:
             Why the module that the block wants cannot be applied, if so; the block is told.
@@ -157,22 +225,26 @@ class SandboxRunner(Runner):
             raise Lost("its answer lacks something")
         state = self._state
         ended = answer["ended"]
-        failure = self._trace.failure_in(answer["failure"])
+        failure = self._trace.failure_in(answer["failure"], state.identity.invoke)
         if (ended is not None and ended not in _ENDINGS) or (failure is not None) != (ended == Ended.FAILED):
             raise Lost("it ended in a way that there is not")
         waits = None if ended is not None or answer["waits"] is None else self._location(answer["waits"])
         if ended is None and (waits is None) == (answer["call"] is None):
             raise Lost("it waits for nothing")
+        barrier = self._barrier(answer["barrier"], waits)
         self._skip(answer["skips"])
-        self._settle(answer, moved=answer["call"] is None and failure is None)
-        state.waits.location, state.waits.call = waits, None
+        self._begin_recorders(answer["recorders"])
+        stays = answer["call"] is not None or barrier is not None or not settles
+        self._settle(answer, moved=not stays and failure is None)
+        self._brought = not stays
+        state.waits.location, state.waits.call, state.waits.barrier = waits, None, barrier
         state.waits.result_asked = answer["asked"] is True
         if ended is not None:
             state.ending.ended, state.ending.failure = _ENDINGS[ended], failure
             return None
         if answer["call"] is not None:
             try:
-                state.waits.call = self._call(answer["call"])
+                state.waits.call = self._calls.of(answer["call"])
             except Refusal as error:
                 return error
         return None
@@ -186,6 +258,8 @@ class SandboxRunner(Runner):
         progress = self._state.progress
         if progress.finished:
             raise Lost("it waits for what cannot come")
+        if kind == Kind.BARRIER and not path:
+            return Location("", Kind.BARRIER, 0, shown)
         if kind in (Kind.STEP, Kind.RESULT):
             if path or (kind == Kind.STEP and step <= progress.step):
                 raise Lost("it waits for a step that has passed")
@@ -199,6 +273,32 @@ class SandboxRunner(Runner):
         if (step, position) <= (progress.step, progress.position):
             raise Lost("it waits for a location that has passed")
         return Location(path, Kind(kind), step, shown)
+
+    def _barrier(self, told: Any, waits: Location | None) -> Barrier | None:
+        """Return the barrier that the block waits at.
+
+        Raises:
+            Lost: no block waits there.
+        """
+        if (told is not None) != (waits is not None and waits.kind == Kind.BARRIER):
+            raise Lost("it waits at a barrier that there is not")
+        if told is None:
+            return None
+        identity = self._state.identity
+        form = isinstance(told, tuple) and [type(item) for item in told] == [int, int]
+        if not form or not identity.gang or identity.joint or identity.edit:
+            raise Lost("it waits at a barrier that there is not")
+        return self._trace.barrier(*told)
+
+    def _begin_recorders(self, told: Any) -> None:
+        """Note what the block wants recorded from here on."""
+        recorders = self._state.record.recorders
+        if not isinstance(told, list) or len(told) + len(recorders) > _MOST_RECORDERS:
+            raise Lost("it records what there is not")
+        for one in told:
+            if self._state.identity.edit or self._trace.streamed:
+                raise Lost("it records what there is not")
+            recorders.append(FarRecorder.of(one, self._tree, len(recorders), self.record))
 
     def _skip(self, begun: Any) -> None:
         """Note what the block skips."""
@@ -225,6 +325,8 @@ class SandboxRunner(Runner):
             return
         if served is None or not moved:
             raise Lost("it changed what it was not given")
+        if isinstance(served, Shapes):
+            raise Lost("it changed the shapes of a scan")
         try:
             if misfit is not None:
                 served.refuse(refusal_of(misfit))
@@ -265,48 +367,3 @@ class SandboxRunner(Runner):
                     served.assign(rebuild(value, served.value, given))
                 except Malformed as error:
                     raise Lost(str(error)) from None
-
-    def _call(self, told: Any) -> Call:
-        """Return a module to apply, or a weight to read.
-
-        Raises:
-            Lost: there is no such module.
-            Refusal: it cannot be applied to these values.
-        """
-        if not isinstance(told, tuple) or len(told) != 4 or not isinstance(told[1], str):
-            raise Lost("it asked for no module")
-        what, path, first, second = told
-        node = self._tree.find(path)
-        if node is None:
-            raise Lost("it asked for no module")
-        with torch.inference_mode(False), torch.no_grad():
-            if what == "apply" and isinstance(first, list) and isinstance(second, dict):
-                if not all(isinstance(name, str) for name in second):
-                    raise Lost("it asked for no module")
-                args = [self._placed(value) for value in first]
-                return self._applier.prepare(
-                    node, tuple(args), {name: self._placed(value) for name, value in second.items()}
-                )
-        if what == "weight" and isinstance(first, str):
-            return self._weight(node, first, second)
-        raise Lost("it asked for no module")
-
-    def _placed(self, value: Any) -> Any:
-        return value.to(self._tree.device) if isinstance(value, torch.Tensor) else value
-
-    def _weight(self, node: Node, name: str, rows: Any) -> Call:
-        """Return what reads a weight, or rows of it."""
-        if node.layer is None or name not in names_of(node.layer):
-            raise Lost("it asked for no weight")
-        wanted: Any = self._applier.parameters.open(node, name, _itself)
-        if rows is not None:
-            if isinstance(wanted, Wanted) or not isinstance(rows, list) or not all(type(row) is int for row in rows):
-                raise Lost("it asked for no rows of a weight")
-            wanted = wanted[torch.tensor(rows, dtype=torch.int64)]  # which checks them
-        if not isinstance(wanted, Wanted):
-            raise Lost("it asked for a weight that is given by rows")
-        return Call(node, (), {}, single=False, wanted=wanted)
-
-
-def _itself(wanted: Wanted) -> Any:
-    return wanted

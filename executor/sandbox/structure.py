@@ -43,6 +43,14 @@ def describe(value: Any, tensors: Sequence[torch.Tensor]) -> Any:  # tensors: [r
     return "opaque", object.__getattribute__(value, "_what") if isinstance(value, Opaque) else type(value).__name__
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:  # [rows, ...] each
+    """Return the tensors of a served value, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
 def replaces(told: Any) -> bool:
     """Return whether a description has a tensor without a number."""
     if isinstance(told, tuple):

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from executor.block.barrier import Barrier
-from executor.block.binding import BindingFailed
 from executor.block.scope import Scope, Sent
-from executor.block.shared_names import SharedNames
+from executor.block.state import BlockState
 from executor.core.errors import Refusal
 from executor.core.request import Opened
 from executor.core.text import clip
-from executor.sandbox.channel import REGION_BYTES, Kind
-from executor.sandbox.errors import told_of
+from executor.sandbox.channel import Kind
+from executor.sandbox.far_names import FarNames, FarShared
+from executor.sandbox.notices import Notices
 from executor.sandbox.pool import Lost, Process
 from executor.saves.collect import Limits
 from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb
+from interpose.v1.value_pb2 import Value
+from interpose.wire.walk import blob_of, parts
 
 GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
 _MOST_NOTICES = 200_000  # in one turn
-_MOST_LOG = 4 << 20  # characters of text that the worker takes from one trace
-_PIECE_SECONDS = 2.0  # for a process to send the next piece of a blob
+_BYTES_PER_SECOND = 100 << 20  # of saved values, at least
 _CODES = frozenset(pb.ErrorCode.values())
 _SENT = ("saves", "failed")
+_MOST_BARRIERS = 10_000  # of one trace
+_ANOTHER = "the sandboxed process of the trace was ended, which another block of the trace brought about"
 
 
 @dataclass(frozen=True)
@@ -50,24 +53,8 @@ class Terms:
     put: Callable[[str, str, str, memoryview], None]
 
 
-def why_not_there(opened: Opened) -> str:
-    """Return what of a trace a sandbox does not do yet; "" if it does all."""
-    trace = opened.trace
-    reasons = {
-        "several invokes": len(trace.invokes) != 1,
-        "standing edits": bool(trace.applied),
-        "invokes that wait for each other": bool(trace.exchanged) or any(one.gang > 1 for one in trace.invokes),
-        "invokes without a prompt": any(one.joint for one in trace.invokes),
-        "scans": trace.scan,
-        "explanations": trace.explain,
-        "tensors that stay on the server": trace.remote,
-        "variables of the session": bool(trace.variables),
-    }
-    return ", ".join(name for name, there in reasons.items() if there)
-
-
 class SandboxedTrace(Scope):
-    """A trace of one invoke whose values are in a sandboxed process.
+    """A trace whose values are in a sandboxed process.
 
     Size: the trace is all that the worker knows of the process.
 
@@ -76,63 +63,99 @@ class SandboxedTrace(Scope):
         process: the process, which has served no trace.
         terms: bounds, and the ways to the session.
         arrival: how many traces came to this worker before.
+
+    Attributes:
+        lone: whether the process has one block, and ends with it.
+        keys: the keys of the blocks that were begun, by invoke.
+        notices: takes what the process says beside its answers.
+        streamed: whether saves leave step by step.
     """
 
     def __init__(self, opened: Opened, process: Process, terms: Terms, arrival: int) -> None:
-        self.id = opened.trace.id
-        self.expected = 1
+        trace = opened.trace
+        self.id = trace.id
+        self.expected = len(trace.invokes)
         self.session = opened.session
         self.arrival = arrival
         self.registry = SaveRegistry()
         self.recorded_bytes = 0
-        self.shared = SharedNames(pb.Trace(), {})
-        self.emit: Callable[[str], object] = lambda text: None
+        self.shared = self._shared = FarShared()
+        self.lone = self.expected == 1 and not trace.applied
+        self.keys: dict[int, str] = {}
+        get = terms.get_blob
+        self.notices = Notices(
+            self.id, self.expected, terms.limits, lambda blob: get(self.session, self.id, blob), self._named
+        )
+        self.streamed = trace.stream
         self._opened = opened
         self._process = process
         self._terms = terms
-        self._logged = 0
-        self._saved = 0  # bytes of blobs
-        self._parts: dict[str, bytearray] = {}  # the blobs that are coming
-        self._blobs: list[tuple[str, memoryview]] = []
+        self._barriers: dict[int, Barrier] = {}
+        self._known = False  # whether the process has the trace
+        self._gave = False  # whether an invoke's saves have been sent
+        self._lost: pb.Failure | None = None
 
     @property
     def barriers(self) -> dict[int, Barrier]:
-        return {}
+        return self._barriers
 
     @property
     def open(self) -> bool:
         """Whether the process can still be asked."""
         return self._process.open
 
-    def begin(self, request: str, prompt_tokens: int) -> None:
-        """Bind the names of the trace's block.
+    @property
+    def broken(self) -> dict[int, str]:
+        """Why no block can pass a barrier any more, by the barriers' numbers."""
+        return {number: barrier.broken for number, barrier in self._barriers.items() if barrier.broken}
 
-        Args:
-            request: the engine's id of the request.
-            prompt_tokens: the length of the prompt.
+    def barrier(self, number: int, count: int) -> Barrier:
+        """Return a barrier of the trace.
 
         Raises:
-            BindingFailed: code of the user's failed, a value cannot be made there, or the process is lost.
+            Lost: the trace cannot have that barrier.
+        """
+        known = self._barriers.get(number)
+        if known is None:
+            if not 0 <= number < 1 << 31 or not 1 < count < 1 << 31 or len(self._barriers) >= _MOST_BARRIERS:
+                raise Lost("it waits at a barrier that there is not")
+            known = self._barriers[number] = Barrier(number, count, _no_wait)
+        if known.count != count:
+            raise Lost("it waits at a barrier that there is not")
+        return known
+
+    def _named(self) -> frozenset[str]:
+        """Return the ids of the uploaded values that the trace names."""
+        return frozenset(_blobs_in(self._opened.trace))
+
+    def begin(self, blocks: list[dict[str, Any]]) -> dict[str, pb.Failure]:
+        """Bind blocks of the trace; return why some could not be bound, by key.
+
+        Args:
+            blocks: of each block its `key`, `invoke`, `prompt_tokens`, `gang`, and whether it is `joint`.
         """
         terms, opened = self._terms, self._opened
         told = {
-            "trace": opened.trace.SerializeToString(),
-            "codes": opened.codes,
-            "request": request,
-            "prompt_tokens": prompt_tokens,
+            "trace": None if self._known else opened.trace.SerializeToString(),
+            "codes": None if self._known else opened.codes,
+            "blocks": blocks,
             "step_seconds": terms.step_seconds,
             "memory_bytes": terms.memory_bytes,
             "inline_bytes": terms.limits.inline_bytes,
             "max_saved_bytes": terms.limits.max_saved_bytes,
         }
+        keys = [one["key"] for one in blocks]
         try:
             answer = self.ask(Kind.OPEN, told, 0.0)
-            failure = self.failure_in(answer.get("failure"))
+            found = answer.get("failures")
+            if not isinstance(found, dict) or not found.keys() <= set(keys):
+                raise Lost("it bound no blocks")
+            self._known = self._known or answer.get("opened") is True
+            failures = {key: self.failure_in(data) for key, data in found.items()}
+            return {key: failure for key, failure in failures.items() if failure is not None}
         except Lost as error:
-            self.end()
-            raise BindingFailed(self.failure_of(error)) from None
-        if failure is not None:
-            raise BindingFailed(failure)
+            failure = self.lose(error)
+            return {key: pb.Failure.FromString(failure.SerializeToString()) for key in keys}
 
     def ask(self, kind: Kind, told: dict[str, Any], used: float) -> dict[str, Any]:
         """Ask the process something; return its answer, and take what it says before.
@@ -154,16 +177,21 @@ class SandboxedTrace(Scope):
                 if not isinstance(value, dict):
                     raise Lost("its answer is none")
                 return value
+            now = time.monotonic()
+            if now > until:  # the process says something all the time
+                raise Lost("it took too long", overdue=True)
             if came is Kind.LOG:
-                self._log(value)
+                self.notices.log(value)
             elif came is Kind.PIECE:
-                self._take_piece(value)
-                until = max(until, time.monotonic() + _PIECE_SECONDS)
+                self.notices.piece(value)
+                until += len(value[2]) / _BYTES_PER_SECOND
                 self._process.go(None, until)
-            elif came is Kind.BLOB:
-                self._process.go(self._blob(value), until + _PIECE_SECONDS)
+            elif came is Kind.BLOB and kind is Kind.OPEN:
+                part = self.notices.upload(value)
+                until += time.monotonic() - now + len(part["data"]) / _BYTES_PER_SECOND
+                self._process.go(part, until)
             elif came is Kind.INCREMENT and kind is Kind.STREAM:
-                self._increment(value)
+                self._increment(value, told["invoke"])
             else:
                 raise Lost(f"it sent {came.name}")
         raise Lost("it sent too many notices")
@@ -171,63 +199,40 @@ class SandboxedTrace(Scope):
     def end(self) -> None:
         """End the process. Idempotent."""
         self._process.end()
-        self._parts.clear()
+        self.notices.clear()
+
+    def lose(self, error: Lost, invoke: int = 0) -> pb.Failure:
+        """End the process, which can be asked nothing any more.
+
+        Args:
+            error: why.
+            invoke: whose block asked.
+
+        Returns:
+            The failure of that block.
+        """
+        failure = self._failure_of(error, invoke)
+        if self._lost is None:
+            self._lost = failure
+        self.end()
+        return failure
 
     # What the process says.
 
-    def _log(self, text: Any) -> None:
-        if not isinstance(text, str):
-            raise Lost("it printed no text")
-        self._logged += len(text)
-        if self._logged > _MOST_LOG:
-            raise Lost("it printed more than a block prints")
-        self.emit(text)
-
-    def _take_piece(self, piece: Any) -> None:
-        """Take a part of a blob."""
-        form = isinstance(piece, tuple) and len(piece) == 3
-        if not form or not isinstance(piece[0], str) or type(piece[1]) is not int or not isinstance(piece[2], bytes):
-            raise Lost("it sent a piece that is none")
-        blob_id, size, data = piece
-        if not blob_id.startswith((f"{self.id}/0/", f"{self.id}/shared/")) or len(blob_id) > len(self.id) + 32:
-            raise Lost("it sent a blob under another trace's name")
-        parts = self._parts.setdefault(blob_id, bytearray())
-        self._saved += len(data)
-        if len(parts) + len(data) > size or self._saved > self._terms.limits.max_saved_bytes or (size and not data):
-            raise Lost("it sent more bytes than it may save")
-        parts += data
-        if len(parts) == size:
-            self._blobs.append((blob_id, memoryview(self._parts.pop(blob_id))))
-
-    def _blob(self, blob_id: Any) -> dict[str, Any]:
-        """Return the bytes of an uploaded value, or why the trace does not get them."""
-        if not isinstance(blob_id, str):
-            raise Lost("it asked for no value")
-        try:
-            data = self._terms.get_blob(self.session, self.id, blob_id)
-            if memoryview(data).nbytes > REGION_BYTES:
-                message = (
-                    f"an uploaded value takes more than the {REGION_BYTES >> 20} MiB that a sandboxed block can bind"
-                )
-                raise Refusal(pb.ERROR_CODE_QUOTA_EXCEEDED, message)
-        except Refusal as error:
-            return {"error": told_of(error), "data": b""}
-        except KeyError:
-            return {"error": ("Refusal", pb.ERROR_CODE_NOT_FOUND, "no such value was uploaded", "", []), "data": b""}
-        return {"error": None, "data": bytes(data)}
-
-    def _increment(self, data: Any) -> None:
-        [event] = self._events([data], ("increment",))
+    def _increment(self, data: Any, invoke: int) -> None:
+        [event] = self._events([data], ("increment",), invoke)
         self._put_blobs()
         self._terms.increment(self.session, self.id, event.SerializeToString())
 
     def _put_blobs(self) -> None:
-        for blob_id, bytes_ in self._blobs:
+        for blob_id, bytes_ in self.notices.take_blobs():
             self._terms.put(self.session, self.id, blob_id, bytes_)
-        self._blobs = []
 
-    def _events(self, found: Any, kinds: tuple[str, ...]) -> list[pb.Event]:
+    def _events(self, found: Any, kinds: tuple[str, ...], invoke: int) -> list[pb.Event]:
         """Return events from their bytes.
+
+        Args:
+            invoke: whose events they are; -1: the whole trace's.
 
         Raises:
             Lost: they are no such events, or another trace's.
@@ -244,15 +249,15 @@ class SandboxedTrace(Scope):
             if kind not in kinds:
                 raise Lost(f"it sent an event of the kind {kind}")
             if kind == "failed":
-                event = pb.Event(failed=self._checked(event.failed))
-            elif kind == "increment" and event.increment.invoke != 0:
+                event = pb.Event(failed=self._checked(event.failed, invoke))
+            elif kind == "increment" and event.increment.invoke != invoke:
                 raise Lost("it sent another invoke's increment")
-            elif kind == "saves" and event.saves.invoke not in (0, -1):
+            elif kind == "saves" and event.saves.invoke != invoke:
                 raise Lost("it sent another invoke's saves")
             events.append(event)
         return events
 
-    def failure_in(self, data: Any) -> pb.Failure | None:
+    def failure_in(self, data: Any, invoke: int = 0) -> pb.Failure | None:
         """Return a failure from its bytes, None if there is none.
 
         Raises:
@@ -261,99 +266,115 @@ class SandboxedTrace(Scope):
         if data is None:
             return None
         try:
-            return self._checked(pb.Failure.FromString(data))
+            return self._checked(pb.Failure.FromString(data), invoke)
         except Exception:
             raise Lost("it sent no failure") from None
 
-    def _checked(self, failure: pb.Failure) -> pb.Failure:
+    def _checked(self, failure: pb.Failure, invoke: int) -> pb.Failure:
         """Return a failure as this trace may have it."""
-        failure.trace_id, failure.invoke = self.id, 0
+        failure.trace_id, failure.invoke = self.id, invoke
         if failure.code not in _CODES or failure.code == pb.ERROR_CODE_UNSPECIFIED:
             failure.code = pb.ERROR_CODE_INTERVENTION
         for name in ("message", "location", "exception_type", "exception_message"):
             setattr(failure, name, clip(getattr(failure, name)))
         return failure
 
-    def failure_of(self, error: Lost) -> pb.Failure:
-        """Return the failure of a block whose process is lost."""
+    def _failure_of(self, error: Lost, invoke: int) -> pb.Failure:
         code, message = pb.ERROR_CODE_INTERVENTION, f"the sandboxed process of the block was ended: {error}"
-        if error.overdue:
+        if self._lost is not None:
+            code, message = self._lost.code, f"{_ANOTHER}: {self._lost.message}"
+        elif error.overdue:
             code = pb.ERROR_CODE_DEADLINE_EXCEEDED
             message = (
                 f"the block ran longer than the {self._terms.step_seconds:g} s it may take in one step; end its loop, or do the "
                 "work in the notebook after the trace"
             )
-        return pb.Failure(code=code, message=clip(message), trace_id=self.id, invoke=0)
+        return pb.Failure(code=code, message=clip(message), trace_id=self.id, invoke=invoke)
 
     # What the worker asks of a trace.
 
     def leave(self, names: MutableMapping[str, Any], lends: bool) -> None:
-        names.clear()
+        """Drop an ended block in the process.
+
+        Raises:
+            Lost: the process is gone, or took too long.
+            Refusal: objects of the block's ran too long when they went.
+        """
+        assert isinstance(names, FarNames)
+        if self.lone or not self.open or not self._known:
+            return
+        answer = self.ask(Kind.LEAVE, {"block": names.block, "export": self._exports(names.block)}, 0.0)
+        failure = self.failure_in(answer.get("failure"))
+        if failure is not None:
+            raise Refusal(failure.code, failure.message)
+
+    def _exports(self, block: str) -> bool:
+        """Return whether an ended block's names are to be kept; the process is told once."""
+        here = block in self._shared.exports
+        self._shared.exports.discard(block)
+        return here
 
     def let_go(self) -> None:
         self.end()
 
     def saved(self, invoke: int, names: Mapping[str, Any], used: float, limits: Limits) -> Sent:
-        return self._sent(Kind.SAVES, used)
+        key = self.keys[invoke]
+        sent = self._sent(Kind.SAVES, {"block": key, "export": self._exports(key)}, used, invoke)
+        self._gave = True
+        return sent
 
     def given_back(self, limits: Limits) -> Sent:
-        return self._sent(Kind.SHARED, 0.0)
-
-    def _sent(self, kind: Kind, used: float) -> Sent:
-        if not self.open:
+        if not self.open and not self._gave:
             return [], []
+        return self._sent(Kind.SHARED, {}, 0.0, -1)
+
+    def _sent(self, kind: Kind, told: dict[str, Any], used: float, invoke: int) -> Sent:
         try:
-            events = self._events(self.ask(kind, {}, used).get("events"), _SENT)
+            if not self._known:
+                return [], []
+            events = self._events(self.ask(kind, told, used).get("events"), _SENT, invoke)
         except Lost as error:
-            self.end()
-            return [pb.Event(failed=self.failure_of(error))], []
-        blobs, self._blobs = self._blobs, []
-        return events, blobs
+            return [pb.Event(failed=self.lose(error, invoke))], []
+        return events, self.notices.take_blobs()
 
-    def stream(self) -> Stream:
-        """Return what sends the saves of the trace step by step."""
-        return Stream(self)
-
-    def increments(self, steps: int, last: bool, final: bool) -> tuple[list[pb.Event], pb.Failure | None, bool]:
-        """Have the process send what is new.
+    def increments(
+        self, state: BlockState, steps: int, last: bool, final: bool
+    ) -> tuple[list[pb.Event], pb.Failure | None, bool]:
+        """Have the process send what is new of a block.
 
         Returns:
             The last increment if it is `final`, why nothing more is sent, and whether the request goes on.
         """
+        identity, progress, began = state.identity, state.progress, time.monotonic()
         if not self.open:
             return [], None, False
+        told = {"block": identity.request_id, "invoke": identity.invoke, "steps": steps, "last": last, "final": final}
         try:
-            answer = self.ask(Kind.STREAM, {"steps": steps, "last": last, "final": final}, 0.0)
-            events = self._events(answer.get("events"), ("increment",))
-            failure = self.failure_in(answer.get("failure"))
+            answer = self.ask(Kind.STREAM, told, progress.used)
+            events = self._events(answer.get("events"), ("increment",), identity.invoke)
+            failure = self.failure_in(answer.get("failure"), identity.invoke)
         except Lost as error:
-            self.end()
-            return [], self.failure_of(error), False
+            return [], self.lose(error, identity.invoke), False
+        finally:
+            progress.used += time.monotonic() - began
         self._put_blobs()
         return events, failure, answer.get("on") is True
 
 
-class Stream:
-    """The increments of a sandboxed trace.
+def _no_wait(barrier: Barrier) -> None:
+    raise AssertionError("no block waits in the worker")
 
-    Args:
-        trace: the trace.
 
-    Attributes:
-        failure: why nothing more is sent.
-    """
-
-    def __init__(self, trace: SandboxedTrace) -> None:
-        self.failure: pb.Failure | None = None
-        self._trace = trace
-
-    def step(self, namespace: Mapping[str, Any], steps: int, last: bool) -> bool:
-        """Send what is new after a step; return False if the request must end."""
-        _, self.failure, goes_on = self._trace.increments(steps, last, False)
-        return goes_on
-
-    def end(self, namespace: Mapping[str, Any], steps: int) -> pb.Event:
-        """Return what is new since the last step, after the request has ended."""
-        events, failure, _ = self._trace.increments(steps, True, True)
-        self.failure = self.failure or failure
-        return events[0] if events else pb.Event(increment=pb.Increment(invoke=0, steps=steps, last=True))
+def _blobs_in(trace: pb.Trace) -> Iterator[str]:
+    """Yield the ids of the blobs that a trace names."""
+    todo: list[Value] = [*trace.scope.values, *(binding.value for binding in trace.shared)]
+    for invoke in trace.invokes:
+        todo.extend(binding.value for binding in invoke.program.reads)
+    while todo:
+        value = todo.pop()
+        todo.extend(parts(value))
+        blob = blob_of(value)
+        if blob is not None:
+            yield blob.id
+        elif value.WhichOneof("kind") == "remote":
+            yield value.remote.blob_id

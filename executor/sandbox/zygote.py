@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from executor.model.meta_tensors import Fakes
 from executor.model.tree import ModuleTree
 from executor.sandbox import kernel
 from executor.sandbox.channel import REGION_BYTES, ChildEnd, Kind, Shared
@@ -105,6 +106,15 @@ def _load() -> None:
     repr(torch.randn(3, 3))
     torch.linalg.svd(torch.randn(8, 8))
     torch.fft.fft(torch.randn(8))
+    fakes = Fakes()  # of scans
+    hidden = fakes.like(torch.randn(4, 8))
+    for value in (
+        hidden @ hidden.T,
+        hidden.softmax(-1).topk(2).values,
+        torch.layer_norm(hidden, (8,)),
+        hidden[-1].norm(),
+    ):
+        (value.float() * 2 + 1).sum()
     _check_single()
 
 

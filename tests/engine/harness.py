@@ -144,6 +144,7 @@ class LocalEngine:
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         graphs = graphs or os.environ.get("INTERPOSE_TEST_GRAPHS") == "1"  # the same tests, with loops in the tables
         plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
+        sandbox = sandbox or os.environ.get("INTERPOSE_TEST_SANDBOX") == "1"  # the same tests, in sandboxed processes
         traced = trace_options(limits, "local", plans=plans, graphs=graphs, sandbox=sandbox)
         traced["additional_config"]["interpose"]["everywhere"] = True
         self.llm = LLM(model=str(checkpoint), **traced, **options)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import interpose
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import EVERY_STEP, Block, LocalEngine, Ran, check_failed
+from tests.engine.notebook import notebook
 
 BLOCKS = {
     "saved": "h = model.model.layers[1].output[0].save()",
@@ -82,10 +84,191 @@ def test_a_block_gives_in_a_sandbox_what_it_gives_in_the_worker(engine: LocalEng
     assert there.accounting is not None and {tier.tier for tier in there.accounting.tiers} == {"block"}
 
 
-def test_a_trace_that_a_sandbox_cannot_run_is_refused_with_the_reason(engine: LocalEngine) -> None:
+ONE, TWO, LONG = [5, 400, 17, 99], [3, 77], {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
+
+
+def invokes_that_share_a_list(model: Any) -> list[Any]:
+    mlp = model.model.layers[1].mlp
+    with model.trace(**LONG) as tracer:
+        rows, total = [].save(), {"sum": 0}.save()  # type: ignore[attr-defined]
+        for prompt in (ONE, TWO):
+            with tracer.invoke(prompt):
+                for step in tracer.iter[:]:
+                    seen = mlp.output.sum()
+                    rows.append((step, mlp.output[-1]))
+                    total["sum"] = total["sum"] + seen
+    return [rows, total]
+
+
+def a_patch_from_prompt_to_prompt(model: Any) -> list[Any]:
+    mlp = model.model.layers[1].mlp
+    with model.trace(temperature=0.0) as tracer:
+        barrier = tracer.barrier(2)
+        with tracer.invoke(ONE):
+            clean = mlp.output
+            barrier()
+            given = model.logits.output.save()
+        with tracer.invoke(TWO):
+            barrier()
+            mlp.output[-1] = clean[-1]
+            logits = model.logits.output.save()
+    return [given, logits]
+
+
+def both_change_where_they_wait(model: Any) -> list[Any]:
+    mlp = model.model.layers[1].mlp
+    with model.trace(temperature=0.0) as tracer:
+        barrier = tracer.barrier(2)
+        with tracer.invoke(ONE):
+            mine = mlp.output
+            barrier()
+            mine[-1] += yours[0]  # type: ignore[used-before-def, name-defined]  # noqa: F821
+            first = model.logits.output.save()
+        with tracer.invoke(TWO):
+            yours = mlp.output
+            barrier()
+            yours[:] *= 2
+            second = model.logits.output.save()
+    return [first, second]
+
+
+def an_invoke_that_reads_another(model: Any) -> list[Any]:
+    mlp = model.model.layers[1].mlp
+    with model.trace(temperature=0.0) as tracer:
+        with tracer.invoke(ONE):
+            taken = mlp.output[-1].clone()
+
+            def twice(value: Any) -> Any:
+                return value * 2
+
+        with tracer.invoke(TWO):
+            mlp.output[-1] = twice(taken)
+            logits = model.logits.output.save()
+    return [logits]
+
+
+def an_invoke_without_a_prompt(model: Any) -> list[Any]:
+    mlp = model.model.layers[1].mlp
+    with model.trace(**LONG) as tracer:
+        with tracer.invoke(ONE):
+            one = model.logits.output.save()
+        with tracer.invoke():
+            mlp.output[:] += 1
+            rows = mlp.output.save()
+            results = tracer.result.save()
+        with tracer.invoke(TWO):
+            two = model.logits.output.save()
+    return [one, rows, two, [result.token_ids for result in results]]
+
+
+def a_cache(model: Any) -> list[Any]:
+    with model.trace(ONE, **LONG) as tracer:
+        cache = tracer.cache(modules=[model.model.layers[0], model.model.layers[1].mlp], include_inputs=True)
+        model.model.layers[0].output[0][:] *= 2
+    with model.trace(TWO, **LONG) as tracer:
+        every = tracer.cache(dtype=torch.bfloat16)
+    kept = [cache["model.layers.0"].output, cache["model.layers.1.mlp"].inputs, every["model.layers.1"].output]
+    return [kept, sorted(every)]
+
+
+def a_scan(model: Any) -> list[Any]:
+    with model.scan(ONE):
+        hidden = model.model.layers[1].output[0].save()
+        logits = model.lm_head(model.model.norm(hidden)).save()
+    return [list(hidden.shape), str(hidden.dtype), list(logits.shape)]
+
+
+def several_errors(model: Any) -> list[Any]:
+    errors = []
+    for wrong in ("gone", "passed", "barrier"):
+        try:
+            with model.trace(**LONG) as tracer:
+                barrier = tracer.barrier(3)
+                with tracer.invoke(ONE):
+                    if wrong == "barrier":
+                        barrier()
+                    model.logits.output.save()
+                with tracer.invoke(TWO):
+                    late = model.model.layers[1].output
+                    if wrong == "gone":
+                        late.nothing
+                    if wrong == "passed":
+                        model.model.layers[0].output
+                    if wrong == "barrier":
+                        barrier()
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    assert len(errors) == 3
+    return errors
+
+
+TRACES = [
+    invokes_that_share_a_list,
+    a_patch_from_prompt_to_prompt,
+    both_change_where_they_wait,
+    an_invoke_that_reads_another,
+    an_invoke_without_a_prompt,
+    a_cache,
+    a_scan,
+    several_errors,
+]
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.__name__)
+def test_a_trace_gives_in_a_sandbox_what_it_gives_in_the_worker(
+    engine: LocalEngine, trace: Callable[[Any], list[Any]]
+) -> None:
+    made = []
+    for trusted in (True, False):
+        engine.trusted = trusted
+        made.append(trace(notebook(engine)))
+    assert same(*made), made
+
+
+def test_edits_run_in_the_process_of_the_trace_that_names_them(engine: LocalEngine) -> None:
+    at = "model.model.layers[1].mlp"
+    steer = engine.edit("steer", f"print('edit')\nfor step in tracer.iter[:]:\n    {at}.output[:] += 1\n")
+    double = engine.edit("double", f"for step in tracer.iter[:]:\n    {at}.output = {at}.output * factor\n", factor=2.0)
+    block = Block(ONE, f"seen = {at}.output.save()\nlogits = model.logits.output.save()\n", sampling={"max_tokens": 3})
+    made: dict[bool, list[Ran]] = {}
+    for trusted in (True, False):
+        engine.trusted = trusted
+        made[trusted] = []
+        for edits in ([steer, double], [double, steer]):
+            engine.applied = edits
+            made[trusted] += engine.run(block)
+            made[trusted] += engine.run(block, Block(TWO, block.source, sampling={"max_tokens": 2}))
+    engine.applied = []
+    for here, there in zip(made[True], made[False], strict=True):
+        assert here.failure is None and same(here.saved, there.saved)
+        assert (here.token_ids, here.logs, here.state) == (there.token_ids, there.logs, there.state)
+    assert not same(made[False][0].saved, made[False][3].saved), "the order of the edits makes no difference"
+
+
+def test_an_edit_that_fails_fails_the_request_with_its_name(engine: LocalEngine) -> None:
     engine.trusted = False
-    for ran in engine.run(Block([1, 2], "x = 1\n"), Block([3, 4], "y = 2\n")):
-        check_failed(ran, pb.ERROR_CODE_INVALID_ARGUMENT, "there is no support yet for several invokes", None)
+    engine.applied = [engine.edit("wrong", "model.model.layers[1].output\nmodel.model.layers[0].output\n")]
+    [ran] = engine.run(Block(ONE, "logits = model.logits.output.save()\n"))
+    engine.applied = []
+    check_failed(ran, pb.ERROR_CODE_OUT_OF_ORDER, "in the edit 'wrong'", None)
+
+
+def test_a_block_that_loses_the_process_fails_the_invokes_of_its_trace_alone(engine: LocalEngine) -> None:
+    engine.trusted = False
+    source = "import ctypes\nmodel.model.layers[0].output\nctypes.string_at(0)\n"
+    good = "h = model.model.layers[1].output[0].save()\n"
+    first, second, plain = engine.run(Block(ONE, source), Block(TWO, good), plain=(ONE,))
+    check_failed(first, pb.ERROR_CODE_INTERVENTION, "was ended", None)
+    check_failed(second, pb.ERROR_CODE_INTERVENTION, "another block of the trace", None)
+    engine.trusted = True
+    [_, beside] = engine.run(Block(TWO, good), plain=(ONE,))
+    assert plain.token_ids == beside.token_ids
+
+
+def test_an_explanation_is_refused_with_the_reason(engine: LocalEngine) -> None:
+    engine.trusted = False
+    with pytest.raises(interpose.InvalidArgument, match="no support yet for explanations"):
+        notebook(engine).explain("x = 1")
 
 
 def test_a_trace_that_is_given_up_ends_its_process(engine: LocalEngine) -> None:

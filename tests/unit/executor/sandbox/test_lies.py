@@ -34,6 +34,7 @@ from tests.unit.executor.sandbox.parts import ROWS, WIDTH, tree
 TREE = tree()
 ANSWER: dict[str, Any] = {
     "waits": ("layers.0.linear", "output", 0, ""),
+    "barrier": None,
     "asked": False,
     "call": None,
     "ended": None,
@@ -42,6 +43,7 @@ ANSWER: dict[str, Any] = {
     "value": None,
     "misfit": None,
     "skips": [],
+    "recorders": [],
 }
 DONE = {**ANSWER, "waits": None, "ended": "done"}
 
@@ -99,7 +101,7 @@ def block(liar: Liar) -> Mediator:
     """Return a block whose process is the liar."""
     nothing: Any = None
     terms = Terms(1.0, 1 << 28, Limits(1 << 10, 1 << 20), nothing, nothing, nothing)
-    trace = SandboxedTrace(Opened(pb.Trace(id="trace"), "", None), liar.process, terms, 0)
+    trace = SandboxedTrace(Opened(pb.Trace(id="trace", invokes=[pb.Invoke()]), "", None), liar.process, terms, 0)
     of = state()
     return driven(of, SandboxRunner(of, trace, TREE, cast(Applier, nothing)))
 

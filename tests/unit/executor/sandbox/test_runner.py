@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from interpose.v1 import trace_pb2 as pb
 from tests.unit.executor.sandbox.parts import Worker, plain
 
 BLOCKS = {
@@ -141,9 +140,3 @@ def test_a_module_that_is_not_loaded_is_refused_with_the_reason(worker: Worker) 
     failure = worker.run("import wave").failure
     assert failure is not None and "is not loaded in the sandbox" in failure.message
     assert failure.frames[-1].line == 1
-
-
-def test_recording_of_modules_is_refused_with_the_reason(worker: Worker) -> None:
-    failure = worker.run("kept = tracer.cache()").failure
-    assert failure is not None and failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
-    assert "cannot record modules" in failure.message and failure.frames[-1].line == 1
