@@ -28,8 +28,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 
 `loops` has the loops of requests that run here, and `landing` gives a block what its loop left. `executor.plugin.graphs` is
 `dispatch.Device` in vLLM's V2 runner; on other runners the taps run at hooks, in eager steps. `CacheGuard.launch` stands at the
-end of each graph. The KV cache is sized less `limits.device_bytes`. A model on pipeline stages has no tables; on GPUs,
-neither has a model on several ranks or with adapters, unless the setting "everywhere" is on.
+end of each graph. The KV cache is sized less `limits.device_bytes`. A model on pipeline stages has no tables.
 
 Tensor-parallel ranks have tables of their own. A site is a tensor that each rank holds all of, so every rank runs the same taps
 on the same numbers, and the rank that reports sends what its own taps have read. When a loop has gone into the tables, the ranks

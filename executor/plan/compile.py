@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from executor.model.tree import ModuleTree
 from executor.plan.containers import Written
 from executor.plan.eligible import Region
-from executor.plan.environment import Environment, SourceOf, Walk
+from executor.plan.environment import Environment, SourceOf, Walk, of_every_rank
 from executor.plan.functional import first_unstable, functional
 from executor.plan.ir import Carried, Constant, Plan
 from executor.plan.record import CARRIED, CONSTANT, Recorder, storage_of
@@ -195,7 +196,9 @@ class _Compilation:
         reads = [read.inputs for read in results.reads]
         constants = tuple(Constant(name, tuple(tensor.shape), tensor.dtype) for name, tensor in environment.constants)
         shared = frozenset(node.name for node in holders if node.name.startswith(("const_", "literal_")))
-        text = repr((environment.fingerprint, results.reads, self._guards, str(graph)))
+        device = self._context.tree.device
+        operations = re.sub(rf"\b{device}\b", of_every_rank(device), str(graph))
+        text = repr((environment.fingerprint, results.reads, self._guards, operations))
         return Plan(
             key=hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(),
             environment=environment.fingerprint,

@@ -55,6 +55,12 @@ class Environment:
     written: list[Any] = field(default_factory=list)
 
 
+def of_every_rank(device: torch.device) -> str:
+    """Return a device's name; a rank's own device has the same name on every rank."""
+    own = device.index is not None and torch.accelerator.is_available()
+    return device.type if own and device.index == torch.accelerator.current_device_index() else str(device)
+
+
 class Walk:
     """One walk over what a region reads.
 
@@ -148,7 +154,10 @@ class Walk:
         if depth > _DEEPEST:
             raise Refused(line, f"{name} is nested too deeply", "use a flat list")
         if isinstance(value, _PLAIN):
-            self._parts.append(repr(value) if not isinstance(value, float) else value.hex())
+            if isinstance(value, torch.device):
+                self._parts.append(("device", of_every_rank(value)))
+            else:
+                self._parts.append(repr(value) if not isinstance(value, float) else value.hex())
             return value
         if id(value) in self._made:
             _, made, number = self._made[id(value)]
@@ -196,7 +205,7 @@ class Walk:
             )
         storage = self._storages.setdefault(storage_of(tensor), len(self._storages))
         strides = (tensor.storage_offset(), tensor.stride()) if tensor.numel() else ()
-        return ("tensor", tuple(tensor.shape), str(tensor.dtype), str(tensor.device), storage, strides)
+        return ("tensor", tuple(tensor.shape), str(tensor.dtype), of_every_rank(tensor.device), storage, strides)
 
     def _container(self, value: Any, name: str, line: int, grows: frozenset[int], depth: int) -> Any:
         kind = type(value)

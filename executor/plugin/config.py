@@ -77,8 +77,6 @@ def worker_settings(
         "max_saved_bytes": limits.max_saved_bytes,
         "plans": plans,
         "graphs": plans and graphs,
-        # Whether a model on GPUs has tables also over several ranks and with adapters. That has not been shown to be right there.
-        "everywhere": False,
         "sandbox": sandbox,
     }
 

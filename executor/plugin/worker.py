@@ -108,16 +108,12 @@ class InterposeWorker(_Base):
     def _fits_tables(self) -> bool:
         """Whether the model can have tables: not over pipeline stages.
 
-        Sums over more than two ranks on CPUs are rounded differently on each rank, so that each rank would read other numbers. On
-        GPUs neither several ranks nor adapters have been shown to be right in graphs.
+        Sums over more than two ranks on CPUs are rounded differently on each rank, so that each rank would read other numbers.
         """
-        parallel, ranks = self.parallel_config, self.parallel_config.tensor_parallel_size
+        parallel = self.parallel_config
         if parallel.pipeline_parallel_size > 1:
             return False
-        if self.device.type == "cpu":
-            return ranks <= 2
-        everywhere = bool(self.vllm_config.additional_config["interpose"]["everywhere"])
-        return everywhere or (ranks == 1 and self.vllm_config.lora_config is None)
+        return self.device.type != "cpu" or parallel.tensor_parallel_size <= 2
 
     @property
     def _compiles(self) -> bool:

@@ -146,7 +146,6 @@ class LocalEngine:
         plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
         sandbox = sandbox or os.environ.get("INTERPOSE_TEST_SANDBOX") == "1"  # the same tests, in sandboxed processes
         traced = trace_options(limits, "local", plans=plans, graphs=graphs, sandbox=sandbox)
-        traced["additional_config"]["interpose"]["everywhere"] = True
         self.llm = LLM(model=str(checkpoint), **traced, **options)
         self.trusted = False  # whether traces are of a tenant with trust
         self.count = 0

@@ -1,7 +1,7 @@
 """Loops in captured graphs over two tensor-parallel ranks on two GPUs give what their blocks give there, bit for bit.
 
-Two engines are compiled, one after the other, and each case runs in both. What is done is said at once, so that a run that hangs
-shows where: `pytest -s -o faulthandler_timeout=200`.
+Two engines run each case, one after the other. They have CUDA graphs and are not compiled: all steps have the same kernels.
+What is done is said at once, so that a run that hangs shows where: `pytest -s -o faulthandler_timeout=200`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import pytest
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.block.test_accounting import account
 from tests.engine.interleave.test_loops_in_tables import PROMPTS, STEPS, block, check_same
-from tests.engine.parallel.test_tables_over_ranks import CASES, OTHER_STEPS
+from tests.engine.parallel.test_tables_over_ranks import CASES, steps_in_tables
 from tests.engine.spread import SpreadEngine
-from tests.gpu.conftest import deployed
+from tests.gpu.conftest import SIZES
+
+NOT_COMPILED = {
+    "dtype": "bfloat16",
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES},
+}
 
 
 def kinds(worker: Any) -> dict[str, int]:
@@ -45,9 +51,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         for graphs in (False, True):
-            engine = SpreadEngine(
-                checkpoint, 2, 1, step_seconds=60.0, max_num_seqs=8, graphs=graphs, **deployed("bfloat16")
-            )
+            engine = SpreadEngine(checkpoint, 2, 1, step_seconds=60.0, max_num_seqs=8, graphs=graphs, **NOT_COMPILED)
             tell(f"an engine runs, graphs={graphs}")
             found[graphs] = {}
             for name, (text, _) in CASES.items():
@@ -72,7 +76,7 @@ def test_a_loop_gives_what_its_block_gives(given: dict[bool, dict[str, Any]], na
     blocks, loops = (given[graphs][name] for graphs in (False, True))
     for one, other in zip(blocks[:5], loops[:5], strict=True):
         check_same(one, other)
-    steps = OTHER_STEPS.get(name, CASES[name][1])
+    steps = steps_in_tables(name)
     for ran in loops[:5]:
         told = account(ran)
         assert told.tiers.get("graph", 0) == steps, told.reasons

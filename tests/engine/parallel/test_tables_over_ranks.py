@@ -29,6 +29,12 @@ BEFORE_THE_PROMPT = {"the first steps", "the prompt's step and one more", "is no
 OTHER_STEPS = {"ablates a head": 0, "a part with an end": 7}
 
 
+def steps_in_tables(name: str) -> int:
+    """Return how many steps of a case run in the tables where there are several ranks."""
+    steps = OTHER_STEPS.get(name, CASES[name][1])
+    return steps - (steps == STEPS or name in BEFORE_THE_PROMPT)
+
+
 def run_all(engine: SpreadEngine) -> dict[str, list[Ran]]:
     """Run each case for two requests at a time, beside a plain one, and then all at once with fewer places than requests."""
     rans = {
@@ -61,8 +67,7 @@ def test_a_loop_gives_what_its_block_gives(rans: tuple[Any, Any], name: str) -> 
     for one, other in zip(blocks[:2], loops[:2], strict=True):
         check_same(one, other)
     assert blocks[2].token_ids == loops[2].token_ids
-    steps = OTHER_STEPS.get(name, CASES[name][1])
-    steps -= steps == STEPS or name in BEFORE_THE_PROMPT
+    steps = steps_in_tables(name)
     for ran in loops[:2]:
         told = account(ran)
         assert told.tiers.get("graph", 0) == steps and sum(told.tiers.values()) == told.steps, told.reasons
