@@ -22,6 +22,7 @@ from actors.archive import KeptTrace
 from actors.background import Background
 from actors.edit_store import EditStore
 from actors.failures import FULL
+from actors.key_store import KeyStore
 from actors.leases import Leases
 from actors.placement import remote
 from actors.protocol import (
@@ -65,6 +66,7 @@ class Directory:
         self._board = ReplicaBoard()
         self._leases = Leases(self._pool, self._background, self._board.left)
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
+        self._keys = KeyStore()
         self._begun = time.monotonic()
         self._heard = time.monotonic()
         self._sweeping = False
@@ -205,6 +207,20 @@ class Directory:
     async def clear_edits(self, tenant: str, model: str, name: str) -> int:
         """Drop one edit, or all edits for the name ""; return the number of dropped edits."""
         return self._edits.clear(tenant, model, name)
+
+    # Keys
+
+    async def keys(self, book: Any, uses: Mapping[str, float]) -> Any:
+        """Compare a process's book of keys with the newest (see `KeyStore.exchange`)."""
+        return await self._keys.exchange(book, uses)
+
+    async def revoke_key(self, tenant: str, label: str) -> Any:
+        """Revoke a key (see `KeyStore.revoke`)."""
+        return self._keys.revoke(tenant, label)
+
+    async def key_uses(self) -> dict[str, float]:
+        """Return when each key was used last (see `KeyStore.uses`)."""
+        return self._keys.uses()
 
     async def status(self, targets: list[Target]) -> DirectoryStatus:
         """Return the state of these engines and all sessions, with fresh numbers from the sessions."""

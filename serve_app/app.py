@@ -11,17 +11,35 @@ model=PATH` runs the service without a file, but Serve's command line cannot ope
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ray.serve import Application
 
 from serve_app import builder
-from serve_app.settings import model_settings_from, settings_from
+from serve_app.settings import Tenant, model_settings_from, settings_from
+
+logger = logging.getLogger(__name__)
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Build the service from Serve's arguments (see `serve_app.settings.settings_from`)."""
-    return builder.build(settings_from(args))
+    """Build the service from Serve's arguments (see `serve_app.settings.settings_from`).
+
+    Raises:
+        ValueError: the settings are wrong, or the arguments have an API key itself: Serve stores its arguments, and every
+            process of the cluster can read them.
+    """
+    for tenant in args.get("tenants") or ():
+        keys = Tenant.model_validate(tenant).api_keys
+        if any(key.clear for key in keys):
+            raise ValueError(
+                "Serve's arguments have an API key itself, and Serve stores them where every process of the cluster can read "
+                "them: write hashes (`interpose keys new`), or use `tenants_file`; and make the key anew"
+            )
+    settings = settings_from(args)
+    if settings.warning:
+        logger.warning(settings.warning)
+    return builder.build(settings)
 
 
 def build_model(args: dict[str, Any]) -> Application:

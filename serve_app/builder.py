@@ -14,9 +14,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from actors.placement import on_the_head, remote
 from serve_app.engine import EngineDeployment
 from serve_app.ingress.deployment import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
+from serve_app.tenants.book import KeyBook, book_of
 
 APP = "interpose"
 # Tenants that may each have `max_waiting_traces` traces waiting at one replica. Further traces wait in their sessions.
@@ -31,7 +33,7 @@ def build(settings: Settings) -> Application:
         settings: of the whole service.
 
     Raises:
-        ValueError: Serve would not take an `autoscaling_config`.
+        ValueError: Serve would not take an `autoscaling_config`, or the file of tenants is missing or wrong.
     """
     engines = {model.name: build_model(model, settings.sessions) for model in settings.models}
     ingress = serve.deployment(
@@ -46,7 +48,24 @@ def build(settings: Settings) -> Application:
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=1,
     )(IngressDeployment)
-    return ingress.bind(settings, engines)
+    book = _book(settings)
+    return ingress.bind(settings.model_copy(update={"tenants": book.all}), engines, book)
+
+
+def _book(settings: Settings) -> KeyBook:
+    """Return the book of keys; the file of tenants is on the node of the cluster's head.
+
+    Raises:
+        ValueError: the file is missing or wrong.
+    """
+    if not (settings.tenants_file and ray.is_initialized()):
+        return book_of(settings.tenants, settings.tenants_file)
+    read = remote(book_of).options(num_cpus=0, scheduling_strategy=on_the_head())
+    try:
+        book: KeyBook = ray.get(read.remote(settings.tenants, settings.tenants_file))
+    except ray.exceptions.RayTaskError as error:
+        raise ValueError(str(error.cause)) from None
+    return book
 
 
 def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -> Application:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from serve_app.settings import Settings
 
-# Set for Serve's proxies, where `serve_app.proxy` runs: the hashes of all keys, with the id or the text "-" before each.
-HASHES_VARIABLE = "SERVE_APP_KEY_HASHES"
-HOST_VARIABLE = "INTERPOSE_GRPC__HOST"
+# Set for Serve's proxies, where `serve_app.proxy` runs: the settings of the gRPC port, by the settings' own names.
+GRPC_VARIABLE = "INTERPOSE_GRPC__"
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "serve_app.proxy.listen_on_host"
 
@@ -36,20 +37,25 @@ _MIB = 1 << 20
 def proxy_environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables of Serve's proxies.
 
-    They say where a proxy listens, how long a message may be at most, how Serve calls replicas, and give the hashes of the API
-    keys.
+    They say where and within which bounds a proxy listens, how long a message may be at most, and how Serve calls replicas.
     """
     longest = str(max(2 * max(model.limits.max_message_bytes for model in settings.models), 64 * _MIB))
-    keys = [f"{key.id or '-'} {key.hash}" for tenant in settings.tenants for key in tenant.api_keys]
     return {
-        **({HASHES_VARIABLE: "\n".join(keys)} if keys else {}),
-        HOST_VARIABLE: settings.grpc.host,
+        **_variables(settings.grpc.model_dump(exclude_none=True), GRPC_VARIABLE),
         CALLBACK_VARIABLE: CALLBACK,
         # The ingress refuses long messages with a reason. This limit keeps the proxy from holding far longer ones.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": longest,
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": longest,
         **CHEAP_CALLS,
     }
+
+
+def _variables(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        variable = f"{prefix}{name.upper()}"
+        found |= _variables(value, f"{variable}__") if isinstance(value, Mapping) else {variable: str(value)}
+    return found
 
 
 def own_head_environment() -> dict[str, str]:

@@ -1,25 +1,44 @@
-"""What Serve's gRPC proxy loads: the methods of the service, and the host to listen on.
+"""What Serve's proxies load: the service's methods, the gRPC port, and no pages of Serve's.
 
 Serve calls these functions in its proxy process, with a server that routes every method to the application. The proxy
-passes a request's bytes on unparsed. So the ingress, not the proxy, answers malformed messages and measures long messages.
+passes a request's bytes on unparsed. So the ingress, not the proxy, answers malformed messages.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from interpose.v1 import service_pb2_grpc
-from serve_app.environment import HASHES_VARIABLE, HOST_VARIABLE
+from serve_app.environment import GRPC_VARIABLE
 from serve_app.ingress import listening
+from serve_app.ingress.callers import Callers
+from serve_app.ingress.connections import Connections
 from serve_app.ingress.gate import Gate
-from serve_app.settings import ApiKey, Tenant
-from serve_app.tenants.keys import KeyTable
+from serve_app.secrecy import keep_to_itself
+from serve_app.settings import PREFIX, GrpcSettings
+from serve_app.tenants.book import Keyring, running_directory
 
 FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_health"]
+# The path that says whether the proxy lives: Serve's own tools and KubeRay ask for it.
+_ALIVE = "/-/healthz"
+
+_ports: list[int] = []
+_tasks: list[asyncio.Task[None]] = []
+
+
+class _Environment(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="ignore", frozen=True)
+
+    grpc: GrpcSettings = GrpcSettings()
 
 
 class _Gated:
@@ -27,19 +46,20 @@ class _Gated:
 
     Args:
         server: Serve's gRPC server.
+        callers: of the proxy.
         keyless: whether the methods need no key.
     """
 
-    def __init__(self, server: Any, *, keyless: bool) -> None:
+    def __init__(self, server: Any, callers: Callers, *, keyless: bool) -> None:
         self._server = server
+        self._callers = callers
         self._keyless = keyless
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Add handlers that are looked up as soon as a call's metadata is there."""
-        hashes = os.environ.get(HASHES_VARIABLE, "")
-        keys = _table(hashes) if hashes else None
         for handler in handlers:
-            self._server.add_generic_rpc_handlers((Gate(handler._method_handlers, keys, keyless=self._keyless),))
+            gate = Gate(handler._method_handlers, self._callers, keyless=self._keyless)
+            self._server.add_generic_rpc_handlers((gate,))
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         """Do nothing.
@@ -50,29 +70,64 @@ class _Gated:
 
 def add_interpose(servicer: Any, server: Any) -> None:
     """Register the Interpose service."""
-    service_pb2_grpc.add_InterposeServicer_to_server(servicer, _Gated(server, keyless=False))
+    service_pb2_grpc.add_InterposeServicer_to_server(servicer, _Gated(server, callers(), keyless=False))
 
 
 def add_health(servicer: Any, server: Any) -> None:
     """Register grpc.health.v1.Health."""
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, _Gated(server, keyless=True))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, _Gated(server, callers(), keyless=True))
 
 
-def _table(hashes: str) -> KeyTable:
-    lines = (line.partition(" ") for line in hashes.splitlines())
-    keys = [ApiKey(id="" if name == "-" else name, hash=text) for name, _, text in lines]
-    return KeyTable([Tenant(name="known", api_keys=tuple(keys))])
+@functools.cache
+def callers() -> Callers:
+    """Return the callers of this proxy, and begin to follow the keys and the connections.
+
+    Serve calls the functions of this module on the event loop of the proxy.
+    """
+    settings = grpc_settings()
+    keys = Keyring()
+    connections = [Connections(port, settings, lambda: made.accepted) for port in _ports]
+    made = Callers(keys, settings, connections[0].now if connections else lambda: None)
+    loop = asyncio.get_running_loop()
+    _tasks.extend(loop.create_task(one.watch(made.forget)) for one in connections)
+    _tasks.extend((loop.create_task(keys.follow(running_directory)), loop.create_task(made.watch())))
+    return made
+
+
+def grpc_settings() -> GrpcSettings:
+    """Return the settings of the gRPC port from the environment."""
+    return _Environment().grpc
 
 
 def listen_on_host() -> list[Any]:
-    """Make the proxy listen on the configured host only.
+    """Make the proxy listen as the settings say.
 
     Serve calls this in the proxy's process before it opens ports.
 
     Returns:
-        An empty list: Serve asks this callback for HTTP middlewares.
+        The middlewares of Serve's HTTP proxy: it has nothing to say but that it lives.
     """
-    host = os.environ.get(HOST_VARIABLE, "")
-    if host:
-        listening.proxy_on(host)
-    return []
+    keep_to_itself()  # the keys of calls pass through this process
+    if any(name.upper().startswith(GRPC_VARIABLE.rstrip("_")) for name in os.environ):
+        listening.proxy_on(grpc_settings(), _ports.append)
+    return [Middleware(_OnlyAlive)]
+
+
+class _OnlyAlive:
+    """Answers every HTTP request with 404, but the question whether the proxy lives.
+
+    Args:
+        app: what would answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _ALIVE):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"this port serves nothing: traces go over gRPC\n"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
-from serve_app.settings_keys import ApiKey
+from serve_app.settings_keys import ApiKey, clear_keys
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "Tenant",
+    "TlsSettings",
     "model_settings_from",
     "settings_from",
 ]
@@ -58,11 +59,48 @@ class SessionSettings(Part):
     edit_bytes: int = Field(64 * MIB, ge=0, description="bytes of all standing edits of a tenant together")
 
 
+class TlsSettings(Part):
+    """The certificates of the address for clients, as PEM files on the nodes of Serve's proxies.
+
+    A proxy reads the files again for new connections when they have changed.
+    """
+
+    certificate: str = Field(
+        min_length=1, description="the file with the server's certificate and those that signed it"
+    )
+    key: str = Field(min_length=1, description="the file with the certificate's private key")
+    client_ca: str = Field(
+        "",
+        description="the file with the certificates that clients' certificates are signed with; then clients need one",
+    )
+
+
 class GrpcSettings(Part):
-    """The address for clients. Serve's gRPC proxy speaks no TLS: terminate TLS at a gateway."""
+    """The address for clients, and the bounds of their connections."""
 
     host: str = "127.0.0.1"
     port: int = Field(9000, ge=1, le=65535)
+    tls: TlsSettings | None = Field(
+        None, description="without, connections are not encrypted: put a gateway before the service"
+    )
+    handshake_seconds: float = Field(
+        10.0, gt=0, description="a connection on which HTTP/2 has not begun is closed after this"
+    )
+    keyless_seconds: float = Field(
+        60.0, gt=0, description="a connection on which no accepted call was made is closed after this"
+    )
+    idle_seconds: float = Field(
+        900.0, gt=0, description="a connection without calls is closed after this; clients connect again"
+    )
+    max_connections: int = Field(4096, ge=1, description="connections of one proxy")
+    connections_per_peer: int = Field(
+        1024, ge=0, description="connections from one address; 0: no bound, for a gateway before the service"
+    )
+    connections_per_key: int = Field(512, ge=0, description="connections with calls of one key; 0: no bound")
+    streams_per_connection: int = Field(
+        1024, ge=1, description="calls at a time on one connection; further calls wait in the client"
+    )
+    calls_per_tenant: int = Field(2048, ge=1, description="calls of one tenant at a time in one proxy")
 
 
 class HttpSettings(Part):
@@ -117,6 +155,10 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     tenants: tuple[Tenant, ...] = ()
+    tenants_file: str = Field(
+        "",
+        description="a YAML file with more `tenants`, on the node of the cluster's head; a running service follows its changes",
+    )
     tenant_share: float = Field(
         0.75,
         gt=0,
@@ -155,6 +197,11 @@ class Settings(BaseSettings):
         if not name:
             return self.models[0] if len(self.models) == 1 else None
         return next((model for model in self.models if model.name == name), None)
+
+    @property
+    def warning(self) -> str:
+        """What an operator should know about these settings, or ""."""
+        return clear_keys((tenant.name, key) for tenant in self.tenants for key in tenant.api_keys)
 
     @property
     def share(self) -> float:

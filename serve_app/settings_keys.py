@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -74,3 +74,18 @@ class ApiKey(Part):
     def expired(self, now: datetime.datetime) -> bool:
         """Return whether the key has ended."""
         return self.expires is not None and now >= self.expires
+
+
+def clear_keys(keys: Iterable[tuple[str, ApiKey]]) -> str:
+    """Return a warning about the keys that the settings have themselves, or "".
+
+    Args:
+        keys: each key with the name of its tenant.
+    """
+    names = sorted({name for name, key in keys if key.clear})
+    if not names:
+        return ""
+    return (
+        f"WARNING: the settings have API keys of {', '.join(names)} themselves, for every reader of the settings. "
+        "That is for a first try: `interpose keys new` makes keys, and the hashes that belong into the settings"
+    )

@@ -37,13 +37,15 @@ def forwarded() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(names & os.environ.keys())}
 
 
-def hide_keys() -> None:
-    """Take the tenants' keys out of this process's environment.
+def hide_keys() -> set[str]:
+    """Take the tenants' keys out of this process's environment; return the variables' names.
 
     Every process below it inherits the environment.
     """
-    for name in [name for name in os.environ if name.upper().startswith(_KEYS)]:
+    names = {name for name in os.environ if name.upper().startswith(_KEYS)}
+    for name in names:
         del os.environ[name]
+    return names
 
 
 def hide_credentials() -> None:

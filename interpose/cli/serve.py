@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         from executor.cluster.environment import hide_keys
         from executor.core.engine_names import check_flags
         from serve_app.environment import own_head_environment, proxy_environment
+        from serve_app.secrecy import forget_variables, keep_to_itself
         from serve_app.settings import settings_from
+        from serve_app.tenants.book import book_of
     except ImportError as error:
         print(
             f"interpose serve: {error}. The server is not part of the client package: run this from a clone",
@@ -70,12 +72,16 @@ def run(args: argparse.Namespace) -> int:
         if not address:  # on a cluster a model is where its workers are, and its engine looks for it there
             for model in settings.models:
                 check_model(model)
+            book_of(settings.tenants, settings.tenants_file)  # on a cluster the file is on the head
         if args.engine_arguments:  # only now: it takes long
             settings = settings_from(_arguments(args, _engine_arguments(args.engine_arguments)))
         if not address:
             # Before Ray is imported.
             os.environ.update(own_head_environment() | proxy_environment(settings))
-        hide_keys()  # the settings have them; blocks run in some of the processes below this one
+        if settings.warning:
+            print(f"interpose serve: {settings.warning}", file=sys.stderr)
+        # The settings have the hashes. Blocks run in some of the processes below this process.
+        forget_variables(hide_keys())
         from serve_app.builder import autoscaling
         from serve_app.cluster import JoinedCluster, OwnHead
         from serve_app.service import Service, ServiceError
@@ -92,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     out = sys.stdout
+    keep_to_itself()
     try:
         # Ray prints its cluster's complaints to standard output, where only the address belongs.
         with contextlib.redirect_stdout(sys.stderr):

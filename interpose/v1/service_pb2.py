@@ -12,90 +12,91 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
+from interpose.v1 import keys_pb2 as interpose_dot_v1_dot_keys__pb2
 from interpose.v1 import model_pb2 as interpose_dot_v1_dot_model__pb2
 from interpose.v1 import trace_pb2 as interpose_dot_v1_dot_trace__pb2
 from interpose.v1 import value_pb2 as interpose_dot_v1_dot_value__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainterpose/v1/service.proto\x12\x0cinterpose.v1\x1a\x18interpose/v1/model.proto\x1a\x18interpose/v1/trace.proto\x1a\x18interpose/v1/value.proto\"P\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\"\xad\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x17\n\x0foldest_protocol\x18\x02 \x01(\r\x12\x16\n\x0eserver_version\x18\x03 \x01(\t\x12\x16\n\x0epython_version\x18\x04 \x01(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.interpose.v1.Limits\x12\x0e\n\x06tenant\x18\x07 \x01(\t\"\x94\x02\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x18\n\x10max_upload_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fmax_saved_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bmax_invokes\x18\x04 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x01(\r\x12\x14\n\x0cinline_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_program_bytes\x18\x07 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07pickled\x18\t \x01(\x08\x12\x19\n\x11max_program_nodes\x18\x14 \x01(\r\x12\x1f\n\x17max_trace_program_bytes\x18\x15 \x01(\r\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"$\n\x13GetTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\":\n\x0eTokenizerChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\"\n\x12OpenSessionRequest\x12\x0c\n\x04kept\x18Z \x01(\x08\"W\n\x10OpenSessionReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cidle_seconds\x18\x02 \x01(\x01\x12\x19\n\x11retention_seconds\x18Z \x01(\x01\"<\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tkeep_jobs\x18Z \x01(\x08\"\x13\n\x11\x43loseSessionReply\"_\n\rUploadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x1f\n\x0bUploadReply\x12\x10\n\x08received\x18\x01 \x01(\x04\"x\n\rSubmitRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\"\n\x05trace\x18\x03 \x01(\x0b\x32\x13.interpose.v1.Trace\x12\x0b\n\x03job\x18Z \x01(\x08\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\"d\n\x0eUnparsedSubmit\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\x0c\x12\x0b\n\x03job\x18Z \x01(\x08\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\"V\n\rAttachRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\r\n\x04seen\x18\x96\x01 \x01(\r\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\":\n\x12\x44\x65scribeJobRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\"\xf4\x02\n\tJobStatus\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.interpose.v1.JobState\x12\x0f\n\x07invokes\x18\x05 \x01(\r\x12\x18\n\x10\x66inished_invokes\x18\x06 \x01(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x18\n\x10generated_tokens\x18\x08 \x01(\r\x12\x14\n\x0cstored_bytes\x18\t \x01(\x04\x12\x1f\n\x17seconds_since_submitted\x18\n \x01(\x01\x12\x1d\n\x15seconds_since_started\x18\x0b \x01(\x01\x12\x1b\n\x13seconds_since_ended\x18\x0c \x01(\x01\x12\x14\n\x0cseconds_left\x18\r \x01(\x01\x12&\n\x07\x66\x61ilure\x18\x0e \x01(\x0b\x32\x15.interpose.v1.Failure\",\n\x16\x44\x65scribeSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x97\x01\n\x12SessionDescription\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\'\n\x06traces\x18\x02 \x03(\x0b\x32\x17.interpose.v1.JobStatus\x12\x14\n\x0cstored_bytes\x18\x03 \x01(\x04\x12\x18\n\x10max_stored_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cidle_seconds\x18\x05 \x01(\x01\"\x8d\x01\n\x0c\x46\x65tchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62lob_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12&\n\x04view\x18Z \x01(\x0b\x32\x18.interpose.v1.TensorView\x12\x10\n\x07\x61t_most\x18\xb4\x01 \x01(\x04\"*\n\nFetchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"E\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18Z \x01(\x08\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"U\n\x10StoreEditRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x04\x65\x64it\x18\x03 \x01(\x0b\x32\x12.interpose.v1.Edit\"\x10\n\x0eStoreEditReply\"!\n\x10ListEditsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"N\n\nStoredEdit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\"_\n\x0eListEditsReply\x12\'\n\x05\x65\x64its\x18\x01 \x03(\x0b\x32\x18.interpose.v1.StoredEdit\x12\x11\n\tmax_edits\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"0\n\x11\x43learEditsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\"\n\x0f\x43learEditsReply\x12\x0f\n\x07\x63leared\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"\x9c\x01\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18x \x03(\t\x12*\n\x04\x65\x61\x63h\x18\xa0\x01 \x03(\x0b\x32\x1b.interpose.v1.ReplicaStatus\"q\n\rReplicaStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"q\n\x0cTenantStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x16\n\x0etraces_running\x18\x03 \x01(\r\x12\x13\n\x0btraces_done\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\"\xbe\x01\n\x0bStatusReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.interpose.v1.ModelStatus\x12+\n\x07tenants\x18\x02 \x03(\x0b\x32\x1a.interpose.v1.TenantStatus\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x15\n\rwarm_sessions\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x16\n\x0eserver_version\x18\x06 \x01(\t*\x95\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xa3\t\n\tInterpose\x12=\n\x05Hello\x12\x1a.interpose.v1.HelloRequest\x1a\x18.interpose.v1.HelloReply\x12S\n\rDescribeModel\x12\".interpose.v1.DescribeModelRequest\x1a\x1e.interpose.v1.ModelDescription\x12Q\n\x0cGetTokenizer\x12!.interpose.v1.GetTokenizerRequest\x1a\x1c.interpose.v1.TokenizerChunk0\x01\x12O\n\x0bOpenSession\x12 .interpose.v1.OpenSessionRequest\x1a\x1e.interpose.v1.OpenSessionReply\x12R\n\x0c\x43loseSession\x12!.interpose.v1.CloseSessionRequest\x1a\x1f.interpose.v1.CloseSessionReply\x12@\n\x06Upload\x12\x1b.interpose.v1.UploadRequest\x1a\x19.interpose.v1.UploadReply\x12<\n\x06Submit\x12\x1b.interpose.v1.SubmitRequest\x1a\x13.interpose.v1.Event0\x01\x12<\n\x06\x41ttach\x12\x1b.interpose.v1.AttachRequest\x1a\x13.interpose.v1.Event0\x01\x12H\n\x0b\x44\x65scribeJob\x12 .interpose.v1.DescribeJobRequest\x1a\x17.interpose.v1.JobStatus\x12Y\n\x0f\x44\x65scribeSession\x12$.interpose.v1.DescribeSessionRequest\x1a .interpose.v1.SessionDescription\x12?\n\x05\x46\x65tch\x12\x1a.interpose.v1.FetchRequest\x1a\x18.interpose.v1.FetchChunk0\x01\x12@\n\x06\x43\x61ncel\x12\x1b.interpose.v1.CancelRequest\x1a\x19.interpose.v1.CancelReply\x12I\n\tStoreEdit\x12\x1e.interpose.v1.StoreEditRequest\x1a\x1c.interpose.v1.StoreEditReply\x12I\n\tListEdits\x12\x1e.interpose.v1.ListEditsRequest\x1a\x1c.interpose.v1.ListEditsReply\x12L\n\nClearEdits\x12\x1f.interpose.v1.ClearEditsRequest\x1a\x1d.interpose.v1.ClearEditsReply\x12@\n\x06Status\x12\x1b.interpose.v1.StatusRequest\x1a\x19.interpose.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainterpose/v1/service.proto\x12\x0cinterpose.v1\x1a\x17interpose/v1/keys.proto\x1a\x18interpose/v1/model.proto\x1a\x18interpose/v1/trace.proto\x1a\x18interpose/v1/value.proto\"P\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\"\xad\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x17\n\x0foldest_protocol\x18\x02 \x01(\r\x12\x16\n\x0eserver_version\x18\x03 \x01(\t\x12\x16\n\x0epython_version\x18\x04 \x01(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.interpose.v1.Limits\x12\x0e\n\x06tenant\x18\x07 \x01(\t\"\x94\x02\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x18\n\x10max_upload_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fmax_saved_bytes\x18\x03 \x01(\x04\x12\x13\n\x0bmax_invokes\x18\x04 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x01(\r\x12\x14\n\x0cinline_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_program_bytes\x18\x07 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07pickled\x18\t \x01(\x08\x12\x19\n\x11max_program_nodes\x18\x14 \x01(\r\x12\x1f\n\x17max_trace_program_bytes\x18\x15 \x01(\r\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"$\n\x13GetTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\":\n\x0eTokenizerChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\"\n\x12OpenSessionRequest\x12\x0c\n\x04kept\x18Z \x01(\x08\"W\n\x10OpenSessionReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cidle_seconds\x18\x02 \x01(\x01\x12\x19\n\x11retention_seconds\x18Z \x01(\x01\"<\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tkeep_jobs\x18Z \x01(\x08\"\x13\n\x11\x43loseSessionReply\"_\n\rUploadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x1f\n\x0bUploadReply\x12\x10\n\x08received\x18\x01 \x01(\x04\"x\n\rSubmitRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\"\n\x05trace\x18\x03 \x01(\x0b\x32\x13.interpose.v1.Trace\x12\x0b\n\x03job\x18Z \x01(\x08\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\"d\n\x0eUnparsedSubmit\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\x0c\x12\x0b\n\x03job\x18Z \x01(\x08\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\"V\n\rAttachRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\r\n\x04seen\x18\x96\x01 \x01(\r\x12\x10\n\x07\x62undles\x18\xdc\x01 \x01(\x08\":\n\x12\x44\x65scribeJobRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\"\xf4\x02\n\tJobStatus\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.interpose.v1.JobState\x12\x0f\n\x07invokes\x18\x05 \x01(\r\x12\x18\n\x10\x66inished_invokes\x18\x06 \x01(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x18\n\x10generated_tokens\x18\x08 \x01(\r\x12\x14\n\x0cstored_bytes\x18\t \x01(\x04\x12\x1f\n\x17seconds_since_submitted\x18\n \x01(\x01\x12\x1d\n\x15seconds_since_started\x18\x0b \x01(\x01\x12\x1b\n\x13seconds_since_ended\x18\x0c \x01(\x01\x12\x14\n\x0cseconds_left\x18\r \x01(\x01\x12&\n\x07\x66\x61ilure\x18\x0e \x01(\x0b\x32\x15.interpose.v1.Failure\",\n\x16\x44\x65scribeSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x97\x01\n\x12SessionDescription\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\'\n\x06traces\x18\x02 \x03(\x0b\x32\x17.interpose.v1.JobStatus\x12\x14\n\x0cstored_bytes\x18\x03 \x01(\x04\x12\x18\n\x10max_stored_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cidle_seconds\x18\x05 \x01(\x01\"\x8d\x01\n\x0c\x46\x65tchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62lob_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12&\n\x04view\x18Z \x01(\x0b\x32\x18.interpose.v1.TensorView\x12\x10\n\x07\x61t_most\x18\xb4\x01 \x01(\x04\"*\n\nFetchChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"E\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18Z \x01(\x08\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"U\n\x10StoreEditRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x04\x65\x64it\x18\x03 \x01(\x0b\x32\x12.interpose.v1.Edit\"\x10\n\x0eStoreEditReply\"!\n\x10ListEditsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"N\n\nStoredEdit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\"_\n\x0eListEditsReply\x12\'\n\x05\x65\x64its\x18\x01 \x03(\x0b\x32\x18.interpose.v1.StoredEdit\x12\x11\n\tmax_edits\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"0\n\x11\x43learEditsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\"\n\x0f\x43learEditsReply\x12\x0f\n\x07\x63leared\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"\x9c\x01\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18x \x03(\t\x12*\n\x04\x65\x61\x63h\x18\xa0\x01 \x03(\x0b\x32\x1b.interpose.v1.ReplicaStatus\"q\n\rReplicaStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x10\n\x08sessions\x18\x06 \x01(\r\"q\n\x0cTenantStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x16\n\x0etraces_running\x18\x03 \x01(\r\x12\x13\n\x0btraces_done\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\"\xbe\x01\n\x0bStatusReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.interpose.v1.ModelStatus\x12+\n\x07tenants\x18\x02 \x03(\x0b\x32\x1a.interpose.v1.TenantStatus\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x15\n\rwarm_sessions\x18\x04 \x01(\r\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x16\n\x0eserver_version\x18\x06 \x01(\t*\x95\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xb6\n\n\tInterpose\x12=\n\x05Hello\x12\x1a.interpose.v1.HelloRequest\x1a\x18.interpose.v1.HelloReply\x12S\n\rDescribeModel\x12\".interpose.v1.DescribeModelRequest\x1a\x1e.interpose.v1.ModelDescription\x12Q\n\x0cGetTokenizer\x12!.interpose.v1.GetTokenizerRequest\x1a\x1c.interpose.v1.TokenizerChunk0\x01\x12O\n\x0bOpenSession\x12 .interpose.v1.OpenSessionRequest\x1a\x1e.interpose.v1.OpenSessionReply\x12R\n\x0c\x43loseSession\x12!.interpose.v1.CloseSessionRequest\x1a\x1f.interpose.v1.CloseSessionReply\x12@\n\x06Upload\x12\x1b.interpose.v1.UploadRequest\x1a\x19.interpose.v1.UploadReply\x12<\n\x06Submit\x12\x1b.interpose.v1.SubmitRequest\x1a\x13.interpose.v1.Event0\x01\x12<\n\x06\x41ttach\x12\x1b.interpose.v1.AttachRequest\x1a\x13.interpose.v1.Event0\x01\x12H\n\x0b\x44\x65scribeJob\x12 .interpose.v1.DescribeJobRequest\x1a\x17.interpose.v1.JobStatus\x12Y\n\x0f\x44\x65scribeSession\x12$.interpose.v1.DescribeSessionRequest\x1a .interpose.v1.SessionDescription\x12?\n\x05\x46\x65tch\x12\x1a.interpose.v1.FetchRequest\x1a\x18.interpose.v1.FetchChunk0\x01\x12@\n\x06\x43\x61ncel\x12\x1b.interpose.v1.CancelRequest\x1a\x19.interpose.v1.CancelReply\x12I\n\tStoreEdit\x12\x1e.interpose.v1.StoreEditRequest\x1a\x1c.interpose.v1.StoreEditReply\x12I\n\tListEdits\x12\x1e.interpose.v1.ListEditsRequest\x1a\x1c.interpose.v1.ListEditsReply\x12L\n\nClearEdits\x12\x1f.interpose.v1.ClearEditsRequest\x1a\x1d.interpose.v1.ClearEditsReply\x12@\n\x06Status\x12\x1b.interpose.v1.StatusRequest\x1a\x19.interpose.v1.StatusReply\x12\x46\n\x08ListKeys\x12\x1d.interpose.v1.ListKeysRequest\x1a\x1b.interpose.v1.ListKeysReply\x12I\n\tRevokeKey\x12\x1e.interpose.v1.RevokeKeyRequest\x1a\x1c.interpose.v1.RevokeKeyReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'interpose.v1.service_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_JOBSTATE']._serialized_start=3373
-  _globals['_JOBSTATE']._serialized_end=3522
-  _globals['_HELLOREQUEST']._serialized_start=122
-  _globals['_HELLOREQUEST']._serialized_end=202
-  _globals['_HELLOREPLY']._serialized_start=205
-  _globals['_HELLOREPLY']._serialized_end=378
-  _globals['_LIMITS']._serialized_start=381
-  _globals['_LIMITS']._serialized_end=657
-  _globals['_DESCRIBEMODELREQUEST']._serialized_start=659
-  _globals['_DESCRIBEMODELREQUEST']._serialized_end=696
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=698
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=734
-  _globals['_TOKENIZERCHUNK']._serialized_start=736
-  _globals['_TOKENIZERCHUNK']._serialized_end=794
-  _globals['_OPENSESSIONREQUEST']._serialized_start=796
-  _globals['_OPENSESSIONREQUEST']._serialized_end=830
-  _globals['_OPENSESSIONREPLY']._serialized_start=832
-  _globals['_OPENSESSIONREPLY']._serialized_end=919
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=921
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=981
-  _globals['_CLOSESESSIONREPLY']._serialized_start=983
-  _globals['_CLOSESESSIONREPLY']._serialized_end=1002
-  _globals['_UPLOADREQUEST']._serialized_start=1004
-  _globals['_UPLOADREQUEST']._serialized_end=1099
-  _globals['_UPLOADREPLY']._serialized_start=1101
-  _globals['_UPLOADREPLY']._serialized_end=1132
-  _globals['_SUBMITREQUEST']._serialized_start=1134
-  _globals['_SUBMITREQUEST']._serialized_end=1254
-  _globals['_UNPARSEDSUBMIT']._serialized_start=1256
-  _globals['_UNPARSEDSUBMIT']._serialized_end=1356
-  _globals['_ATTACHREQUEST']._serialized_start=1358
-  _globals['_ATTACHREQUEST']._serialized_end=1444
-  _globals['_DESCRIBEJOBREQUEST']._serialized_start=1446
-  _globals['_DESCRIBEJOBREQUEST']._serialized_end=1504
-  _globals['_JOBSTATUS']._serialized_start=1507
-  _globals['_JOBSTATUS']._serialized_end=1879
-  _globals['_DESCRIBESESSIONREQUEST']._serialized_start=1881
-  _globals['_DESCRIBESESSIONREQUEST']._serialized_end=1925
-  _globals['_SESSIONDESCRIPTION']._serialized_start=1928
-  _globals['_SESSIONDESCRIPTION']._serialized_end=2079
-  _globals['_FETCHREQUEST']._serialized_start=2082
-  _globals['_FETCHREQUEST']._serialized_end=2223
-  _globals['_FETCHCHUNK']._serialized_start=2225
-  _globals['_FETCHCHUNK']._serialized_end=2267
-  _globals['_CANCELREQUEST']._serialized_start=2269
-  _globals['_CANCELREQUEST']._serialized_end=2338
-  _globals['_CANCELREPLY']._serialized_start=2340
-  _globals['_CANCELREPLY']._serialized_end=2368
-  _globals['_STOREEDITREQUEST']._serialized_start=2370
-  _globals['_STOREEDITREQUEST']._serialized_end=2455
-  _globals['_STOREEDITREPLY']._serialized_start=2457
-  _globals['_STOREEDITREPLY']._serialized_end=2473
-  _globals['_LISTEDITSREQUEST']._serialized_start=2475
-  _globals['_LISTEDITSREQUEST']._serialized_end=2508
-  _globals['_STOREDEDIT']._serialized_start=2510
-  _globals['_STOREDEDIT']._serialized_end=2588
-  _globals['_LISTEDITSREPLY']._serialized_start=2590
-  _globals['_LISTEDITSREPLY']._serialized_end=2685
-  _globals['_CLEAREDITSREQUEST']._serialized_start=2687
-  _globals['_CLEAREDITSREQUEST']._serialized_end=2735
-  _globals['_CLEAREDITSREPLY']._serialized_start=2737
-  _globals['_CLEAREDITSREPLY']._serialized_end=2771
-  _globals['_STATUSREQUEST']._serialized_start=2773
-  _globals['_STATUSREQUEST']._serialized_end=2788
-  _globals['_MODELSTATUS']._serialized_start=2791
-  _globals['_MODELSTATUS']._serialized_end=2947
-  _globals['_REPLICASTATUS']._serialized_start=2949
-  _globals['_REPLICASTATUS']._serialized_end=3062
-  _globals['_TENANTSTATUS']._serialized_start=3064
-  _globals['_TENANTSTATUS']._serialized_end=3177
-  _globals['_STATUSREPLY']._serialized_start=3180
-  _globals['_STATUSREPLY']._serialized_end=3370
-  _globals['_INTERPOSE']._serialized_start=3525
-  _globals['_INTERPOSE']._serialized_end=4712
+  _globals['_JOBSTATE']._serialized_start=3398
+  _globals['_JOBSTATE']._serialized_end=3547
+  _globals['_HELLOREQUEST']._serialized_start=147
+  _globals['_HELLOREQUEST']._serialized_end=227
+  _globals['_HELLOREPLY']._serialized_start=230
+  _globals['_HELLOREPLY']._serialized_end=403
+  _globals['_LIMITS']._serialized_start=406
+  _globals['_LIMITS']._serialized_end=682
+  _globals['_DESCRIBEMODELREQUEST']._serialized_start=684
+  _globals['_DESCRIBEMODELREQUEST']._serialized_end=721
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=723
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=759
+  _globals['_TOKENIZERCHUNK']._serialized_start=761
+  _globals['_TOKENIZERCHUNK']._serialized_end=819
+  _globals['_OPENSESSIONREQUEST']._serialized_start=821
+  _globals['_OPENSESSIONREQUEST']._serialized_end=855
+  _globals['_OPENSESSIONREPLY']._serialized_start=857
+  _globals['_OPENSESSIONREPLY']._serialized_end=944
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=946
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1006
+  _globals['_CLOSESESSIONREPLY']._serialized_start=1008
+  _globals['_CLOSESESSIONREPLY']._serialized_end=1027
+  _globals['_UPLOADREQUEST']._serialized_start=1029
+  _globals['_UPLOADREQUEST']._serialized_end=1124
+  _globals['_UPLOADREPLY']._serialized_start=1126
+  _globals['_UPLOADREPLY']._serialized_end=1157
+  _globals['_SUBMITREQUEST']._serialized_start=1159
+  _globals['_SUBMITREQUEST']._serialized_end=1279
+  _globals['_UNPARSEDSUBMIT']._serialized_start=1281
+  _globals['_UNPARSEDSUBMIT']._serialized_end=1381
+  _globals['_ATTACHREQUEST']._serialized_start=1383
+  _globals['_ATTACHREQUEST']._serialized_end=1469
+  _globals['_DESCRIBEJOBREQUEST']._serialized_start=1471
+  _globals['_DESCRIBEJOBREQUEST']._serialized_end=1529
+  _globals['_JOBSTATUS']._serialized_start=1532
+  _globals['_JOBSTATUS']._serialized_end=1904
+  _globals['_DESCRIBESESSIONREQUEST']._serialized_start=1906
+  _globals['_DESCRIBESESSIONREQUEST']._serialized_end=1950
+  _globals['_SESSIONDESCRIPTION']._serialized_start=1953
+  _globals['_SESSIONDESCRIPTION']._serialized_end=2104
+  _globals['_FETCHREQUEST']._serialized_start=2107
+  _globals['_FETCHREQUEST']._serialized_end=2248
+  _globals['_FETCHCHUNK']._serialized_start=2250
+  _globals['_FETCHCHUNK']._serialized_end=2292
+  _globals['_CANCELREQUEST']._serialized_start=2294
+  _globals['_CANCELREQUEST']._serialized_end=2363
+  _globals['_CANCELREPLY']._serialized_start=2365
+  _globals['_CANCELREPLY']._serialized_end=2393
+  _globals['_STOREEDITREQUEST']._serialized_start=2395
+  _globals['_STOREEDITREQUEST']._serialized_end=2480
+  _globals['_STOREEDITREPLY']._serialized_start=2482
+  _globals['_STOREEDITREPLY']._serialized_end=2498
+  _globals['_LISTEDITSREQUEST']._serialized_start=2500
+  _globals['_LISTEDITSREQUEST']._serialized_end=2533
+  _globals['_STOREDEDIT']._serialized_start=2535
+  _globals['_STOREDEDIT']._serialized_end=2613
+  _globals['_LISTEDITSREPLY']._serialized_start=2615
+  _globals['_LISTEDITSREPLY']._serialized_end=2710
+  _globals['_CLEAREDITSREQUEST']._serialized_start=2712
+  _globals['_CLEAREDITSREQUEST']._serialized_end=2760
+  _globals['_CLEAREDITSREPLY']._serialized_start=2762
+  _globals['_CLEAREDITSREPLY']._serialized_end=2796
+  _globals['_STATUSREQUEST']._serialized_start=2798
+  _globals['_STATUSREQUEST']._serialized_end=2813
+  _globals['_MODELSTATUS']._serialized_start=2816
+  _globals['_MODELSTATUS']._serialized_end=2972
+  _globals['_REPLICASTATUS']._serialized_start=2974
+  _globals['_REPLICASTATUS']._serialized_end=3087
+  _globals['_TENANTSTATUS']._serialized_start=3089
+  _globals['_TENANTSTATUS']._serialized_end=3202
+  _globals['_STATUSREPLY']._serialized_start=3205
+  _globals['_STATUSREPLY']._serialized_end=3395
+  _globals['_INTERPOSE']._serialized_start=3550
+  _globals['_INTERPOSE']._serialized_end=4884
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from interpose.v1 import keys_pb2 as _keys_pb2
 from interpose.v1 import model_pb2 as _model_pb2
 from interpose.v1 import trace_pb2 as _trace_pb2
 from interpose.v1 import value_pb2 as _value_pb2

@@ -2,6 +2,7 @@
 """Client and server classes corresponding to protobuf-defined services."""
 import grpc
 
+from interpose.v1 import keys_pb2 as interpose_dot_v1_dot_keys__pb2
 from interpose.v1 import model_pb2 as interpose_dot_v1_dot_model__pb2
 from interpose.v1 import service_pb2 as interpose_dot_v1_dot_service__pb2
 from interpose.v1 import trace_pb2 as interpose_dot_v1_dot_trace__pb2
@@ -95,6 +96,16 @@ class InterposeStub(object):
                 '/interpose.v1.Interpose/Status',
                 request_serializer=interpose_dot_v1_dot_service__pb2.StatusRequest.SerializeToString,
                 response_deserializer=interpose_dot_v1_dot_service__pb2.StatusReply.FromString,
+                )
+        self.ListKeys = channel.unary_unary(
+                '/interpose.v1.Interpose/ListKeys',
+                request_serializer=interpose_dot_v1_dot_keys__pb2.ListKeysRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_keys__pb2.ListKeysReply.FromString,
+                )
+        self.RevokeKey = channel.unary_unary(
+                '/interpose.v1.Interpose/RevokeKey',
+                request_serializer=interpose_dot_v1_dot_keys__pb2.RevokeKeyRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_keys__pb2.RevokeKeyReply.FromString,
                 )
 
 
@@ -206,6 +217,20 @@ class InterposeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListKeys(self, request, context):
+        """The keys of the caller's tenant; of all tenants for an operator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeKey(self, request, context):
+        """A revoked key is refused within seconds, and calls that it has begun end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InterposeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -288,6 +313,16 @@ def add_InterposeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=interpose_dot_v1_dot_service__pb2.StatusRequest.FromString,
                     response_serializer=interpose_dot_v1_dot_service__pb2.StatusReply.SerializeToString,
+            ),
+            'ListKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeys,
+                    request_deserializer=interpose_dot_v1_dot_keys__pb2.ListKeysRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_keys__pb2.ListKeysReply.SerializeToString,
+            ),
+            'RevokeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeKey,
+                    request_deserializer=interpose_dot_v1_dot_keys__pb2.RevokeKeyRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_keys__pb2.RevokeKeyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -568,5 +603,39 @@ class Interpose(object):
         return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/Status',
             interpose_dot_v1_dot_service__pb2.StatusRequest.SerializeToString,
             interpose_dot_v1_dot_service__pb2.StatusReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/ListKeys',
+            interpose_dot_v1_dot_keys__pb2.ListKeysRequest.SerializeToString,
+            interpose_dot_v1_dot_keys__pb2.ListKeysReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RevokeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/RevokeKey',
+            interpose_dot_v1_dot_keys__pb2.RevokeKeyRequest.SerializeToString,
+            interpose_dot_v1_dot_keys__pb2.RevokeKeyReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

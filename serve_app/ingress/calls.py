@@ -19,7 +19,8 @@ from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.statuses import STATUS_OF
 from serve_app.settings import ANONYMOUS, Tenant
 from serve_app.tenants.admission import parse
-from serve_app.tenants.keys import KEYLESS_BYTES, KeyTable, key_of, why_refused
+from serve_app.tenants.book import Keyring
+from serve_app.tenants.keys import KEYLESS_BYTES, key_of, why_refused
 
 # Trailing metadata beyond 8 KiB may be dropped on the way. Bytes in metadata grow by a third.
 _MAX_FAILURE_BYTES = 4096
@@ -51,7 +52,7 @@ Replies = AsyncGenerator[Any, None]
 class Ingress(Protocol):
     """What the decorators need of the class whose methods they wrap."""
 
-    keys: KeyTable
+    keys: Keyring
     max_message_bytes: int
 
 
@@ -115,7 +116,7 @@ def _received(
     return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
 
 
-def authenticate(keys: KeyTable, context: RayServegRPCContext) -> Tenant:
+def authenticate(keys: Keyring, context: RayServegRPCContext) -> Tenant:
     """Return the tenant of a call's API key (`x-api-key`, or `authorization: Bearer …`).
 
     Raises:

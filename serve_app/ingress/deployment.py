@@ -10,6 +10,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import ray
 from ray import serve
@@ -25,13 +26,15 @@ from serve_app.ingress import replies
 from serve_app.ingress.calls import Serialized, streaming, unary
 from serve_app.ingress.chunks import chunks
 from serve_app.ingress.health import HealthCalls
+from serve_app.ingress.key_calls import KeyCalls
 from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.ingress.requests import Submitted, request_of
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModel, ServedModels
+from serve_app.secrecy import keep_to_itself
 from serve_app.settings import Settings, Tenant
 from serve_app.tenants import admission
-from serve_app.tenants.keys import KeyTable
+from serve_app.tenants.book import KeyBook, Keyring
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +42,31 @@ CALL_SECONDS = 10.0
 _LONG_MESSAGE = 256 * 1024
 
 
-class IngressDeployment(HealthCalls):
+class IngressDeployment(HealthCalls, KeyCalls):
     """One replica of the ingress; another replica can find again everything that it keeps.
 
     Args:
         settings: settings of the whole service.
         engines: handle of each model's engine deployment, by the model's name.
+        book: the tenants and the hashes of their keys.
     """
 
-    def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle]) -> None:
+    def __init__(self, settings: Settings, engines: dict[str, DeploymentHandle], book: KeyBook) -> None:
         super().__init__()
+        keep_to_itself()  # the keys of calls pass through this process
         replica_on_this_machine()
         # Sessions find the engines under the application's name, which the operator chooses when deploying it.
         app = serve.get_replica_context().app_name
         self.settings = settings
-        self.keys = KeyTable(settings.tenants)
+        self.keys = Keyring(book)
         self.max_message_bytes = _longest(settings)
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions
         self._sessions = SessionCalls(own_directory(settings.sessions))
-        self._heart = asyncio.get_running_loop().create_task(self._beat())
+        loop = asyncio.get_running_loop()
+        self._heart = loop.create_task(self._beat())
+        self.keys.when_changed(self._tenants_changed)
+        self._following = loop.create_task(self.keys.follow(self._directory))
 
     # Interpose
 
@@ -234,6 +242,13 @@ class IngressDeployment(HealthCalls):
         return replies.status(status, self._models, tenant)
 
     # Internal
+
+    def _directory(self) -> Any:
+        return self._sessions.directory
+
+    def _tenants_changed(self) -> None:
+        if self.keys.book is not None:
+            self.settings = self.settings.model_copy(update={"tenants": self.keys.book.valid})
 
     async def _serving(self) -> bool:
         for served in self._models.all:

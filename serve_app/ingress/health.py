@@ -12,7 +12,7 @@ from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.calls import streaming, unary
 from serve_app.settings import Tenant
-from serve_app.tenants.keys import KeyTable
+from serve_app.tenants.book import Keyring
 
 SERVICE = "interpose.v1.Interpose"
 # The service name that a readiness probe asks for: it is healthy if calls arrive here through the proxy, whatever the models do.
@@ -29,7 +29,7 @@ class HealthCalls(ABC):
         max_message_bytes: bytes of the longest message that any model takes.
     """
 
-    keys: KeyTable
+    keys: Keyring
     max_message_bytes: int
 
     def __init__(self) -> None:

@@ -8,18 +8,22 @@ asks for the next piece when the client has taken the piece before. The client s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+import functools
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from interpose.v1.service_pb2 import FetchChunk, FetchRequest
 
-# Bytes of one call's piece. With more calls at a time, pieces are smaller.
+# Bytes of one call's piece. With more calls of a tenant at a time, pieces are smaller.
 PIECE_BYTES = 4 << 20
-SMALLEST_PIECE_BYTES = 1 << 20
-# Bytes of all calls' pieces together, until pieces have their smallest size.
-ALL_BYTES = 256 << 20
+SMALLEST_PIECE_BYTES = 512 << 10
+# Bytes of all pieces of a tenant together.
+TENANT_BYTES = 256 << 20
+# Calls of a tenant, and of all tenants, at a time.
+TENANT_CALLS = TENANT_BYTES // SMALLEST_PIECE_BYTES
 MAX_CALLS = 1024
 # Picking listed positions copies all selected data, for each piece. So these pieces are larger.
 PICKED_PIECE_BYTES = 16 << 20
@@ -28,26 +32,36 @@ Stream = Callable[[bytes, Any], AsyncGenerator[bytes, None]]
 
 
 class Pieces:
-    """The Fetch calls of one proxy."""
+    """The Fetch calls of one proxy.
+
+    Attributes:
+        tenants: the number of calls of each tenant.
+    """
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.tenants: Counter[str] = Counter()
 
-    def handler(self, fetch: Stream) -> Stream:
-        """Return a handler of Fetch that calls `fetch` for each piece."""
+    @property
+    def calls(self) -> int:
+        """The number of calls of all tenants."""
+        return self.tenants.total()
 
-        async def call(data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
-            self.calls += 1
-            try:
-                async with contextlib.aclosing(self._chunks(fetch, data, context)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            finally:
-                self.calls -= 1
+    @contextlib.contextmanager
+    def call(self, tenant: str) -> Iterator[None]:
+        """Count a call of a tenant while it runs."""
+        self.tenants[tenant] += 1
+        try:
+            yield
+        finally:
+            self.tenants[tenant] -= 1
+            if not self.tenants[tenant]:
+                del self.tenants[tenant]
 
-        return call
+    def handler(self, fetch: Stream, tenant: str) -> Stream:
+        """Return a handler of a tenant's Fetch that calls `fetch` for each piece."""
+        return functools.partial(self._chunks, fetch, tenant)
 
-    async def _chunks(self, fetch: Stream, data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, fetch: Stream, tenant: str, data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
             request = FetchRequest.FromString(data)
         except DecodeError:
@@ -55,7 +69,7 @@ class Pieces:
         left = request.at_most if request is not None else 0
         while True:
             if request is not None:
-                piece = self._piece(request)
+                piece = self._piece(request, tenant)
                 request.at_most = min(piece, left) if left else piece
                 data = request.SerializeToString()
             sent = 0
@@ -70,7 +84,7 @@ class Pieces:
             request.length -= sent if request.length else 0
             left -= sent if left else 0
 
-    def _piece(self, request: FetchRequest) -> int:
-        if any(item.HasField("positions") for index in request.view.indices for item in index.items):
-            return PICKED_PIECE_BYTES
-        return max(SMALLEST_PIECE_BYTES, min(PIECE_BYTES, ALL_BYTES // self.calls))
+    def _piece(self, request: FetchRequest, tenant: str) -> int:
+        picked = any(item.HasField("positions") for index in request.view.indices for item in index.items)
+        most = PICKED_PIECE_BYTES if picked else PIECE_BYTES
+        return max(SMALLEST_PIECE_BYTES, min(most, TENANT_BYTES // self.tenants[tenant]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.key_hashes import KeyHash, digest_of, id_in
-from serve_app.settings import ANONYMOUS, ApiKey, Tenant
+from serve_app.settings import ApiKey, Tenant
 from serve_app.settings_keys import LONGEST
 
 # Bytes of a message that a caller without a key may send.
@@ -58,17 +58,14 @@ class KeyTable:
 
     Args:
         tenants: all tenants of the service.
-        open_to_all: whether callers without a key are served where there is no tenant.
+        keyless: the tenant of every caller, if no caller needs a key.
     """
 
-    def __init__(self, tenants: Sequence[Tenant], *, open_to_all: bool = True) -> None:
-        self._keyless: Known | None = None
-        if not tenants and open_to_all:
-            self._keyless = Known(ANONYMOUS)
-        elif len(tenants) == 1 and not tenants[0].api_keys:
-            self._keyless = Known(tenants[0])
+    def __init__(self, tenants: Sequence[Tenant], keyless: Tenant | None = None) -> None:
+        self._keyless = Known(keyless) if keyless is not None else None
         self._by_id: dict[str, tuple[KeyHash, Known]] = {}
         self._others: defaultdict[tuple[int, bytes], dict[bytes, Known]] = defaultdict(dict)
+        self._keys = {key.hash: key for tenant in tenants for key in tenant.api_keys}
         for tenant in tenants:
             for key in tenant.api_keys:
                 found = KeyHash.parse(key.hash)
@@ -84,9 +81,16 @@ class KeyTable:
         if not key or len(key) > LONGEST:
             return None
         known = self._named(key) or self._unnamed(key)
-        if known is None or known.key is None or known.key.expired(datetime.datetime.now(datetime.timezone.utc)):
+        if known is None or known.key is None or known.key.expired(_now()):
             return None
         return known
+
+    def holds(self, known: Known) -> bool:
+        """Return whether a caller that some table has found is a caller of this table now."""
+        if known.key is None:
+            return self._keyless is not None
+        key = self._keys.get(known.key.hash)
+        return key is not None and not key.expired(_now())
 
     def _named(self, key: str) -> Known | None:
         found = self._by_id.get(id_in(key))
@@ -102,3 +106,7 @@ class KeyTable:
             if known is not None:
                 return known
         return None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

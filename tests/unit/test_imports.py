@@ -16,8 +16,13 @@ MAY = {
     "executor": {"interpose", "ray", "vllm"},
     "serve_app": {"interpose", "actors", "executor", "ray"},
 }
-# The command that starts a service: it comes with the client, and imports the service when it is given.
-EXCEPTIONS = {"interpose": {"interpose/cli/serve.py": {"serve_app", "executor", "vllm"}}}
+# Commands about a service come with the client, and import the service when they are given.
+EXCEPTIONS = {
+    "interpose": {
+        "interpose/cli/serve.py": {"serve_app", "executor", "vllm"},
+        "interpose/cli/keys.py": {"serve_app"},
+    }
+}
 WATCHED = {*MAY, "ray", "vllm", "benchmarks", "examples", "tests", "tools"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
@@ -17,10 +19,14 @@ from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app import proxy
-from serve_app.environment import HASHES_VARIABLE
+from serve_app.ingress import callers as bounds
 from serve_app.ingress import gate as gates
+from serve_app.ingress.callers import Callers
+from serve_app.ingress.connections import connected
 from serve_app.ingress.pieces import PIECE_BYTES
 from serve_app.key_hashes import hashed
+from serve_app.settings import GrpcSettings, Tenant
+from serve_app.tenants.book import KeyBook, Keyring, book_of
 from tests.e2e.service import failure_of
 
 VALUE = os.urandom(3 * PIECE_BYTES + 5)
@@ -32,13 +38,19 @@ class ServeServer:
 
     Attributes:
         received: the methods and messages that came through.
-        sent: bytes of values that left.
+        asked: the requests for values.
+        forever: the number of `Attach` calls that run, each for ever.
     """
+
+    port: int
+    keys: Keyring
+    callers: Callers
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
         self.received: list[tuple[str, bytes]] = []
         self.asked: list[service_pb2.FetchRequest] = []
+        self.forever = 0
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         [handler] = handlers
@@ -51,6 +63,9 @@ class ServeServer:
     def _unary(self, name: str) -> Any:
         async def unary(data: bytes, context: Any) -> bytes:
             self.received.append((name, data))
+            if name.endswith("/Status"):  # as Serve does beyond its bounds
+                context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+                context.set_details("too many queued requests")
             return b""
 
         return unary
@@ -58,6 +73,13 @@ class ServeServer:
     def _stream(self, name: str) -> Any:
         async def stream(data: bytes, context: Any) -> AsyncGenerator[bytes, None]:
             self.received.append((name, data))
+            if name.endswith("/Attach"):
+                self.forever += 1
+                try:
+                    yield b"begun"
+                    await asyncio.Event().wait()
+                finally:
+                    self.forever -= 1
             if not name.endswith("/Fetch"):
                 yield b""
                 return
@@ -72,10 +94,16 @@ class ServeServer:
         return stream
 
 
+def tenant(name: str, *keys: str) -> Tenant:
+    return Tenant.model_validate({"name": name, "api_keys": [str(hashed(key)) for key in keys]})
+
+
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ServeServer, grpc.aio.Channel]]:
     """A server that knows one key, and a channel to it."""
-    monkeypatch.setenv(HASHES_VARIABLE, "\n".join(f"- {hashed(key)}" for key in ("another-key", KEY[0][1])))
+    keys = Keyring(book_of((tenant("red", "another-key"), tenant("blue", KEY[0][1])), ""))
+    callers = Callers(keys, GrpcSettings(calls_per_tenant=16, connections_per_key=2))
+    monkeypatch.setattr(proxy, "callers", lambda: callers)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 128 << 20)])
     routed = ServeServer(server)
     servicer = SimpleNamespace(**dict.fromkeys(service_pb2.DESCRIPTOR.services_by_name["Interpose"].methods_by_name))
@@ -85,6 +113,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ServeSe
     await server.start()
     # Without probes a client takes 64 KiB that nobody reads, and not as much as the network seems to bring.
     options = [("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0)]
+    routed.port, routed.keys, routed.callers = port, keys, callers
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield routed, channel
     await server.stop(None)
@@ -126,15 +155,113 @@ async def test_a_call_with_a_key_goes_on_as_it_is(served: Any, metadata: Any) ->
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_without_hashes_the_ingress_looks_at_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Serve's own tools start the proxies."""
-    monkeypatch.delenv(HASHES_VARIABLE, raising=False)
-    taken: list[Any] = []
-    server = SimpleNamespace(add_generic_rpc_handlers=taken.extend)
-    servicer = SimpleNamespace(**dict.fromkeys(service_pb2.DESCRIPTOR.services_by_name["Interpose"].methods_by_name))
-    proxy.add_interpose(servicer, server)
-    details = SimpleNamespace(method="/interpose.v1.Interpose/Submit", invocation_metadata=())
-    assert not taken[0].service(details).request_streaming
+async def test_before_the_keys_are_known_calls_wait_and_then_are_refused(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed, channel = served
+    keys = Keyring()
+    monkeypatch.setattr(routed.callers, "_keys", keys)
+    hello = channel.unary_unary("/interpose.v1.Interpose/Hello")
+    waiting = asyncio.ensure_future(hello(b"a", metadata=KEY))
+    await asyncio.sleep(0.1)
+    assert not routed.received
+    keys.update(routed.keys.book)
+    await waiting
+    monkeypatch.setattr(routed.callers, "_keys", Keyring())
+    monkeypatch.setattr(bounds, "BOOK_SECONDS", 0.05)
+    with pytest.raises(grpc.aio.AioRpcError, match="is starting") as caught:
+        await hello(b"a", metadata=KEY)
+    fact = failure_of(caught.value).failure
+    assert fact.code == pb.ERROR_CODE_UNAVAILABLE and fact.retry_after > 0
+
+
+async def test_a_revoked_key_ends_its_calls_and_no_others(served: Any) -> None:
+    routed, channel = served
+    attach = channel.unary_stream("/interpose.v1.Interpose/Attach")
+    calls = [attach(b"", metadata=metadata) for metadata in (KEY, (("x-api-key", "another-key"),))]
+    for call in calls:
+        assert await call.read() == b"begun"
+    [key] = routed.keys.book.tenants[1].api_keys
+    routed.keys.update(routed.keys.book.revoke("blue", key.label))
+    with pytest.raises(grpc.aio.AioRpcError, match="was revoked") as caught:
+        await calls[0].read()
+    assert failure_of(caught.value).failure.code == pb.ERROR_CODE_UNAUTHENTICATED
+    with pytest.raises(grpc.aio.AioRpcError, match="is not known"):
+        await attach(b"", metadata=KEY).read()
+    assert routed.forever == 1 and not calls[1].done()
+    calls[1].cancel()
+
+
+async def test_a_key_that_expires_ends_its_calls(served: Any) -> None:
+    routed, channel = served
+    book: KeyBook = routed.keys.book
+    begun = channel.unary_stream("/interpose.v1.Interpose/Attach")(b"", metadata=KEY)
+    assert await begun.read() == b"begun"
+    [key] = book.tenants[1].api_keys
+    past = key.model_copy(update={"expires": datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)})
+    blue = book.tenants[1].model_copy(update={"api_keys": (past,)})
+    routed.keys.update(dataclasses.replace(book, tenants=(book.tenants[0], blue)))
+    with pytest.raises(grpc.aio.AioRpcError, match="has expired"):
+        await begun.read()
+
+
+async def test_calls_of_a_tenant_are_bounded(served: Any) -> None:
+    routed, channel = served
+    attach = channel.unary_stream("/interpose.v1.Interpose/Attach")
+    calls = [attach(b"", metadata=KEY) for _ in range(16)]
+    for call in calls:
+        await call.read()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"16 calls of blue run already.*calls_per_tenant") as caught:
+        await attach(b"", metadata=KEY).read()
+    fact = failure_of(caught.value).failure
+    assert fact.code == pb.ERROR_CODE_QUOTA_EXCEEDED and fact.retry_after > 0
+    assert await attach(b"", metadata=(("x-api-key", "another-key"),)).read() == b"begun"
+    calls[0].cancel()
+    while routed.forever > 16:
+        await asyncio.sleep(0.01)
+    again = attach(b"", metadata=KEY)
+    assert await again.read() == b"begun"
+
+
+async def test_connections_of_a_key_are_bounded(served: Any) -> None:
+    routed, channel = served
+    method = "/interpose.v1.Interpose/Hello"
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    others = [grpc.aio.insecure_channel(f"127.0.0.1:{routed.port}", options=options) for _ in range(2)]
+    await channel.unary_unary(method)(b"", metadata=KEY)
+    await others[0].unary_unary(method)(b"", metadata=KEY)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"2 connections use this key already.*connections_per_key"):
+        await others[1].unary_unary(method)(b"", metadata=KEY)
+    await others[1].unary_unary(method)(b"", metadata=(("x-api-key", "another-key"),))
+    await others[0].close()
+    routed.callers._connected = lambda: connected(routed.port)  # as the proxy learns it
+    await others[1].unary_unary(method)(b"", metadata=KEY)
+    await others[1].close()
+
+
+async def test_what_serve_refuses_has_a_type(served: Any) -> None:
+    _, channel = served
+    with pytest.raises(grpc.aio.AioRpcError, match="too many queued") as caught:
+        await channel.unary_unary("/interpose.v1.Interpose/Status")(b"", metadata=KEY)
+    fact = failure_of(caught.value).failure
+    assert fact.code == pb.ERROR_CODE_QUOTA_EXCEEDED and fact.retry_after > 0
+
+
+async def test_few_messages_of_a_tenant_are_received_at_a_time(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent calls of one tenant keep its own messages waiting, until they end, and no other tenant's."""
+    routed, channel = served
+    monkeypatch.setattr(bounds, "RECEIVING_SECONDS", 0.5)
+    silent = [channel.stream_unary("/interpose.v1.Interpose/Hello")(metadata=KEY) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    hello = channel.unary_unary("/interpose.v1.Interpose/Hello")
+    waiting = asyncio.ensure_future(hello(b"mine", metadata=KEY))
+    await hello(b"theirs", metadata=(("x-api-key", "another-key"),))
+    assert [data for _, data in routed.received] == [b"theirs"]
+    for call in silent:
+        with pytest.raises(grpc.aio.AioRpcError, match="did not come within") as caught:
+            await call
+        assert failure_of(caught.value).failure.code == pb.ERROR_CODE_DEADLINE_EXCEEDED
+    await waiting
 
 
 async def test_what_needs_no_key_is_short(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +319,8 @@ async def test_with_many_fetches_pieces_are_smaller_and_then_they_are_refused(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routed, channel = served
-    monkeypatch.setattr("serve_app.ingress.pieces.ALL_BYTES", 4 << 20)
-    monkeypatch.setattr(gates, "MAX_CALLS", 3)
+    monkeypatch.setattr("serve_app.ingress.pieces.TENANT_BYTES", 4 << 20)
+    monkeypatch.setattr(gates, "TENANT_CALLS", 3)
     fetch = channel.unary_stream("/interpose.v1.Interpose/Fetch")
     calls = []
     for number in range(3):
@@ -202,9 +329,11 @@ async def test_with_many_fetches_pieces_are_smaller_and_then_they_are_refused(
             await asyncio.sleep(0.01)
     first = {one.blob_id: one.at_most >> 20 for one in reversed(routed.asked)}
     assert first == {"0": 4, "1": 2, "2": 1}
-    with pytest.raises(grpc.aio.AioRpcError, match="being fetched already") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="3 values are being fetched for blue already") as caught:
         await fetch(service_pb2.FetchRequest().SerializeToString(), metadata=KEY).read()
     fact = failure_of(caught.value).failure
     assert fact.code == pb.ERROR_CODE_QUOTA_EXCEEDED and fact.retry_after > 0
-    for one in calls:
+    others = fetch(service_pb2.FetchRequest().SerializeToString(), metadata=(("x-api-key", "another-key"),))
+    assert await others.read(), "another tenant has its own"
+    for one in (*calls, others):
         one.cancel()

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.key_hashes import hashed, id_in, new_key
 from serve_app.settings import ANONYMOUS, Settings, Tenant, settings_from
+from serve_app.tenants.book import book_of
 from serve_app.tenants.keys import KeyTable, key_of
 
 LAPTOP = new_key("laptop")
@@ -21,11 +22,11 @@ def name_of(table: KeyTable, key: str | None) -> str | None:
 
 
 def test_without_tenants_everybody_is_anonymous() -> None:
-    table = KeyTable(settings_from({"model": "x"}).tenants)
+    table = book_of(settings_from({"model": "x"}).tenants, "").table
     for key in (None, "whatever"):
         known = table.find(key)
         assert known is not None and known.tenant is ANONYMOUS
-    assert KeyTable((), open_to_all=False).find("whatever") is None
+    assert KeyTable(()).find("whatever") is None
 
 
 def test_a_key_belongs_to_one_tenant() -> None:
