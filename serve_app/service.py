@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -57,10 +58,10 @@ class Service:
 
     @property
     def address(self) -> str:
-        """The address for clients, on the host of the cluster's head."""
+        """The address for clients, on the host of the cluster's head; "grpcs://…" with TLS."""
         grpc_settings = self._settings.grpc
         host = (self._cluster.remote_head or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
-        return f"{host}:{grpc_settings.port}"
+        return f"{'grpcs://' if grpc_settings.tls else ''}{host}:{grpc_settings.port}"
 
     def start(self, progress: Progress) -> None:
         """Start everything; return when traces can run.
@@ -182,6 +183,13 @@ class Service:
         )
 
     def _wait_until_reachable(self) -> None:
+        if self._settings.grpc.tls is not None:
+            # The application runs already. This process may have neither the certificates that clients trust nor one of a client.
+            for _ in range(120):
+                if _encrypted(self.address):
+                    return
+                time.sleep(POLL_SECONDS)
+            raise ServiceError(f"the service started but speaks no TLS at {self.address}")
         with grpc.insecure_channel(self.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             for _ in range(120):
@@ -191,6 +199,22 @@ class Service:
                         return
                 time.sleep(POLL_SECONDS)
         raise ServiceError(f"the service started but does not answer at {self.address}")
+
+
+def _encrypted(address: str) -> bool:
+    """Return whether a port speaks HTTP/2 over TLS, with whichever certificate."""
+    host, _, port = address.removeprefix("grpcs://").rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=STATUS_SECONDS) as plain,
+            context.wrap_socket(plain) as encrypted,
+        ):
+            return encrypted.selected_alpn_protocol() == "h2"
+    except OSError:
+        return False
 
 
 def check_port(host: str, port: int) -> None:

@@ -39,7 +39,9 @@ __all__ = [
 PREFIX = "INTERPOSE_"
 
 # Variables of the client library, which may run in the same environment as the server.
-_CLIENT_VARIABLES = frozenset({"INTERPOSE_ADDRESS", "INTERPOSE_API_KEY"})
+_CLIENT_VARIABLES = frozenset(
+    f"INTERPOSE_{name}" for name in ("ADDRESS", "API_KEY", "CA", "CERTIFICATE", "CERTIFICATE_KEY")
+)
 
 
 class SessionSettings(Part):

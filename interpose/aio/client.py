@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,13 +29,16 @@ async def connect_async(
     *,
     timeout: float = DEFAULT_TIMEOUT,
     progress: bool = True,
+    ca: str | Path | None = None,
+    certificate: tuple[str | Path, str | Path] | None = None,
 ) -> AsyncClient:
     """Connect to a server, for use on an event loop.
 
     Arguments and errors are as for `interpose.connect`.
     """
     client = await in_thread(
-        lambda: connect(address, api_key, timeout=timeout, progress=progress), dropped=lambda client: client.close()
+        lambda: connect(address, api_key, timeout=timeout, progress=progress, ca=ca, certificate=certificate),
+        dropped=lambda client: client.close(),
     )
     return AsyncClient(client)
 

@@ -5,11 +5,13 @@ Errors of grpc become errors of `interpose`. The rest of the client uses no grpc
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +24,9 @@ from interpose.v1 import service_pb2_grpc
 from interpose.v1.trace_pb2 import Event
 
 DEFAULT_PORT = 9000
+# Files of certificates, where `connect` is given none.
+CA_VARIABLE = "INTERPOSE_CA"
+CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE = "INTERPOSE_CERTIFICATE", "INTERPOSE_CERTIFICATE_KEY"
 _MIB = 1 << 20
 _THREADS = 32
 # By default, a server accepts a ping without data every five minutes, and closes the connection of a client that sends more.
@@ -118,14 +123,28 @@ class Transport:
         address: "host:port" or "grpc://…"; "grpcs://…" for TLS.
         api_key: the key that is sent with every call; "": no key.
         timeout: seconds, for calls with a quick reply.
+        ca: a PEM file with the certificates to trust; default: the variable INTERPOSE_CA, else those that grpc trusts.
+        certificate: PEM files with the client's certificate and its key; default: the variables INTERPOSE_CERTIFICATE and
+            INTERPOSE_CERTIFICATE_KEY, else none.
+
+    Raises:
+        InvalidArgument: the address is none, or a file cannot be read.
     """
 
-    def __init__(self, address: str, api_key: str, timeout: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        api_key: str,
+        timeout: float,
+        *,
+        ca: str | Path | None = None,
+        certificate: tuple[str | Path, str | Path] | None = None,
+    ) -> None:
         self.address, encrypted = parse_address(address)
         self.timeout = timeout
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         if encrypted:
-            self._channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(), options=_OPTIONS)
+            self._channel = grpc.secure_channel(self.address, _credentials(ca, certificate), options=_OPTIONS)
         else:
             self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
         self._stub = service_pb2_grpc.InterposeStub(self._channel)
@@ -154,6 +173,22 @@ class Transport:
     def _unary(self, method: str, request: Any, timeout: float) -> Any:
         with _mapped(self.address):
             return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout)
+
+
+def _credentials(ca: str | Path | None, certificate: tuple[str | Path, str | Path] | None) -> grpc.ChannelCredentials:
+    ca = ca or os.environ.get(CA_VARIABLE)
+    chain, key = certificate or (os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(CERTIFICATE_KEY_VARIABLE))
+    if bool(chain) != bool(key):
+        raise InvalidArgument("a client's certificate needs its key: certificate=(FILE, KEY_FILE)")
+    roots, chain_data, key_data = (_bytes(path) if path else None for path in (ca, chain, key))
+    return grpc.ssl_channel_credentials(roots, key_data, chain_data)
+
+
+def _bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"the file {path} cannot be read: {error.strerror}") from None
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any) -> Future[Any]:

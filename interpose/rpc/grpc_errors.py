@@ -23,6 +23,7 @@ from interpose.contract.errors import (
 from interpose.v1.trace_pb2 import Failure
 
 _DETAIL_LIMIT = 500
+_TOO_LONG = "message larger than max"
 
 # The errors for a status without a Failure: the call did not reach the service, or the transport refused the call.
 _CLASS_OF_STATUS: dict[grpc.StatusCode, type[InterposeError]] = {
@@ -58,6 +59,10 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "", trace_id: str = "
     details = ((error.details() if isinstance(error, grpc.Call) else "") or "").strip()
     details = details if len(details) <= _DETAIL_LIMIT else details[:_DETAIL_LIMIT] + "…"
     kind = _CLASS_OF_STATUS.get(status, EngineError)
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LONG in details:
+        # gRPC itself refuses such a message by its first bytes, before any part of the service sees it.
+        message = f"a message is longer than the other side takes: send fewer values, and large tensors as uploads ({details})"
+        return InvalidArgument(message, status_name=status.name, trace_id=trace_id)
     if status is grpc.StatusCode.NOT_FOUND:
         message = (
             f"a server answers at {address}, but no service runs there (yet); if it is starting, try again ({details})"

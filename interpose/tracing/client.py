@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,8 @@ def connect(
     *,
     timeout: float = DEFAULT_TIMEOUT,
     progress: bool = True,
+    ca: str | Path | None = None,
+    certificate: tuple[str | Path, str | Path] | None = None,
 ) -> Client:
     """Connect to a server.
 
@@ -39,9 +42,12 @@ def connect(
         api_key: default: the variable INTERPOSE_API_KEY.
         timeout: seconds, for calls with a quick reply. A trace has no such limit.
         progress: whether long transfers and generations show a progress bar (where tqdm is installed).
+        ca: for TLS, a PEM file with the certificates to trust. Default: the variable INTERPOSE_CA, else those that grpc trusts.
+        certificate: for a server that asks for it, PEM files with the client's certificate and its key. Default: the variables
+            INTERPOSE_CERTIFICATE and INTERPOSE_CERTIFICATE_KEY.
 
     Raises:
-        InvalidArgument: there is no address, or it is not a valid address.
+        InvalidArgument: there is no address, or it is not a valid address; or a file cannot be read.
         Unavailable: no server answers at the address.
         Unauthenticated: the server does not know the key.
         VersionMismatch: client and server speak no common protocol.
@@ -50,7 +56,7 @@ def connect(
     if not address:
         raise InvalidArgument(f'which server? write interpose.connect("localhost:9000") or set {ADDRESS_VARIABLE}')
     key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE, "")
-    transport = Transport(address, key, timeout)
+    transport = Transport(address, key, timeout, ca=ca, certificate=certificate)
     try:
         return Client(transport, progress=progress)
     except BaseException:
