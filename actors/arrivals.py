@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from actors.failures import unavailable
 from actors.increments import Arrived, Increments
 from actors.saved import Saved
-from interpose.contract.errors import ServiceFailure
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 
 # Seconds to wait for a blob after the engine has named it. A worker hands a blob over at about that time; later it is lost.
@@ -52,11 +52,24 @@ class Arrivals:
         """Note that blocks have printed `logs` texts more."""
         self._logs_expected += logs
 
-    async def adopt(self, blob_id: str, saved: Saved) -> None:
-        """Take a saved value."""
+    def take(self, blob_id: str, saved: Saved) -> None:
+        """Take a saved value; `wake` then tells the calls that wait for it."""
         self.saved_bytes += saved.size
         self.blobs[blob_id] = saved
-        await self.wake()
+
+    def check_size(self, size: int, limit: int) -> None:
+        """Refuse a saved value with which the trace would save more than it may.
+
+        Args:
+            size: bytes of the value.
+            limit: bytes that the trace may save.
+        """
+        if self.saved_bytes + size > limit:
+            message = (
+                f"the trace saves more than it may: {self.saved_bytes + size} bytes, the limit is {limit}. Save fewer values, or "
+                "parts of them"
+            )
+            raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message))
 
     async def refuse(self, refusal: pb.Failure) -> None:
         """Note that the trace may bring nothing more."""

@@ -18,10 +18,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.account import Account
+from actors.allowance import Allowances
 from actors.archive import KeptTrace
 from actors.background import Background
 from actors.edit_store import EditStore
-from actors.failures import FULL
+from actors.failures import FULL, not_found
 from actors.key_store import KeyStore
 from actors.leases import Leases
 from actors.placement import remote
@@ -35,7 +37,9 @@ from actors.protocol import (
     StartFailed,
     Target,
     TenantUsage,
+    Work,
 )
+from actors.quota_use import Cost, Demand
 from actors.replicas import ReplicaBoard
 from actors.saved import Saved
 from actors.session_pool import SessionPool
@@ -64,7 +68,8 @@ class Directory:
         self._background = Background()
         self._pool = SessionPool(sessions, self._background.spawn)
         self._board = ReplicaBoard()
-        self._leases = Leases(self._pool, self._background, self._board.left)
+        self._account = Account(self._turn)
+        self._leases = Leases(self._pool, self._background, self._account, self._board.left)
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
         self._keys = KeyStore()
         self._begun = time.monotonic()
@@ -75,12 +80,13 @@ class Directory:
         """The id of the Serve instance under which this directory was made (`serve_id`)."""
         return self._made_under
 
-    async def heartbeat(self, targets: list[Target], sessions: Any) -> tuple[Announced, ...]:
+    async def heartbeat(self, targets: list[Target], sessions: Any, allowances: Allowances) -> tuple[Announced, ...]:
         """Note that an ingress replica lives and serves these engines.
 
         Args:
             targets: the engines that sessions should be ready for.
             sessions: the `SessionSettings` that hold from now on; the replica that made the directory may have had none.
+            allowances: the quotas of all tenants that hold from now on.
 
         Returns:
             The models of all applications on the cluster.
@@ -88,6 +94,7 @@ class Directory:
         self._settings = self._pool.settings = sessions
         self._edits.bound(sessions.max_edits, sessions.edit_bytes)
         self._pool.targets = targets
+        self._allow(allowances)
         self._alive()
         self._pool.fill()
         return self._board.announced()
@@ -224,27 +231,59 @@ class Directory:
 
     async def status(self, targets: list[Target]) -> DirectoryStatus:
         """Return the state of these engines and all sessions, with fresh numbers from the sessions."""
-        stats = await self._leases.stats()
-        tenants: dict[str, list[SessionStats]] = {name: [] for name in self._leases.done}
-        for lease in self._leases.all:
-            if lease.session_id in stats:
-                tenants.setdefault(lease.tenant, []).append(stats[lease.session_id])
         return DirectoryStatus(
             models={target: self._board.state(target) for target in targets},
-            tenants=tuple(
-                TenantUsage(
-                    name=name,
-                    sessions=len(held),
-                    traces_running=sum(one.traces_running for one in held),
-                    traces_done=self._leases.done[name] + sum(one.traces_done for one in held),
-                    stored_bytes=sum(one.stored_bytes for one in held),
-                )
-                for name, held in sorted(tenants.items())
-            ),
+            tenants=await self.usage(),
             sessions=len(self._leases),
             warm=self._pool.ready,
             uptime_seconds=time.monotonic() - self._begun,
         )
+
+    async def usage(self) -> tuple[TenantUsage, ...]:
+        """Return what each tenant uses, with fresh numbers from the sessions."""
+        stats = await self._leases.stats()
+        named = {*self._leases.done, *self._account.known, *self._account.allowances.tenants}
+        tenants: dict[str, list[SessionStats]] = {name: [] for name in named}
+        for lease in self._leases.all:
+            if lease.session_id in stats:
+                tenants.setdefault(lease.tenant, []).append(stats[lease.session_id])
+        return tuple(self._usage_of(name, held) for name, held in sorted(tenants.items()))
+
+    def _usage_of(self, name: str, held: list[SessionStats]) -> TenantUsage:
+        use = self._account.usage(name, len(held))
+        return TenantUsage(
+            name=name,
+            sessions=len(held),
+            traces_running=sum(one.traces_running for one in held),
+            traces_waiting=use.waiting,
+            done=sum((one.done for one in held), self._leases.done.get(name, Work())),
+            stored_bytes=sum(one.stored_bytes for one in held),
+            weight=self._account.allowances.of(name).weight,
+            quotas=use.quotas,
+            refused=use.refused,
+        )
+
+    # Quotas, which sessions ask about
+
+    async def admit(self, session_id: str, key: str, demand: Demand) -> bool:
+        """Admit a trace of a session; return whether it may run now (see `Account.admit`).
+
+        Raises:
+            ServiceFailure: QUOTA_EXCEEDED; or NOT_FOUND, the lease has ended.
+        """
+        return self._account.admit(self._lease(session_id).tenant, session_id, key, demand)
+
+    async def settle(self, key: str, cost: Cost) -> None:
+        """End what a trace owes (see `Account.settle`)."""
+        self._account.settle(key, cost)
+
+    async def hold(self, session_id: str, stored: int, saved: int, frees_in: float) -> None:
+        """Note the bytes that a session holds, or is about to hold (see `Account.hold`).
+
+        Raises:
+            ServiceFailure: QUOTA_EXCEEDED; or NOT_FOUND, the lease has ended.
+        """
+        self._account.hold(self._lease(session_id).tenant, session_id, stored, saved, frees_in)
 
     async def end_sessions(self) -> None:
         """End all sessions at once.
@@ -261,6 +300,26 @@ class Directory:
         ray.kill(ray.get_runtime_context().current_actor)
 
     # Internal
+
+    def _lease(self, session_id: str) -> Lease:
+        lease = self._leases.get(session_id)
+        if lease is None:
+            raise not_found("the session has ended; open a new one")
+        return lease
+
+    def _turn(self, session_id: str, key: str) -> None:
+        """Tell a session that a trace of it may run now."""
+        lease = self._leases.get(session_id)
+        if lease is not None:
+            lease.actor.turn.remote(session_id, key)
+
+    def _allow(self, allowances: Allowances) -> None:
+        """Set the quotas; sessions are told if they have to ask from now on, or no more."""
+        if allowances == self._account.allowances:
+            return
+        self._account.allowances = allowances
+        for lease in self._leases.all:
+            lease.actor.heed.remote(lease.session_id, self._leases.terms_of(lease.tenant))
 
     def _alive(self) -> None:
         """Note that a replica of this directory's service lives."""
@@ -279,7 +338,10 @@ class Directory:
                 await asyncio.to_thread(make_room)
             except (OSError, psutil.Error):
                 logger.warning("what failed writes left on the disk could not be removed", exc_info=True)
-            for session_id, stats in (await self._leases.stats()).items():
+            found = await self._leases.stats()
+            owing = {session_id: stats.owing for session_id, stats in found.items()}
+            self._account.reconcile(owing, {lease.session_id for lease in self._leases.all})
+            for session_id, stats in found.items():
                 lease = self._leases.get(session_id)
                 if lease is not None and stats.idle_seconds > self._settings.idle_seconds:
                     await self._leases.end(lease)

@@ -48,6 +48,17 @@ class EventLog:
             self.ended = True
             self._wake()
 
+    async def begun(self) -> None:
+        """Wait until the first event is here.
+
+        Raises:
+            ServiceFailure: the trace failed before any event.
+        """
+        while not self._events and not self.ended:
+            await self._more.wait()
+        if not self._events and self.failure is not None:
+            raise ServiceFailure(self.failure)
+
     async def follow(self, seen: int = 0) -> AsyncIterator[bytes]:
         """Yield the serialized events after the first `seen`, until the event log ends.
 

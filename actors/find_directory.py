@@ -17,6 +17,9 @@ from actors.naming import DIRECTORY, NAMESPACE
 from actors.placement import on_the_head, remote
 
 _ANSWER_SECONDS = 60.0
+# Calls that the directory takes at a time. A call that brings a saved value waits for the session, and the session may ask
+# the directory in the meantime: so these calls must never take all.
+_CALLS = 20_000
 
 
 def serve_id() -> str:
@@ -63,7 +66,7 @@ def directory(sessions: Any) -> ActorHandle:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
-            max_concurrency=1000,
+            max_concurrency=_CALLS,
             max_restarts=0,
             enable_task_events=False,
             scheduling_strategy=on_the_head(),

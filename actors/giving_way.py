@@ -6,10 +6,12 @@ If no session gives way, the client gets an error that says why.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from actors.allowance import Allowances
 from actors.protocol import Lease, SessionStats
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
@@ -29,34 +31,57 @@ class Limit:
     Attributes:
         what: the limit in words.
         setting: the name of the setting.
+        most: the limit.
+        used: sessions that count towards it.
         leases: the sessions of which one would have to give way.
     """
 
     what: str
     setting: str
+    most: int
+    used: int
     leases: tuple[Lease, ...]
 
 
-def reached(tenant: str, leases: Iterable[Lease], opening: Mapping[str, int], settings: Any) -> Limit | None:
+def reached(
+    tenant: str, leases: Iterable[Lease], opening: Mapping[str, int], settings: Any, allowances: Allowances
+) -> Limit | None:
     """Return the limit that leaves no room for one more session of a tenant.
 
-    None if there is room.
+    None if there is room. Sessions that are reserved for other tenants are no room.
 
     Args:
         leases: all leases.
         opening: sessions that are being opened, by tenant.
         settings: a `SessionSettings`.
+        allowances: the quotas of all tenants.
     """
     everybody = tuple(leases)
-    own = tuple(lease for lease in everybody if lease.tenant == tenant)
-    held = len(own) + opening.get(tenant, 0)
-    if held >= settings.max_per_tenant:
-        return Limit(f"{tenant} has {held} sessions open, the most a tenant may have", "sessions.max_per_tenant", own)
-    if len(everybody) + sum(opening.values()) >= settings.max_sessions:
-        return Limit(
-            f"all {settings.max_sessions} sessions of the service are taken", "sessions.max_sessions", everybody
-        )
-    return None
+    held = Counter(lease.tenant for lease in everybody)
+    held.update(opening)
+    quota = allowances.of(tenant).sessions
+    most = settings.max_per_tenant if quota is None else quota
+    if held[tenant] >= most:
+        setting = "sessions.max_per_tenant" if quota is None else "quotas.sessions"
+        own = tuple(lease for lease in everybody if lease.tenant == tenant)
+        what = f"{tenant} has {held[tenant]} sessions open, the most a tenant may have"
+        return Limit(what, setting, most, held[tenant], own)
+    reserved = sum(
+        max(0, own.reserved_sessions - held[name]) for name, own in allowances.tenants.items() if name != tenant
+    )
+    taken = held.total()
+    if taken + reserved < settings.max_sessions:
+        return None
+    what = f"all {settings.max_sessions} sessions of the service are taken"
+    if reserved:
+        what += f" or reserved for other tenants ({reserved})"
+    # A session within another tenant's reserve would leave its room to that tenant again.
+    able = tuple(
+        lease
+        for lease in everybody
+        if lease.tenant == tenant or held[lease.tenant] > allowances.of(lease.tenant).reserved_sessions
+    )
+    return Limit(what, "sessions.max_sessions", settings.max_sessions, taken, able)
 
 
 def chosen(leases: Iterable[Lease], stats: Mapping[str, SessionStats]) -> Lease | None:
@@ -94,7 +119,8 @@ def refusal(limit: Limit, waited: float, retention: float, retry_after: float) -
         f"keeps results of jobs, or was opened to be kept, stays for {retention:g} s. The service's setting {limit.setting} "
         "allows more"
     )
-    return ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=retry_after))
+    use = pb.QuotaUse(name=limit.setting.rpartition(".")[2], limit=limit.most, used=limit.used)
+    return ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=retry_after, quota=use))
 
 
 def _patience(stats: SessionStats) -> float:

@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable
 import ray
 from ray.actor import ActorHandle
 
+from actors.account import Account
 from actors.archive import Archive
 from actors.background import Background
-from actors.giving_way import chosen, reached, refusal, seconds_until
-from actors.protocol import Lease, SessionStats, Terms
+from actors.giving_way import Limit, chosen, reached, refusal, seconds_until
+from actors.protocol import Lease, SessionStats, Terms, Work
 from actors.session_pool import SessionPool
 
 logger = logging.getLogger(__name__)
@@ -34,16 +35,20 @@ class Leases:
     Args:
         pool: the session actors.
         background: runs what outlives a call.
+        account: what the tenants use of their quotas.
         ended: called with the id of each session whose lease has ended.
 
     Attributes:
         archive: what outlives session actors.
-        done: traces of sessions that have ended, by tenant.
+        done: the work of sessions that have ended, by tenant.
     """
 
-    def __init__(self, pool: SessionPool, background: Background, ended: Callable[[str], None]) -> None:
+    def __init__(
+        self, pool: SessionPool, background: Background, account: Account, ended: Callable[[str], None]
+    ) -> None:
         self.archive = Archive()
-        self.done: Counter[str] = Counter()
+        self.done: defaultdict[str, Work] = defaultdict(Work)
+        self._account = account
         self._pool = pool
         self._background = background
         self._ended = ended
@@ -78,7 +83,10 @@ class Leases:
         """
         session_id = secrets.token_hex(16)
         await self._admit(tenant)
-        actor = await self._lend(tenant, session_id, lambda actor: actor.open.remote(session_id, kept, self._terms))
+        terms = self.terms_of(tenant)
+        actor = await self._lend(tenant, session_id, lambda actor: actor.open.remote(session_id, kept, terms))
+        if (now := self.terms_of(tenant)) != terms:
+            actor.heed.remote(session_id, now)
         lease = self._leases[session_id] = Lease(session_id, tenant, actor)
         self.archive.begin(session_id, kept)
         return lease
@@ -130,9 +138,13 @@ class Leases:
         if self._leases.get(lease.session_id) is not lease:
             return  # the lease has ended or was replaced, and the session's actor may hold other leases
         self.gone(lease.session_id)
-        stats = await self._return(lease.session_id, lease.actor)
-        if stats is not None:
-            self.done[lease.tenant] += stats.traces_done
+        try:
+            stats = await self._return(lease.session_id, lease.actor)
+            if stats is not None:
+                self.done[lease.tenant] += stats.done
+        finally:
+            # The traces that the session has just cancelled have settled; a session that is dead cannot settle any more.
+            self._account.gone(lease.tenant, lease.session_id)
 
     def gone(self, session_id: str) -> None:
         """Drop all that was kept of a session whose lease has ended."""
@@ -151,11 +163,6 @@ class Leases:
                 self._background.spawn(self.recover(lease.session_id, lease.tenant, lease.actor))
         return stats
 
-    @property
-    def _terms(self) -> Terms:
-        settings = self._pool.settings
-        return Terms(settings.retention_seconds, settings.stored_bytes, settings.idle_seconds)
-
     async def _admit(self, tenant: str) -> None:
         """Make room for one more session; an idle session may have to end for it.
 
@@ -164,16 +171,28 @@ class Leases:
         patience = self._pool.settings.wait_seconds
         deadline = time.monotonic() + patience
         async with self._queues[tenant]:
-            while (limit := reached(tenant, self._leases.values(), self._opening, self._pool.settings)) is not None:
+            while (limit := self._reached(tenant)) is not None:
                 stats = await self.stats()
                 leases = [lease for lease in limit.leases if lease.session_id in self._leases]
                 if (lease := chosen(leases, stats)) is not None:
                     await self.end(lease)
                 elif time.monotonic() >= deadline:
                     wait = seconds_until(leases, stats)
+                    self._account.refused(tenant, "sessions")
                     raise refusal(limit, patience, self._pool.settings.retention_seconds, wait)
                 else:
                     await asyncio.sleep(LOOK_SECONDS)
+
+    def _reached(self, tenant: str) -> Limit | None:
+        """Return the limit that leaves no room for one more session of a tenant."""
+        allowances = self._account.allowances
+        return reached(tenant, self._leases.values(), self._opening, self._pool.settings, allowances)
+
+    def terms_of(self, tenant: str) -> Terms:
+        """Return the rules for a tenant's sessions."""
+        settings = self._pool.settings
+        counted = self._account.allowances.of(tenant).counted
+        return Terms(settings.retention_seconds, settings.stored_bytes, settings.idle_seconds, counted)
 
     async def _lend(
         self, tenant: str, session_id: str, prepare: Callable[[ActorHandle], Awaitable[None]]
@@ -204,9 +223,12 @@ class Leases:
                 return None
             logger.warning("a session's actor is gone: another one takes over what it had finished")
             self._pool.lost(lease.actor)  # the actor may still live, and a session must not exist twice
+            self._account.lost(session_id)
             kept = self.archive.of(session_id)
             actor = await self._lend(
-                lease.tenant, session_id, lambda actor: actor.restore.remote(session_id, kept, self._terms)
+                lease.tenant,
+                session_id,
+                lambda actor: actor.restore.remote(session_id, kept, self.terms_of(lease.tenant)),
             )
             if self._leases.get(session_id) is not lease:
                 await self._return(session_id, actor)

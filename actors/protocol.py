@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from interpose.v1 import trace_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -15,11 +18,13 @@ class Terms:
         stored_bytes: bytes that the session may hold. Beyond this, the values of the oldest finished traces are dropped, unless
             a client may come back for them. Then uploads, new traces and saves are refused.
         idle_seconds: seconds after which an unused session is closed; clients are told.
+        counted: whether the session asks the account of its tenant before a trace starts or bytes are stored.
     """
 
     retention_seconds: float
     stored_bytes: int
     idle_seconds: float
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,43 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What traces have done that have ended.
+
+    Attributes:
+        traces: number of traces that began.
+        tokens: tokens of prompts and generated tokens.
+        saved_bytes: bytes of saved values.
+    """
+
+    traces: int = 0
+    tokens: int = 0
+    saved_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.traces + other.traces, self.tokens + other.tokens, self.saved_bytes + other.saved_bytes)
+
+
+@dataclass(frozen=True)
 class SessionStats:
     """What one session holds and does.
 
     Attributes:
         idle_seconds: seconds since the last call. 0 while a trace runs, or while the session keeps values that a client may
             come back for. Infinite when the client has left and no such value is there (any more).
+        traces_running: traces that have not ended.
+        done: the work of the session so far.
+        stored_bytes: bytes that the session holds.
         collected: whether the client would lose nothing with the session: no trace runs, and all saved values have been fetched.
+        owing: keys of the traces that have asked the account and have not settled.
     """
 
     idle_seconds: float
     traces_running: int
-    traces_done: int
+    done: Work
     stored_bytes: int
     collected: bool = False
+    owing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -173,13 +201,27 @@ class ModelState:
 
 @dataclass(frozen=True)
 class TenantUsage:
-    """What one tenant uses, over all its sessions."""
+    """What one tenant uses, over all its sessions.
+
+    Attributes:
+        traces_running: traces that have not ended; those that wait are among them.
+        traces_waiting: traces that wait for the tenant's quota of running traces.
+        done: the work of the tenant so far.
+        stored_bytes: bytes that the sessions hold.
+        weight: the tenant's weight.
+        quotas: each quota that the tenant has, with its use.
+        refused: calls refused since the directory began, by quota.
+    """
 
     name: str
     sessions: int
     traces_running: int
-    traces_done: int
+    traces_waiting: int
+    done: Work
     stored_bytes: int
+    weight: float
+    quotas: tuple[pb.QuotaUse, ...]
+    refused: Mapping[str, int]
 
 
 @dataclass(frozen=True)

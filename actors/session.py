@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.archive import Kept, KeptTrace
+from actors.dues import Dues
 from actors.failures import not_found
-from actors.protocol import Route, SessionStats, Terms
+from actors.protocol import Route, SessionStats, Terms, Work
 from actors.saved import Saved
 from actors.session_store import SessionStore
 from actors.trace_run import TraceRun
@@ -52,8 +53,9 @@ class Session:
 
     def _clear(self, session_id: str, kept: bool, terms: Terms) -> None:
         self._store = SessionStore(session_id, kept, terms, self._directory)
+        self._dues = Dues(self._directory, self._store)
         self._left = False
-        self._done = 0
+        self._done = Work()
 
     # The directory's side
 
@@ -72,11 +74,12 @@ class Session:
         await self.open(session_id, kept.kept, terms)
         self._left = kept.left
         for trace in kept.traces.values():
-            run = TraceRun.restored(trace, self._store.no_room, self._keep, self._store.variables)
+            run = TraceRun.restored(trace, self._dues, self._keep, self._store.variables)
             self._store.add(run)
         self._store.variables.keep(kept.variables)
         self._store.forgotten = True
-        self._done = len(self._store.traces)
+        self._done = sum((run.work for run in self._store.traces.values()), Work())
+        self._dues.restored()
 
     async def leave_jobs(self) -> bool:
         """Note that the client goes and leaves only its jobs; return whether there are any.
@@ -97,6 +100,8 @@ class Session:
             What the session held and did.
         """
         await asyncio.gather(*(run.cancel() for run in self._store.traces.values()))
+        # The end of the lease gives back all that its traces owe; what they have used must be known before.
+        await self._dues.settled()
         stats = await self.stats()
         self._clear("", False, self._store.terms)
         return stats
@@ -110,10 +115,19 @@ class Session:
             if any(run.running or self._store.kept_for(run) for run in self._store.traces.values())
             else idle,
             traces_running=running,
-            traces_done=self._done,
+            done=self._done,
             stored_bytes=self._store.stored_bytes(),
             collected=self._left or self._store.collected,
+            owing=self._dues.owing,
         )
+
+    def heed(self, terms: Terms) -> None:
+        """Set the rules for the session from now on."""
+        self._store.terms = terms
+
+    def turn(self, key: str) -> None:
+        """Note that a trace may run, which waited for its tenant's quota."""
+        self._dues.turn(key)
 
     # The client's side, through the ingress
 
@@ -127,7 +141,11 @@ class Session:
             ServiceFailure: INVALID_ARGUMENT, QUOTA_EXCEEDED, or NOT_FOUND for a lease that has ended.
         """
         self._check(session_id)
-        return await self._store.uploads.write(digest, size, offset, data, self._store.no_room)
+        try:
+            return await self._store.uploads.write(digest, size, offset, data, self._dues.room)
+        except ServiceFailure:
+            self._dues.shrunk()
+            raise
 
     async def run(
         self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved], follower: str
@@ -156,6 +174,7 @@ class Session:
         """
         self._check(session_id)
         run = self._submitted(request, route, foreign)
+        await run.event_log.begun()
         if run.announced is not None:
             await run.announced
         return request.accepted
@@ -200,7 +219,7 @@ class Session:
         run.readers.followers.discard(follower)
         await asyncio.sleep(RECONNECT_SECONDS)
         if not run.readers.followers and run.running and not run.request.job:
-            run.abandoned = True
+            run.readers.abandoned = True
             await run.cancel()
 
     async def cancel(self, session_id: str, trace_id: str, forget: bool = False) -> bool:
@@ -216,6 +235,7 @@ class Session:
             await run.cancel()
             if forget:
                 self._store.forget(run)
+                self._dues.shrunk()
         return running
 
     async def blob_ref(self, session_id: str, blob_id: str) -> list[ray.ObjectRef]:
@@ -299,6 +319,7 @@ class Session:
     def sweep(self) -> None:
         """Drop values that have expired; called periodically."""
         self._store.sweep()
+        self._dues.shrunk()
 
     # Internal
 
@@ -348,16 +369,22 @@ class Session:
         ]
         key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"
         request = dataclasses.replace(request, key=key, keep=request.keep or self._store.kept)
-        run = TraceRun(request, self._store.no_room, self._keep, remotes, self._store.variables)
+        run = TraceRun(request, self._dues, self._keep, remotes, self._store.variables)
         self._store.add(run)
         self._store.forgotten = self._store.forgotten or bool(foreign)
         try:
-            run.start(functools.partial(self._engines.run, route), before)
+            run.start(functools.partial(self._engines.run, route), before, self._ended)
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._store.forget(run)
             raise
-        self._done += 1
         return run
+
+    def _ended(self, run: TraceRun) -> None:
+        """Count a trace that has ended; a trace that was refused leaves nothing."""
+        if run.refused:
+            self._store.forget(run)
+        else:
+            self._done += run.work
 
     def _status(self, run: TraceRun) -> service_pb2.JobStatus:
         return run.progress.status(run.stored_bytes, self._store.expires_at(run))

@@ -75,6 +75,18 @@ class SessionHost:
         session = self._sessions.pop(session_id, None)
         return await session.close() if session is not None else None
 
+    async def heed(self, session_id: str, terms: Terms) -> None:
+        """Set the rules for a session from now on."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.heed(terms)
+
+    async def turn(self, session_id: str, key: str) -> None:
+        """Note that a trace of a session may run (see `Session.turn`)."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.turn(key)
+
     async def leave_jobs(self, session_id: str) -> bool:
         """Note that the client goes and leaves only its jobs (see `Session.leave_jobs`).
 

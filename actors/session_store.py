@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from actors.failures import not_found
@@ -117,10 +119,7 @@ class SessionStore:
 
         if not full():
             return None
-        left_over = [run for run in self.traces.values() if not run.running and not self.kept_for(run)]
-        left_over.sort(key=lambda run: run.ended_at or 0)
-        while left_over and full():
-            self.forget(left_over.pop(0))
+        self._drop_left_over(full)
         if not full():
             return None
         capacity = self.terms.stored_bytes
@@ -132,9 +131,32 @@ class SessionStore:
             message += (
                 f"; results of jobs and of kept sessions go by themselves after {self.terms.retention_seconds:g} s"
             )
+        frees_in = self.frees_in()
+        wait = max(1.0, frees_in if math.isfinite(frees_in) else 0.0)
+        return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=wait)
+
+    def shed(self, size: int) -> bool:
+        """Drop values that no client comes back for, until `size` bytes are free.
+
+        Returns:
+            Whether there were any.
+        """
+        before = self.stored_bytes()
+        self._drop_left_over(lambda: self.stored_bytes() > before - size)
+        return self.stored_bytes() < before
+
+    def _drop_left_over(self, wanted: Callable[[], bool]) -> None:
+        """Drop values that no client comes back for, oldest first, as long as room is wanted."""
+        left_over = [run for run in self.traces.values() if not run.running and not self.kept_for(run)]
+        left_over.sort(key=lambda run: run.ended_at or 0)
+        while left_over and wanted():
+            self.forget(left_over.pop(0))
+
+    def frees_in(self) -> float:
+        """Return the seconds until the first values expire; infinite if none will."""
         now = time.monotonic()
         until = [expires_at - now for run in self.traces.values() if (expires_at := self.expires_at(run)) is not None]
-        return failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=max(1.0, min(until, default=0.0)))
+        return max(0.0, min(until, default=math.inf))
 
     def forget(self, run: TraceRun | None) -> None:
         """Drop a trace and its values."""

@@ -29,6 +29,11 @@ class TraceProgress:
         self.failure: pb.Failure | None = None
         self.ended_at: float | None = None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompts and generated tokens so far."""
+        return self._prompt_tokens + self._generated_tokens
+
     def begin(self) -> None:
         """Note that an event came from the engine."""
         if self._started_at is None:

@@ -12,9 +12,12 @@ from ray.exceptions import RayError
 
 from actors.archive import KeptTrace, clock
 from actors.arrivals import Arrivals
+from actors.dues import Dues
 from actors.event_log import EventLog
 from actors.failures import FULL, describe, full, unavailable
 from actors.increments import Arrived
+from actors.protocol import Work
+from actors.readers import Readers
 from actors.saved import Saved, named
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
@@ -26,12 +29,12 @@ from interpose.wire.request import TraceRequest
 # Takes a trace; yields its serialized events, alone or in bundles.
 EngineStream = Callable[[TraceRequest], AsyncGenerator[bytes, None]]
 
-# Takes a number of bytes; returns a refusal if the session has no room for them.
-Room = Callable[[int], pb.Failure | None]
-
 # Takes a trace's outcome and its variables; returns an awaitable that ends when both outlive the session actor.
 Keep = Callable[[KeptTrace, Mapping[str, Copy]], Awaitable[None]]
 
+
+# Takes a trace that has ended.
+Ended = Callable[["TraceRun"], None]
 
 # The shared values that a trace saved, and which of them are session variables.
 LeftVariables = tuple[pb.Saves, list[Left]]
@@ -40,27 +43,12 @@ LeftVariables = tuple[pb.Saves, list[Left]]
 _READ = frozenset({"failed", "output", "increment", "saves"})
 
 
-@dataclasses.dataclass(slots=True)
-class Readers:
-    """The calls of clients that read a trace.
-
-    Attributes:
-        followers: ids of the calls that read the events now; a trace without a follower is cancelled.
-        read: whether a client has read the events to their end.
-        fetched: blob ids of the saved values that a client has received completely.
-    """
-
-    followers: set[str] = dataclasses.field(default_factory=set)
-    read: bool = False
-    fetched: set[str] = dataclasses.field(default_factory=set)
-
-
 class TraceRun:
     """Runs a trace once and keeps its events and values.
 
     Args:
         request: the trace.
-        room: asks the session whether it has room for a saved value.
+        dues: asks for the trace and for the bytes that it saves, where the tenant has quotas.
         keep: makes the trace's outcome outlive the session actor.
         remotes: values of earlier traces that this trace uses, by blob id; they stay as long as the trace runs.
         variables: the session's variables.
@@ -73,14 +61,13 @@ class TraceRun:
         arrivals: what the workers bring: saved values, printed text, increments.
         again: values of earlier traces that the trace saved unchanged, by blob id.
         readers: the calls that read the trace.
-        abandoned: whether the trace was cancelled because no call followed it.
         announced: of a job, an awaitable that ends when the job can be found again even if the session actor dies.
     """
 
     def __init__(
         self,
         request: TraceRequest,
-        room: Room,
+        dues: Dues,
         keep: Keep,
         remotes: Mapping[str, Saved] | None = None,
         variables: SharedVariables | None = None,
@@ -88,26 +75,26 @@ class TraceRun:
         self.request = request
         self.progress = TraceProgress(pb.Event.FromString(request.accepted).accepted)
         self.remotes = dict(remotes or {})
-        self._room = room
+        self._dues = dues
         self._keep = keep
         self.event_log = EventLog()
         self.arrivals = Arrivals(request.trace_id)
         self.again: dict[str, Saved] = {}
         self._variables = variables or SharedVariables()
         self.readers = Readers()
-        self.abandoned = False
         self.announced: Awaitable[None] | None = None
         self._settling = False
         self._said: Awaitable[None] | None = None
+        self._ended: Ended | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    def restored(cls, kept: KeptTrace, room: Room, keep: Keep, variables: SharedVariables) -> TraceRun:
+    def restored(cls, kept: KeptTrace, dues: Dues, keep: Keep, variables: SharedVariables) -> TraceRun:
         """Return an ended trace of a session whose actor is dead.
 
         A trace that had not ended has failed.
         """
-        run = cls(kept.request, room, keep, variables=variables)
+        run = cls(kept.request, dues, keep, variables=variables)
         run.progress = kept.progress
         run.progress.move(kept.clock - clock())
         if run.ended_at is None:
@@ -146,7 +133,7 @@ class TraceRun:
         """
         if self.running or self.event_log.failure is None:
             return False
-        return self.abandoned or self.event_log.failure.code == pb.ERROR_CODE_UNAVAILABLE
+        return self.readers.abandoned or self.event_log.failure.code == pb.ERROR_CODE_UNAVAILABLE
 
     @property
     def collected(self) -> bool:
@@ -159,21 +146,38 @@ class TraceRun:
         submitted = len(self.request.trace) + sum(map(len, self.request.edits))
         return self.arrivals.saved_bytes + self.event_log.size + submitted
 
-    def start(self, engine: EngineStream, before: Iterable[TraceRun] = ()) -> None:
+    @property
+    def refused(self) -> bool:
+        """Whether the trace has ended without being accepted."""
+        return not self.running and not self.event_log.size
+
+    @property
+    def work(self) -> Work:
+        """What the trace has done so far."""
+        return Work(1, self.progress.tokens, self.arrivals.saved_bytes)
+
+    def start(self, engine: EngineStream, before: Iterable[TraceRun] = (), ended: Ended | None = None) -> None:
         """Begin the trace; its events go to the event log.
 
         Args:
             engine: runs the trace.
             before: traces that must end before this trace begins, because they share a variable with it.
+            ended: called when the trace has ended.
         """
+        self._ended = ended
+        counted = self._dues.counted
+        if not counted:
+            self._accept()
+        # A separate context: otherwise Ray counts these calls as a part of the client's call, and cancels them with it.
+        self._task = asyncio.create_task(
+            self._run(engine, tuple(before), counted), name=f"trace {self.key}", context=contextvars.Context()
+        )
+
+    def _accept(self) -> None:
         self.event_log.append(self.request.accepted)
         if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
-        # A separate context: otherwise Ray counts these calls as a part of the client's call, and cancels them with it.
-        self._task = asyncio.create_task(
-            self._run(engine, tuple(before)), name=f"trace {self.key}", context=contextvars.Context()
-        )
 
     async def cancel(self) -> None:
         """End the trace now; its engine requests are aborted.
@@ -195,12 +199,16 @@ class TraceRun:
         """Take one saved value."""
         if not self.running or self._settling or blob_id in self.arrivals.blobs:
             return  # a value of a failed invoke, or a repeated message
-        refusal = self._too_much(saved.size) or self._room(saved.size)
-        if refusal is not None:
-            refusal.trace_id = self.id
-            await self.arrivals.refuse(refusal)
-        else:
-            await self.arrivals.adopt(blob_id, saved)
+        try:
+            self.arrivals.check_size(saved.size, self.request.max_saved_bytes)
+            async with self._dues.room(saved.size, saved=True):
+                if self.running and not self._settling and blob_id not in self.arrivals.blobs:
+                    self.arrivals.check_size(saved.size, self.request.max_saved_bytes)  # others may have come
+                    self.arrivals.take(blob_id, saved)
+            await self.arrivals.wake()
+        except ServiceFailure as error:
+            error.failure.trace_id = self.id
+            await self.arrivals.refuse(error.failure)
 
     async def no_room(self) -> None:
         """Note that neither the object store nor the disk behind it has room for a saved value."""
@@ -222,9 +230,13 @@ class TraceRun:
         """Return a saved value once it is here; None if it will never come."""
         return await self.arrivals.blob(blob_id, lambda: self.running)
 
-    async def _run(self, engine: EngineStream, before: tuple[TraceRun, ...]) -> None:
+    async def _run(self, engine: EngineStream, before: tuple[TraceRun, ...], counted: bool) -> None:
         ended: pb.Failure | None = None
         try:
+            if counted:
+                await self._dues.admit(self.key, self.request.tokens, self.request.size)
+                self._accept()
+                await self._dues.wait(self.key)
             left = await self._forward(engine, before)
             usage = self.progress.usage()
             await self.arrivals.wait_for_all()
@@ -252,6 +264,9 @@ class TraceRun:
             self.progress.end(None)
             await self._keep(self._kept(None, done), variables)
         self._variables.keep(variables)
+        # A client that knows of the end may submit the next trace at once, which must find its quota free.
+        self._dues.settle(self.key, self.progress.tokens, self.event_log.size)
+        await self._dues.settled()
         self.event_log.append(done)
 
     def _kept(self, failure: pb.Failure | None, *more: bytes) -> KeptTrace:
@@ -272,11 +287,14 @@ class TraceRun:
     async def _end(self, ended: pb.Failure | None) -> None:
         """End the event log and wake all waiting calls. Idempotent."""
         if self.running:
+            self._dues.settle(self.key, self.progress.tokens, self.event_log.size)
             self.progress.end(ended)
             self.remotes.clear()
             self.request = dataclasses.replace(self.request, edits=())
             self.event_log.end(ended)
-            if ended is not None and self.request.keep:
+            if self._ended is not None:
+                self._ended(self)
+            if ended is not None and self.request.keep and not self.refused:
                 with contextlib.suppress(*FULL):
                     self._said = self._keep(self._kept(ended), {})  # a follower of the trace does not wait for this
         await self.arrivals.wake()
@@ -309,6 +327,7 @@ class TraceRun:
                     if event is not None and await self._look_into(kind, event):
                         data = event.SerializeToString()
                     self.event_log.append(data)
+                await self._dues.grown()
                 self.arrivals.check()
         if saves is not None and shared is not None:
             left = (saves.saves, self._variables.settle(shared[0], saves.saves, shared[1], failed))
@@ -376,13 +395,3 @@ class TraceRun:
         for increment, event in arrived:
             changed = self._name(increment)
             self.event_log.append(pb.Event(increment=increment).SerializeToString() if changed else event)
-
-    def _too_much(self, size: int) -> pb.Failure | None:
-        limit = self.request.max_saved_bytes
-        if self.arrivals.saved_bytes + size <= limit:
-            return None
-        return failure(
-            pb.ERROR_CODE_QUOTA_EXCEEDED,
-            f"the trace saves more than it may: {self.arrivals.saved_bytes + size} bytes, the limit is {limit}. Save fewer "
-            "values, or parts of them",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import ray
 
@@ -30,25 +31,32 @@ class Uploads:
         return self._complete.get(digest, (None, 0))[0]
 
     async def write(
-        self, digest: str, size: int, offset: int, data: bytes, room: Callable[[int], pb.Failure | None]
+        self,
+        digest: str,
+        size: int,
+        offset: int,
+        data: bytes,
+        room: Callable[[int], AbstractAsyncContextManager[None]],
     ) -> int:
         """Store one chunk of a blob; return the bytes held so far.
 
         Args:
-            room: asks for a number of bytes; returns a refusal if there is no room for them.
+            room: holds room for a number of bytes until they are here; raises a ServiceFailure if there is none.
 
         Raises:
             ServiceFailure: INVALID_ARGUMENT or QUOTA_EXCEEDED.
         """
         if digest in self._complete:
             return self._complete[digest][1]
-        upload = self._begun.get(digest)
-        if upload is None:
-            refusal = room(size)
-            if refusal is not None:
-                raise ServiceFailure(refusal)
-            upload = self._begun[digest] = Upload(digest, size)
-        elif upload.size != size:
+        if digest not in self._begun:
+            async with room(size):
+                # Other chunks of the upload may have come in the meantime.
+                if digest in self._complete:
+                    return self._complete[digest][1]
+                if digest not in self._begun:
+                    self._begun[digest] = Upload(digest, size)
+        upload = self._begun[digest]
+        if upload.size != size:
             message = f"the upload {digest} was begun with {upload.size} bytes and goes on with {size}"
             raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message))
         upload.write(offset, data)

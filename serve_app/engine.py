@@ -22,6 +22,8 @@ from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
 from executor.core.request import flow_of
 from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
+from interpose.v1 import trace_pb2 as pb
+from interpose.wire.events import apart, kind_of
 from interpose.wire.request import TraceRequest
 from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.session_watch import SessionWatch
@@ -152,11 +154,15 @@ class EngineDeployment:
 
     async def _in_turn(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
         async with (
-            self._seats.seat(flow_of(request)),
+            self._seats.seat(flow_of(request), request.tokens) as seat,
             contextlib.aclosing(self._engine.run(request)) as events,
         ):
-            async for event in events:
-                yield event
+            async for some in events:
+                for event in apart(some):
+                    if kind_of(event) == "accounting":
+                        done = pb.Event.FromString(event).accounting
+                        seat.used = (seat.used or 0) + done.prompt_tokens + done.generated_tokens
+                yield some
 
     async def ping(self) -> None:
         """Do nothing: the caller is connected afterwards."""

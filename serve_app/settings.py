@@ -15,10 +15,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from actors.allowance import Allowances
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
 from serve_app.settings_keys import ApiKey, clear_keys
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
+from serve_app.settings_quotas import Quotas, check, usual_reserve
 
 __all__ = [
     "ANONYMOUS",
@@ -28,6 +30,7 @@ __all__ = [
     "HttpSettings",
     "Limits",
     "ModelSettings",
+    "Quotas",
     "SessionSettings",
     "Settings",
     "Tenant",
@@ -128,6 +131,8 @@ class Tenant(Part):
         description="none: blocks run in a sandbox where the model has one; code: in the workers; full: and may send pickles",
     )
 
+    quotas: Quotas = Field(Quotas(), description="in place of the service's `quotas`, each by itself")
+
     @model_validator(mode="before")
     @classmethod
     def _one_key(cls, values: Any) -> Any:
@@ -167,6 +172,7 @@ class Settings(BaseSettings):
         le=1,
         description="the part of an engine's places and cache for one tenant at a time, where there are several tenants",
     )
+    quotas: Quotas = Field(Quotas(), description="what each tenant may use, unless the tenant has quotas of its own")
     ingress_replicas: int = Field(1, ge=1)
 
     @classmethod
@@ -191,6 +197,12 @@ class Settings(BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("every model must be given once only")
         check_tenants(self.tenants)
+        reserved = [one.reserved_sessions for one in self.allowances.tenants.values()]
+        check(
+            [(tenant.name, self.quotas_of(tenant)) for tenant in self.tenants or (ANONYMOUS,)],
+            sum(reserved),
+            self.sessions.max_sessions,
+        )
         _refuse_unknown_variables(type(self).model_fields)
         return self
 
@@ -205,13 +217,28 @@ class Settings(BaseSettings):
         """What an operator should know about these settings, or ""."""
         return clear_keys((tenant.name, key) for tenant in self.tenants for key in tenant.api_keys)
 
-    @property
-    def share(self) -> float:
-        """The part of an engine that one tenant may use at a time, from 0 to 1.
+    def quotas_of(self, tenant: Tenant) -> Quotas:
+        """Return the quotas of a tenant: its own, and the service's where it has none."""
+        return tenant.quotas.over(self.quotas)
 
-        A single tenant may use the whole engine.
+    def share_of(self, tenant: Tenant) -> float:
+        """Return the part of an engine that a tenant may use at a time, from 0 to 1.
+
+        A single tenant may use the whole engine, unless it has a quota.
         """
+        own = self.quotas_of(tenant).kv_share
+        if own is not None:
+            return own
         return self.tenant_share if len(self.tenants) > 1 else 1.0
+
+    @property
+    def allowances(self) -> Allowances:
+        """What the directory counts of each tenant."""
+        tenants = self.tenants or (ANONYMOUS,)
+        reserve = usual_reserve(len(tenants), self.sessions.max_sessions)
+        return Allowances(
+            self.quotas.allowance(0), {one.name: self.quotas_of(one).allowance(reserve) for one in tenants}
+        )
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:

@@ -109,7 +109,8 @@ class InvokeRequest:
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
         fields = {"trace": self.trace, "invoke": self.invoke, "gang": self.gang, "shipment": self.shipment}
-        return {"interpose": {"request": fields, "flow": (self.flow.tenant, self.flow.session, self.flow.share)}}
+        flow = (self.flow.tenant, self.flow.session, self.flow.share, self.flow.weight)
+        return {"interpose": {"request": fields, "flow": flow}}
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> InvokeRequest | None:
@@ -120,7 +121,7 @@ class InvokeRequest:
 
 def flow_of(request: TraceRequest) -> Flow:
     """Return the tenant and the session of a trace."""
-    return Flow(request.tenant, request.session_id, request.share)
+    return Flow(request.tenant, request.session_id, request.share, request.weight)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ to vLLM's queue for that step, so vLLM never looks at a traced request that it m
 
 The room knows the limits of the engine, and is told what a step has left. It calls nothing of vLLM.
 
-- Waiting requests start in turn (`executor.core.fairness`), plain requests among them: plain requests are one tenant.
+- Waiting requests start in turn (`executor.core.fairness`), plain requests among them: plain requests are one tenant. The tenant
+  is first whose running requests hold the least of the engine for its weight: of the seats or of the cache, whichever is more
+  (Ghodsi et al., "Dominant Resource Fairness", 2011).
 - A traced prompt has its rows in one step. A prompt that does not fit beside the running requests gets a step of its own, at
   most every second step, once it is next.
 - A traced request starts when the cache can hold all traced requests to their ends. Some smaller requests may start before a
-  large request; then all wait until the large request has started. The same holds for a tenant's share of seats and cache.
+  large request; then all wait until the large request has started. But while the tenant of the large request has more of the
+  cache than its weight gives it, other tenants do not wait. The same holds for a tenant's share of seats and cache.
 - The requests of a gang start in one step, which is their own.
 """
 
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from executor.core.fairness import Flow, in_turn
+from executor.core.fairness import Flow, in_turn, parts_of
 
 if TYPE_CHECKING:
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
@@ -206,8 +209,8 @@ class WaitingRoom:
             used: what the running requests use; the requests that start are added to it.
             left: what the step has left.
         """
-        choice = _Choice(self._limits, used, left)
-        for request in (*evicted, *self._in_turn(came, running)):
+        choice = _Choice(self._limits, used, left, lambda: parts_of(map(self._flow_of, (*came, *running))))
+        for request in (*evicted, *self._in_turn(came, running, used)):
             if choice.seats <= 0 or choice.start.closed:
                 break
             entry = self.waiting.get(request.request_id)
@@ -220,16 +223,26 @@ class WaitingRoom:
                 choice.take(entry)
         return choice.start
 
-    def _in_turn(self, came: Sequence[Request], running: Sequence[Request]) -> list[Request]:
+    def _in_turn(self, came: Sequence[Request], running: Sequence[Request], used: Used) -> list[Request]:
         """Return the requests that wait, in the order in which they should start."""
         line_of = ([one.request_id for one in came], [one.request_id for one in running])
         if line_of != self._line_of:
-            several = len({self._flow_of(request) for request in came}) > 1
-            line = in_turn(came, self._flow_of, map(self._flow_of, running)) if several else list(came)
+            line = list(came)
+            if len({self._flow_of(request) for request in came}) > 1:
+                held = {tenant: self._part(used.seats[tenant], used.blocks[tenant]) for tenant in used.seats}
+                line = in_turn(came, self._flow_of, map(self._flow_of, running), self._part_of, held)
             # Requests that have left their gang start one after the other.
             line.sort(key=lambda request: not self._released(request))
             self._line, self._line_of = line, line_of
         return self._line
+
+    def _part_of(self, request: Request) -> float:
+        """Return how much of the engine a request will hold, from 0 to 1."""
+        entry = self.waiting.get(request.request_id)
+        return self._part(1, entry.blocks if entry is not None else 0)
+
+    def _part(self, seats: int, blocks: int) -> float:
+        return max(seats / self._limits.seats, blocks / self._limits.blocks)
 
     def _released(self, request: Request) -> bool:
         entry = self.waiting.get(request.request_id)
@@ -264,6 +277,7 @@ class _Choice:
         limits: what the engine has.
         used: what the running requests use; the requests that start are added to it.
         left: what the step has left.
+        weights: returns each tenant's weight as a part of all.
 
     Attributes:
         start: the choice so far.
@@ -271,7 +285,7 @@ class _Choice:
         closed_traced: whether no further traced request may start.
     """
 
-    def __init__(self, limits: Limits, used: Used, left: Left) -> None:
+    def __init__(self, limits: Limits, used: Used, left: Left, weights: Callable[[], dict[str, float]]) -> None:
         self.start = Start()
         self.seats = left.seats
         self.closed_traced = False
@@ -279,6 +293,7 @@ class _Choice:
         self._used = used
         self._left = left
         self._rows = left.rows
+        self._weights = weights
         self._closed_tenants: set[str] = set()
 
     def take_plain(self, request: Request, flow: Flow) -> None:
@@ -309,7 +324,11 @@ class _Choice:
             self.start.passed.append(entry)
             return
         if not self._reserve([entry]):
-            self.closed_traced = entry.passed >= MOST_PASSES
+            if entry.passed >= MOST_PASSES:
+                if self._over_weight([entry]):
+                    self._closed_tenants.add(entry.flow.tenant)
+                else:
+                    self.closed_traced = True
             self.start.passed.append(entry)
             return
         if entry.fits and entry.rows > self._rows and not self._own([entry]):
@@ -321,9 +340,13 @@ class _Choice:
     def take_gang(self, gang: Gang) -> bool:
         """Let a gang start in a step of its own, and return whether it does.
 
-        If it does not, nothing starts: a request that passed the gang would take the room that it waits for.
+        If it does not, nothing starts: a request that passed the gang would take the room that it waits for. But if the tenant
+        has more of the cache than its weight gives it, only its own requests wait.
         """
         members = gang.members
+        if not self._reserve(members) and self._over_weight(members):
+            self._closed_tenants.add(members[0].flow.tenant)
+            return False
         if not (len(members) <= self.seats and self._reserve(members) and self._own(members)):
             self.start.closed = True
             return False
@@ -352,6 +375,16 @@ class _Choice:
     def _reserve(self, entries: Iterable[Traced]) -> bool:
         """Return whether the cache can hold all traced requests to their ends, these included."""
         return self._used.blocks.total() + sum(entry.blocks for entry in entries) <= self._limits.blocks
+
+    def _over_weight(self, entries: Sequence[Traced]) -> bool:
+        """Return whether a tenant would have more of the cache than its weight gives it.
+
+        A tenant that holds nothing of the cache may always have what a request needs.
+        """
+        tenant = entries[0].flow.tenant
+        held = self._used.blocks[tenant]
+        wanted = held + sum(entry.blocks for entry in entries)
+        return held > 0 and wanted > self._weights().get(tenant, 1.0) * self._limits.blocks
 
     def _over_share(self, entry: Traced) -> bool:
         """Return whether one more request would put a tenant over its share.

@@ -84,6 +84,13 @@ def table(status: Any) -> str:
             for one in status.tenants
         ]
         lines += ["", *_columns(("tenant", "sessions", "running", "traces", "stored"), usage)]
+        quotas = [
+            (one.name, quota.name, f"{quota.used:.0f}", f"{quota.limit:.0f}", quota.refused)
+            for one in status.tenants
+            for quota in one.quotas
+        ]
+        if quotas:
+            lines += ["", *_columns(("tenant", "quota", "used", "limit", "refused"), quotas)]
     return "\n".join(lines)
 
 

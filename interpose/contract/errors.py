@@ -62,6 +62,7 @@ class InterposeError(Exception):
     """
 
     code = trace_pb2.ERROR_CODE_UNSPECIFIED
+    _fields: tuple[str, ...] = ("status_name", "trace_id", "invoke", "location", "suggestions", "retry_after")
 
     def __init__(
         self,
@@ -103,11 +104,8 @@ class InterposeError(Exception):
         return str(self.args[0])
 
     def __reduce__(self) -> Any:
-        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields = {name: getattr(self, name) for name in self._fields}
         return _rebuild, (type(self), self.message, fields, [frame.SerializeToString() for frame in self.frames])
-
-
-_FIELDS = ("status_name", "trace_id", "invoke", "location", "suggestions", "retry_after")
 
 
 def _rebuild(kind: type[InterposeError], message: str, fields: dict[str, Any], frames: list[bytes]) -> InterposeError:
@@ -161,9 +159,23 @@ class PermissionDenied(InterposeError):
 
 
 class QuotaExceeded(InterposeError):
-    """The tenant is over a limit; `retry_after` says when to try again."""
+    """The tenant is over a limit; `retry_after` says when to try again.
+
+    Attributes:
+        quota: the quota that is reached, e.g. "tokens_per_minute", or "" where another limit is reached.
+        limit: the quota's limit.
+        used: how much of it was used.
+    """
 
     code = trace_pb2.ERROR_CODE_QUOTA_EXCEEDED
+
+    def __init__(self, message: str, *, quota: str = "", limit: float = 0.0, used: float = 0.0, **fields: Any) -> None:
+        self.quota = quota
+        self.limit = limit
+        self.used = used
+        super().__init__(message, **fields)
+
+    _fields = (*InterposeError._fields, "quota", "limit", "used")
 
 
 class Cancelled(InterposeError):
@@ -246,8 +258,12 @@ def from_failure(fact: Failure) -> InterposeError:
     message = fact.message or "the server gave no reason"
     if fact.suggestions and not any(name in message for name in fact.suggestions):
         message += f"; {did_you_mean(fact.suggestions)}"
+    more: dict[str, Any] = {}
+    if kind is QuotaExceeded:
+        more = {"quota": fact.quota.name, "limit": fact.quota.limit, "used": fact.quota.used}
     return kind(
         message,
+        **more,
         trace_id=fact.trace_id,
         invoke=fact.invoke,
         location=fact.location,

@@ -384,18 +384,28 @@ class ReplicaStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., stage: _Optional[str] = ..., seconds: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
-    __slots__ = ("name", "sessions", "traces_running", "traces_done", "stored_bytes")
+    __slots__ = ("name", "sessions", "traces_running", "traces_done", "stored_bytes", "traces_waiting", "tokens", "saved_bytes", "weight", "quotas")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     TRACES_RUNNING_FIELD_NUMBER: _ClassVar[int]
     TRACES_DONE_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRACES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     sessions: int
     traces_running: int
     traces_done: int
     stored_bytes: int
-    def __init__(self, name: _Optional[str] = ..., sessions: _Optional[int] = ..., traces_running: _Optional[int] = ..., traces_done: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    traces_waiting: int
+    tokens: int
+    saved_bytes: int
+    weight: float
+    quotas: _containers.RepeatedCompositeFieldContainer[_trace_pb2.QuotaUse]
+    def __init__(self, name: _Optional[str] = ..., sessions: _Optional[int] = ..., traces_running: _Optional[int] = ..., traces_done: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., traces_waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., saved_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., quotas: _Optional[_Iterable[_Union[_trace_pb2.QuotaUse, _Mapping]]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("models", "tenants", "sessions", "warm_sessions", "uptime_seconds", "server_version")

@@ -179,7 +179,7 @@ class Frame(_message.Message):
     def __init__(self, filename: _Optional[str] = ..., line: _Optional[int] = ..., end_line: _Optional[int] = ..., column: _Optional[int] = ..., end_column: _Optional[int] = ..., function: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "exception_type", "exception_message", "frames", "trace_id", "invoke", "location", "suggestions", "retry_after")
+    __slots__ = ("code", "message", "exception_type", "exception_message", "frames", "trace_id", "invoke", "location", "suggestions", "retry_after", "quota")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class Failure(_message.Message):
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     SUGGESTIONS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     exception_type: str
@@ -200,7 +201,20 @@ class Failure(_message.Message):
     location: str
     suggestions: _containers.RepeatedScalarFieldContainer[str]
     retry_after: float
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., exception_type: _Optional[str] = ..., exception_message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., trace_id: _Optional[str] = ..., invoke: _Optional[int] = ..., location: _Optional[str] = ..., suggestions: _Optional[_Iterable[str]] = ..., retry_after: _Optional[float] = ...) -> None: ...
+    quota: QuotaUse
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., exception_type: _Optional[str] = ..., exception_message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., trace_id: _Optional[str] = ..., invoke: _Optional[int] = ..., location: _Optional[str] = ..., suggestions: _Optional[_Iterable[str]] = ..., retry_after: _Optional[float] = ..., quota: _Optional[_Union[QuotaUse, _Mapping]] = ...) -> None: ...
+
+class QuotaUse(_message.Message):
+    __slots__ = ("name", "limit", "used", "refused")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limit: float
+    used: float
+    refused: int
+    def __init__(self, name: _Optional[str] = ..., limit: _Optional[float] = ..., used: _Optional[float] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("trace_id", "session_id", "model", "captured", "invokes")

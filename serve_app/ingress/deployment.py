@@ -35,6 +35,7 @@ from serve_app.secrecy import keep_to_itself
 from serve_app.settings import Settings, Tenant
 from serve_app.tenants import admission
 from serve_app.tenants.book import KeyBook, Keyring
+from serve_app.tenants.tokens import tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -288,7 +289,9 @@ class IngressDeployment(HealthCalls, KeyCalls):
             lease.session_id,
             tenant=tenant.name,
             trusted=tenant.trust != "none",
-            share=self.settings.share,
+            share=self.settings.share_of(tenant),
+            weight=self.settings.quotas_of(tenant).weight,
+            tokens=tokens_of(trace, served.description),
             job=message.job,
             edits=edits,
             remotes=tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())}),
@@ -347,11 +350,11 @@ class IngressDeployment(HealthCalls, KeyCalls):
     async def _beat(self) -> None:
         while True:
             try:
-                self._update(
-                    await self._sessions.directory.heartbeat.remote(self._models.lasting, self._session_settings)
-                )
+                beat = self._sessions.directory.heartbeat
+                self._update(await beat.remote(self._models.lasting, self._session_settings, self.settings.allowances))
             except ray.exceptions.RayActorError:
                 self._sessions.replace_directory(directory(self._session_settings))
+                continue  # a new directory knows no quotas yet
             except Exception:
                 logger.exception("a heartbeat failed")  # the loop must go on: the directory needs heartbeats
             await asyncio.sleep(HEARTBEAT_SECONDS)

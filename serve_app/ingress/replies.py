@@ -62,7 +62,12 @@ def status(known: DirectoryStatus, models: ServedModels, tenant: Tenant) -> serv
                 name=usage.name,
                 sessions=usage.sessions,
                 traces_running=usage.traces_running,
-                traces_done=usage.traces_done,
+                traces_done=usage.done.traces,
                 stored_bytes=usage.stored_bytes,
+                traces_waiting=usage.traces_waiting,
+                tokens=usage.done.tokens,
+                saved_bytes=usage.done.saved_bytes,
+                weight=usage.weight,
+                quotas=usage.quotas,
             )
     return reply

@@ -41,6 +41,8 @@ def request_of(
     tenant: str = "",
     trusted: bool = False,
     share: float = 1.0,
+    weight: float = 1.0,
+    tokens: int = 0,
     job: bool = False,
     edits: tuple[bytes, ...] = (),
     remotes: tuple[str, ...] = (),
@@ -52,7 +54,7 @@ def request_of(
         trace: the same, parsed.
         model: the settings of the trace's model.
         session_id: the session that runs the trace.
-        tenant, trusted, share, job, edits, remotes: as in `TraceRequest`.
+        tenant, trusted, share, weight, tokens, job, edits, remotes: as in `TraceRequest`.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
@@ -63,6 +65,8 @@ def request_of(
         tenant=tenant,
         trusted=trusted,
         share=share,
+        weight=weight,
+        tokens=tokens,
         trace_id=trace.id,
         accepted=pb.Event(accepted=accepted).SerializeToString(),
         max_saved_bytes=model.limits.max_saved_bytes,

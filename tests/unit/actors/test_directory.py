@@ -14,7 +14,7 @@ import pytest
 from actors import session_pool
 from actors.archive import Kept
 from actors.directory import Directory
-from actors.protocol import ReplicaReport, SessionStats, Target, Terms
+from actors.protocol import ReplicaReport, SessionStats, Target, Terms, Work
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
@@ -42,7 +42,7 @@ class Actor:
         return lambda *args: asyncio.ensure_future(method(*args))  # type: ignore[arg-type]
 
     def says(self, session_id: str, idle: float, collected: bool = False) -> None:
-        self.said[session_id] = SessionStats(idle, 0, 0, 0, collected)
+        self.said[session_id] = SessionStats(idle, 0, Work(), 0, collected)
 
     async def _prepare(self, targets: list[Target]) -> None:
         pass

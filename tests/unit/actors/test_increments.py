@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from actors import arrivals
+from actors.dues import Dues
 from actors.increments import Arrived, Increments
+from actors.protocol import Terms
+from actors.session_store import SessionStore
 from actors.trace_run import TraceRun
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
@@ -74,8 +77,13 @@ def test_after_its_last_increment_an_invoke_is_waited_for_no_more() -> None:
     assert not increments.complete(1)
 
 
+def free() -> Dues:
+    """The dues of a session without quotas."""
+    return Dues(None, SessionStore("s", False, Terms(600.0, 1 << 20, 900.0), None))
+
+
 async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TraceRun(request(), lambda size: None, LocalDirectory().keep.remote)
+    run = TraceRun(request(), free(), LocalDirectory().keep.remote)
 
     async def engine(request: TraceRequest):  # type: ignore[no-untyped-def]
         await run.increment(arrived(increment(1, 2)).event)  # a step ahead
@@ -103,7 +111,7 @@ async def test_a_trace_records_increments_before_their_outputs(monkeypatch: pyte
 
 async def test_an_increment_that_never_comes_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "ADOPTION_SECONDS", 0.05)
-    run = TraceRun(request(), lambda size: None, LocalDirectory().keep.remote)
+    run = TraceRun(request(), free(), LocalDirectory().keep.remote)
 
     async def engine(request: TraceRequest):  # type: ignore[no-untyped-def]
         yield output(1).SerializeToString()

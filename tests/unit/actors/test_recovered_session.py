@@ -69,7 +69,7 @@ async def test_a_job_that_has_ended(engine: Engine, clock: Callable[[float], Non
     assert await other.blob_ref("s", f"{key}/0/0") == [f"reference to {key}/0/0"]
     await other.start("s", *submission())
     assert engine.runs == 1, "it ran; the same id again runs nothing"
-    assert (await other.stats()).traces_done == 1
+    assert (await other.stats()).done.traces == 1
     clock(501)
     other.sweep()
     assert not session._directory.archive.of("s").traces

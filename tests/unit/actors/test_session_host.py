@@ -65,7 +65,7 @@ async def test_a_session_that_ends_takes_nothing_of_others_along(host: SessionHo
     for session_id in ("s", "other"):
         await host.ask(session_id, "start", *submission("t", session_id=session_id))
     stats = await host.close("s")
-    assert stats is not None and stats.traces_done == 1 and await host.close("s") is None
+    assert stats is not None and stats.done.traces == 1 and await host.close("s") is None
     assert set(await host.stats()) == {"other"}
     engine.gate.set()
     assert (await kinds(host.follow("other", "attach", "other", "t", "f")))[-1] == "done"  # type: ignore[arg-type]

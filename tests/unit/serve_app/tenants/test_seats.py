@@ -75,7 +75,7 @@ async def test_alone_a_tenant_may_have_all_seats_and_its_sessions_take_turns() -
     await traces.settled()
     assert traces.began == ["one", "one"]
     await traces.end_all(7)
-    assert traces.began == ["one", "one", "other", "one", "other", "one", "one"]
+    assert traces.began == ["one", "one", "other", "other", "one", "one", "one"], "until both have had two"
 
 
 async def test_so_many_of_a_tenant_wait() -> None:
