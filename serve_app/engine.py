@@ -22,8 +22,7 @@ from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
 from executor.core.request import flow_of
 from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
-from interpose.v1 import trace_pb2 as pb
-from interpose.wire.events import apart, kind_of
+from interpose.contract.result import Result
 from interpose.wire.request import TraceRequest
 from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.session_watch import SessionWatch
@@ -153,16 +152,17 @@ class EngineDeployment:
             del self._traces[request.key]
 
     async def _in_turn(self, request: TraceRequest) -> AsyncGenerator[bytes, None]:
+        results: dict[int, Result] = {}
         async with (
             self._seats.seat(flow_of(request), request.tokens) as seat,
-            contextlib.aclosing(self._engine.run(request)) as events,
+            contextlib.aclosing(self._engine.run(request, results)) as events,
         ):
-            async for some in events:
-                for event in apart(some):
-                    if kind_of(event) == "accounting":
-                        done = pb.Event.FromString(event).accounting
-                        seat.used = (seat.used or 0) + done.prompt_tokens + done.generated_tokens
-                yield some
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                if results:  # else the trace counts with what it might have needed
+                    seat.used = sum(len(one.prompt_token_ids) + len(one.token_ids) for one in results.values())
 
     async def ping(self) -> None:
         """Do nothing: the caller is connected afterwards."""

@@ -90,13 +90,14 @@ class TraceEngine:
         self._compiler.close()
         await asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown)
 
-    async def run(self, request: TraceRequest) -> AsyncIterator[bytes]:
+    async def run(self, request: TraceRequest, results: dict[int, Result] | None = None) -> AsyncIterator[bytes]:
         """Run a trace, with one request for every invoke.
 
         An invoke that reads names of another invoke starts after that invoke has ended.
 
         Args:
             request: the trace, which is checked here against the model.
+            results: takes the result of each invoke that ends.
 
         Yields:
             Serialized Output, Saves and Failed events, with one Failed for each invoke that fails. Events that are there at the
@@ -116,7 +117,7 @@ class TraceEngine:
         shipment = shipped(request, await self._compiled(trace))
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
-        results: dict[int, Result] = {}
+        results = {} if results is None else results
         failed: set[int] = set()
         gang = gang_of(trace)
         check_room(trace, gang, prepared, self.llm.vllm_config.scheduler_config)

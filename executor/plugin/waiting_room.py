@@ -90,6 +90,10 @@ class Limits:
     seats: int
     blocks: int
 
+    def part(self, seats: int, blocks: int) -> float:
+        """Return how much of the engine so many seats and cache blocks are, from 0 to 1."""
+        return max(seats / self.seats, blocks / self.blocks)
+
 
 @dataclass(frozen=True)
 class Left:
@@ -162,8 +166,6 @@ class WaitingRoom:
         self._line: list[Request] = []
         self._line_of: object = None  # what the line was made of
 
-    # Requests come and go.
-
     def enter(self, entry: Traced, trace: str, gang: int) -> None:
         """Let a request wait.
 
@@ -229,7 +231,7 @@ class WaitingRoom:
         if line_of != self._line_of:
             line = list(came)
             if len({self._flow_of(request) for request in came}) > 1:
-                held = {tenant: self._part(used.seats[tenant], used.blocks[tenant]) for tenant in used.seats}
+                held = {tenant: self._limits.part(used.seats[tenant], used.blocks[tenant]) for tenant in used.seats}
                 line = in_turn(came, self._flow_of, map(self._flow_of, running), self._part_of, held)
             # Requests that have left their gang start one after the other.
             line.sort(key=lambda request: not self._released(request))
@@ -237,12 +239,8 @@ class WaitingRoom:
         return self._line
 
     def _part_of(self, request: Request) -> float:
-        """Return how much of the engine a request will hold, from 0 to 1."""
         entry = self.waiting.get(request.request_id)
-        return self._part(1, entry.blocks if entry is not None else 0)
-
-    def _part(self, seats: int, blocks: int) -> float:
-        return max(seats / self._limits.seats, blocks / self._limits.blocks)
+        return self._limits.part(1, entry.blocks if entry is not None else 0)
 
     def _released(self, request: Request) -> bool:
         entry = self.waiting.get(request.request_id)
@@ -252,7 +250,7 @@ class WaitingRoom:
         """Let the gang of a request start if it is next and complete."""
         if len(gang.members) < gang.expected or not all(self._ready(one.request) for one in gang.members):
             return
-        if choice.start.requests or choice.closed_traced:
+        if choice.start.requests or choice.closed_for(entry):
             return  # A gang does not start behind other requests, and other requests may pass it in this step.
         if not self._ever_fits(gang):
             # The members start apart, and a block that needs the others fails with a message.
@@ -311,12 +309,16 @@ class _Choice:
         self.start.requests.append(request)
         return True
 
+    def closed_for(self, entry: Traced) -> bool:
+        """Return whether a request waits for one that came before."""
+        return self.closed_traced or entry.flow.tenant in self._closed_tenants
+
     def take(self, entry: Traced) -> None:
         """Let a traced request start if there is room.
 
         If there is no room, the request lets other requests pass, or nothing behind it starts.
         """
-        if self.closed_traced or entry.flow.tenant in self._closed_tenants:
+        if self.closed_for(entry):
             return
         if self._over_share(entry):
             if entry.passed >= MOST_PASSES:
@@ -377,10 +379,7 @@ class _Choice:
         return self._used.blocks.total() + sum(entry.blocks for entry in entries) <= self._limits.blocks
 
     def _over_weight(self, entries: Sequence[Traced]) -> bool:
-        """Return whether a tenant would have more of the cache than its weight gives it.
-
-        A tenant that holds nothing of the cache may always have what a request needs.
-        """
+        """Return whether a tenant that has some of the cache would have more than its weight."""
         tenant = entries[0].flow.tenant
         held = self._used.blocks[tenant]
         wanted = held + sum(entry.blocks for entry in entries)

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from actors import session_pool
+from actors.allowance import Allowance, Allowances
 from actors.archive import Kept
 from actors.directory import Directory
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms, Work
+from actors.quota_use import Cost, Demand
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
@@ -26,6 +28,8 @@ class Actor:
     Attributes:
         closed: how often each session was ended.
         said: what is said of each session, by id.
+        told: sessions that were told that a trace may run.
+        heeded: sessions that were told of other terms.
     """
 
     def __init__(self) -> None:
@@ -33,7 +37,9 @@ class Actor:
         self.gate.set()
         self.closed: dict[str, int] = {}
         self.said: dict[str, SessionStats] = {}
-        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare"):
+        self.told: list[tuple[str, str]] = []
+        self.heeded: list[tuple[str, Terms]] = []
+        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "turn", "heed"):
             # Called at once and awaited later, as Ray's are.
             setattr(self, name, SimpleNamespace(remote=self._called(getattr(self, f"_{name}"))))
 
@@ -43,6 +49,12 @@ class Actor:
 
     def says(self, session_id: str, idle: float, collected: bool = False) -> None:
         self.said[session_id] = SessionStats(idle, 0, Work(), 0, collected)
+
+    async def _turn(self, session_id: str, key: str) -> None:
+        self.told.append((session_id, key))
+
+    async def _heed(self, session_id: str, terms: Terms) -> None:
+        self.heeded.append((session_id, terms))
 
     async def _prepare(self, targets: list[Target]) -> None:
         pass
@@ -191,6 +203,100 @@ async def test_which_session_gives_way(
             await directory.open("mine")
         assert 0 < caught.value.failure.retry_after <= 60
     assert await directory.find(busy.session_id, "mine") is busy
+
+
+def reserving(**reserved: int) -> Allowances:
+    return Allowances(tenants={name: Allowance(reserved_sessions=count) for name, count in reserved.items()})
+
+
+async def test_what_is_reserved_for_others_is_not_taken(actors: list[Actor]) -> None:
+    """Four greedy tenants at once, as many sessions as they get; then the small ones get their own."""
+    directory = Directory(SessionSettings(max_per_tenant=100, max_sessions=20, wait_seconds=0, warm=1))
+    tenants = {"a": 2, "b": 2, "c": 2, "d": 2, "small": 3, "late": 2}
+    await directory.heartbeat([], directory._settings, reserving(**tenants))
+    asking = [directory.open(name) for _ in range(20) for name in "abcd"]
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    refused = [one for one in told if isinstance(one, ServiceFailure)]
+    assert len(told) - len(refused) == 20 - 3 - 2
+    assert "or reserved for other tenants (5)" in refused[-1].failure.message
+    quota = refused[-1].failure.quota
+    assert (quota.name, quota.limit, quota.used) == ("max_sessions", 20, 15) and refused[-1].failure.retry_after > 0
+    for name, count in (("small", 3), ("late", 2)):
+        for _ in range(count):
+            await directory.open(name)
+        with pytest.raises(ServiceFailure, match="all 20 sessions of the service are taken"):
+            await directory.open(name)
+
+
+async def test_a_session_within_a_reserve_does_not_give_way_to_other_tenants(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(max_per_tenant=100, max_sessions=2, wait_seconds=0, warm=1))
+    await directory.heartbeat([], directory._settings, reserving(small=1))
+    small, greedy = await directory.open("small"), await directory.open("greedy")
+    actors[0].says(small.session_id, 1000.0, True)
+    with pytest.raises(ServiceFailure):
+        await directory.open("greedy")
+    assert await directory.find(small.session_id, "small") is small
+    actors[0].says(greedy.session_id, 1000.0, True)
+    await directory.open("other")
+    assert await directory.find(greedy.session_id, "greedy") is None
+
+
+async def test_a_quota_of_sessions_takes_the_place_of_the_usual_number(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(max_per_tenant=2, max_sessions=9, wait_seconds=0, warm=1))
+    quotas = Allowances(tenants={"red": Allowance(sessions=3), "blue": Allowance(sessions=1)})
+    await directory.heartbeat([], directory._settings, quotas)
+    for tenant, most in (("red", 3), ("blue", 1), ("green", 2)):
+        for _ in range(most):
+            await directory.open(tenant)
+        with pytest.raises(ServiceFailure, match=f"{tenant} has {most} sessions open") as caught:
+            await directory.open(tenant)
+        assert caught.value.failure.quota.name == ("max_per_tenant" if tenant == "green" else "sessions")
+    usage = {one.name: one for one in await directory.usage()}
+    assert usage["red"].refused == {"sessions": 1} and [one.used for one in usage["red"].quotas] == [3]
+
+
+async def test_a_session_owes_nothing_when_its_lease_has_ended(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(warm=1))
+    quotas = Allowances(tenants={"red": Allowance(running_traces=1, tokens_per_minute=100, stored_bytes=100)})
+    await directory.heartbeat([], directory._settings, quotas)
+    lease = await directory.open("red")
+    assert await directory.admit(lease.session_id, "k.t", Demand(60, 50))
+    assert not await directory.admit(lease.session_id, "k.u", Demand(30, 60))
+    await directory.hold(lease.session_id, 90, 0, math.inf)
+    await directory.settle("k.t", Cost(20, 0, 90))
+    await asyncio.sleep(0)
+    assert actors[0].told == [(lease.session_id, "k.u")]
+    await directory.close(lease.session_id, "red")
+    [red] = await directory.usage()
+    assert red.traces_waiting == 0
+    assert {one.name: round(one.used) for one in red.quotas} == {
+        "running_traces": 0, "tokens_per_minute": 20, "stored_bytes": 0,
+    }  # fmt: skip
+    for call in (directory.admit(lease.session_id, "k.v", Demand(1, 1)), directory.hold(lease.session_id, 1, 0, 1.0)):
+        with pytest.raises(ServiceFailure, match="the session has ended"):
+            await call
+
+
+async def test_a_dead_session_actor_owes_nothing_for_its_traces(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(warm=2))
+    quotas = Allowances(tenants={"red": Allowance(running_traces=1, tokens_per_minute=100)})
+    await directory.heartbeat([], directory._settings, quotas)
+    lease = await directory.open("red")
+    assert await directory.admit(lease.session_id, "k.t", Demand(60, 0))
+    again = await directory.recover(lease.session_id, "red", lease.actor)
+    assert again is not None and again.actor is not lease.actor
+    [red] = await directory.usage()
+    assert [round(one.used) for one in red.quotas] == [0, 0]
+
+
+async def test_sessions_hear_of_quotas_that_come_later(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(warm=1))
+    lease = await directory.open("red")
+    quotas = Allowances(tenants={"red": Allowance(running_traces=1)})
+    for _ in range(2):
+        await directory.heartbeat([], directory._settings, quotas)
+    await asyncio.sleep(0)
+    assert [(name, terms.counted) for name, terms in actors[0].heeded] == [(lease.session_id, True)]
 
 
 async def test_opening_waits_for_a_session_that_gives_way(actors: list[Actor], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,3 +225,54 @@ def test_adapters_are_given_as_vllm_takes_them(modules: object) -> None:
 def test_adapters_that_are_none(modules: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settings_from({"model": "m", "lora_modules": modules})
+
+
+def tenants(*quotas: dict[str, object], **more: object) -> dict[str, object]:
+    """Arguments of a service with a tenant for each of some quotas."""
+    names = "abcdefgh"
+    listed = [
+        {"name": name, "api_key": f"key-of-{name}", "quotas": own} for name, own in zip(names, quotas, strict=False)
+    ]
+    return {"model": "/models/tiny", "tenants": listed, **more}
+
+
+def test_a_tenant_has_the_quotas_of_the_service_where_it_has_none_of_its_own() -> None:
+    settings = settings_from(
+        tenants({"tokens_per_minute": 10, "weight": 4}, {}, quotas={"tokens_per_minute": 100, "running_traces": 3})
+    )
+    first, second = (settings.quotas_of(tenant) for tenant in settings.tenants)
+    assert (first.tokens_per_minute, first.running_traces, first.weight) == (10, 3, 4.0)
+    assert (second.tokens_per_minute, second.running_traces, second.weight) == (100, 3, 1.0)
+    allowances = settings.allowances
+    assert allowances.of("a").weight == 4.0 and allowances.of("a").tokens_per_minute == 10
+    assert allowances.of("unknown").tokens_per_minute == 100
+
+
+def test_sessions_are_reserved_for_each_of_several_tenants() -> None:
+    assert settings_from({"model": "/m/x"}).allowances.of("anonymous").reserved_sessions == 0
+    several = settings_from(tenants({}, {"sessions": 4}, {"reserved_sessions": 0}))
+    assert [several.allowances.of(name).reserved_sessions for name in "abc"] == [16, 4, 0]
+    few = settings_from(tenants({}, {}, {}, sessions={"max_sessions": 12}))
+    assert [few.allowances.of(name).reserved_sessions for name in "abc"] == [2, 2, 2]
+
+
+def test_the_share_of_an_engine() -> None:
+    settings = settings_from(tenants({"kv_share": 0.5}, {}, tenant_share=0.6))
+    assert [settings.share_of(tenant) for tenant in settings.tenants] == [0.5, 0.6]
+    assert settings_from({"model": "/m/x"}).share_of(ANONYMOUS) == 1.0
+    assert settings_from({"model": "/m/x", "quotas": {"kv_share": 0.5}}).share_of(ANONYMOUS) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (tenants({"waiting_traces": 3}), "quotas.waiting_traces needs quotas.running_traces"),
+        (tenants({"reserved_sessions": 3, "sessions": 2}), "reserved_sessions is more than"),
+        (tenants({"reserved_sessions": 8}, {"reserved_sessions": 8}, sessions={"max_sessions": 15}), "16 together"),
+        (tenants({"weight": 0}), "greater than 0"),
+        (tenants({"tokens_per_hour": 3}), "tokens_per_hour"),
+    ],
+)
+def test_quotas_that_cannot_be(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings_from(arguments)

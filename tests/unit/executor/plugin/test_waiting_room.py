@@ -150,6 +150,55 @@ def test_a_tenant_over_its_share_lets_other_tenants_pass(room: Room) -> None:
     assert names(room.next(red=8)) == ["three"]
 
 
+def test_seats_follow_the_weights(room: Room) -> None:
+    one, two, four = (Flow(name, "s", 1.0, weight) for name, weight in (("one", 1.0), ("two", 2.0), ("four", 4.0)))
+    for number in range(8):
+        for flow in (one, two, four):
+            room.traced(f"{flow.tenant}{number}", 1, blocks=1, flow=flow)
+    told = [name[:-1] for name in names(room.next(seats=7))]
+    assert [told.count(name) for name in ("one", "two", "four")] == [1, 2, 4]
+
+
+def test_the_cache_follows_the_weights_where_it_is_what_lacks(room: Room) -> None:
+    """A tenant with large requests gets as much of the cache as a tenant with many small ones."""
+    large, small = Flow("large", "s"), Flow("small", "s")
+    for number in range(4):
+        room.traced(f"large{number}", 1, blocks=8, flow=large)
+    for number in range(16):
+        room.traced(f"small{number}", 1, blocks=2, flow=small)
+    started = names(room.next(seats=6))
+    assert started == ["large0", "small0", "small1", "small2", "small3"]
+
+
+@pytest.mark.parametrize(
+    ("used", "started"),
+    [
+        ({"red": 11}, ["other"]),  # red has more than its half already
+        ({"red": 2, "blue": 12}, []),  # red would have its half, and its turn has come
+        ({"blue": 12}, []),  # red has nothing
+    ],
+)
+def test_a_tenant_that_waits_for_its_own_requests_does_not_keep_others_waiting(
+    room: Room, used: dict[str, int], started: list[str]
+) -> None:
+    waits = room.traced("waits", 10, blocks=6, flow=Flow("red", "s"))
+    waits.passed = MOST_PASSES
+    room.traced("own", 10, blocks=1, flow=Flow("red", "t"))
+    room.traced("other", 10, blocks=1, flow=Flow("blue", "s"))
+    start = room.next(**used)
+    assert names(start) == started and waits in start.passed
+
+
+@pytest.mark.parametrize(("used", "started"), [({"red": 9, "blue": 1}, ["other"]), ({"blue": 10}, [])])
+def test_a_gang_of_a_tenant_that_has_much_lets_others_pass(
+    room: Room, used: dict[str, int], started: list[str]
+) -> None:
+    for number in range(2):
+        room.traced(f"gang/{number}", 10, blocks=4, gang=2, flow=Flow("red", "s"))
+    room.traced("other", 10, blocks=1, flow=Flow("blue", "s"))
+    assert names(room.next(**used)) == started
+
+
 def test_a_gang_starts_in_a_step_of_its_own_when_it_is_complete(room: Room) -> None:
     room.traced("gang/0", 20, gang=2)
     room.traced("one", 30)
