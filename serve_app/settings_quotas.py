@@ -45,7 +45,6 @@ class Quotas(Part):
     kv_share: float | None = Field(
         None, gt=0, le=1, description="part of an engine's places and of its cache; `tenant_share` unless given"
     )
-    connections: int | None = Field(None, ge=1, description="connections to the service at a time")
     weight: float = Field(
         1.0, gt=0, le=1000, description="the part of an engine beside other tenants, against their weights"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.key_hashes import hashed
-from serve_app.settings import settings_from
+from serve_app.settings import ANONYMOUS, settings_from
 
 HASH, OTHER = str(hashed("a-key-of-a-tenant")), str(hashed("another-key"))
 
