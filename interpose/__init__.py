@@ -19,6 +19,7 @@ the methods of a tracer; `help(interpose.Client)` for sessions and jobs; `help(i
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ _HOMES = {
     "contract.errors",
 )
 
+# With these names a notebook begins, which then gets tab completion.
+_CONNECTING = ("connect", "connect_async")
+
 __all__ = [
     "Accounting",
     "AsyncClient",
@@ -152,8 +156,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'interpose' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"interpose.{home}"), "VERSION" if name == "__version__" else name)
     globals()[name] = value
+    if name in _CONNECTING and "IPython" in sys.modules:
+        importlib.import_module("interpose.notebook.completion").install()
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

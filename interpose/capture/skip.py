@@ -49,7 +49,9 @@ class CapturedContext:
         self._skipping = _skip(frame, captured_block(frame))
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+    def __exit__(
+        self, kind: Any, error: Any, traceback: Any
+    ) -> Any:  # not bool: the names of the block are always bound
         """Hands the block to `run_block`, whose exceptions go on as if the block had raised them."""
         skip = self._left(error)
         if skip is None:

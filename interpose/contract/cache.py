@@ -5,9 +5,11 @@ A value is found by the module's path, or along the module tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from interpose.contract.shown import shown
 
 
 @dataclass(eq=False)
@@ -70,6 +72,12 @@ class Cache:
         """Return the paths of the recorded modules, in the order of the forward pass."""
         return list(self.entries)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*shown(self), *_next_names(self.entries, "")})
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.keys()
+
     def __repr__(self) -> str:
         return f"<cache of {len(self.entries)} modules: {', '.join(self.entries)}>"
 
@@ -127,9 +135,18 @@ class CacheView:
         except KeyError as error:
             raise AttributeError(error.args[0]) from None
 
+    def __dir__(self) -> list[str]:
+        return sorted({*shown(self), *_next_names(self.keys(), f"{self._path}.")})
+
     def __repr__(self) -> str:
         return f"<cache at {self._path}: {', '.join(self.keys())}>"
 
     def _values(self, name: str) -> Any:
         values = [getattr(visit, name) for visit in self.visits]
         return values[0] if len(values) == 1 else values
+
+
+def _next_names(paths: Iterable[str], prefix: str) -> set[str]:
+    """Return the names that follow a prefix in paths of modules; numbers are left out."""
+    names = (path[len(prefix) :].partition(".")[0] for path in paths if path.startswith(prefix))
+    return {name for name in names if name.isidentifier()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose.contract.idioms import OF_RESULTS
 
@@ -46,9 +46,11 @@ class Result:
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
-    def __getattr__(self, name: str) -> NoReturn:
-        hint = f": {OF_RESULTS[name]}" if name in OF_RESULTS else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {OF_RESULTS[name]}" if name in OF_RESULTS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as lists, dicts, text and numbers; the lists are the result's own."""

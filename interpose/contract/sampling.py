@@ -130,3 +130,14 @@ def check_structured_outputs(structured: Any) -> None:
     given = [name for name in structured if name in _CONSTRAINTS]
     if len(given) != 1:
         raise ValueError(f"structured_outputs takes one of {', '.join(_CONSTRAINTS)}; here are {len(given)}")
+
+
+def expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:
+    """Return the most tokens that a trace generates, None if a `max_tokens` is not a number."""
+    total = 0
+    for own in invokes:
+        count = {**trace, **own}.get("max_tokens", 1)
+        if not isinstance(count, int):
+            return None
+        total += count
+    return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from interpose.contract.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.contract.idioms import OF_MODELS
@@ -61,6 +61,16 @@ class Node:
         if self.canonical:
             return (*CANONICAL_WORDS, *self.values)
         return MODULE_WORDS if self.path else MODULE_WORDS + MODEL_WORDS
+
+    @property
+    def usable(self) -> list[str]:
+        """Names of the envoy that are not modules, without names that are errors for this module."""
+        refused = {"save"}
+        if self.class_name == "ModuleList":
+            refused |= {"output", "input", "inputs", "next", "skip"}  # a list is never called
+        if self.path in PSEUDO:
+            refused |= {"input", "inputs", "skip"}
+        return [name for name in self.words if name not in refused]
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -219,6 +229,25 @@ class Envoy(Name):
     __slots__ = ("_node", "_tree")
     _node: Node
     _tree: Node
+    if TYPE_CHECKING:  # values, which code in a block computes with; every other name is an envoy's
+        resid_pre: Any
+        resid_mid: Any
+        resid_post: Any
+        q: Any
+        k: Any
+        v: Any
+        rot_q: Any
+        rot_k: Any
+        pattern: Any
+        z: Any
+        gate: Any
+        up: Any
+        act: Any
+        router_logits: Any
+        experts: Any
+        expert_weights: Any
+        weight: Any
+        bias: Any
 
     def __init__(self, node: Node, tree: Node) -> None:
         object.__setattr__(self, "_node", node)
@@ -291,7 +320,11 @@ class Envoy(Name):
         message = f"{self._node.misused(used, then)}, inside `with model.trace(prompt):`"
         raise InvalidArgument(message, location=self.path)
 
-    def __getitem__(self, key: int | slice) -> Any:
+    @overload
+    def __getitem__(self, key: int) -> Envoy: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Envoy]: ...
+    def __getitem__(self, key: int | slice) -> Envoy | list[Envoy]:
         if not self._node.items and not isinstance(key, int):
             self._misused("indexed", "[…]")
         if isinstance(key, slice):
@@ -329,7 +362,14 @@ class Envoy(Name):
 
     def __dir__(self) -> list[str]:
         names = [name for name in (*self._node.children, *self._node.pseudo) if name.isidentifier()]
-        return sorted([*names, *self._node.words, *self._node.weights, *object.__dir__(self)])
+        return sorted({*names, *self._node.usable, *self._node.weights, *_of_objects()})
+
+    def _ipython_key_completions_(self) -> list[int]:
+        return [int(node.path.rpartition(".")[2]) for node in self._node.items]
 
     def __repr__(self) -> str:
         return "\n".join(self._node.lines())
+
+
+def _of_objects() -> list[str]:
+    return [name for name in dir(Envoy) if name.startswith("__") and name.endswith("__")]

@@ -21,6 +21,7 @@ from interpose.contract.errors import (
     from_failure,
 )
 from interpose.contract.result import Result
+from interpose.contract.shown import shown
 from interpose.modules.envoy import Node
 from interpose.results.outcome import Delivered, Outcome, take_event, values_of
 from interpose.rpc.channel import Stream
@@ -119,6 +120,9 @@ class JobResult(Mapping[str, object]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._values)
 
     def __repr__(self) -> str:
         return f"<result of a trace: {', '.join(self._values) or 'nothing saved'}>"
@@ -326,6 +330,9 @@ class Job:
         self._printed += len(fresh)
         print(fresh, end="", flush=True)
         return max(0, skipped - len(text))
+
+    def __dir__(self) -> list[str]:
+        return shown(self, ("arrive", "deliver", "found", "outcome"))
 
     def __repr__(self) -> str:
         return f"<interpose job {self.id}>"

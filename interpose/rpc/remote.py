@@ -7,9 +7,10 @@ is not involved.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose.contract.errors import NotFound
+from interpose.contract.shown import shown
 from interpose.rpc.session import Session
 from interpose.rpc.threads import in_thread
 from interpose.v1.value_pb2 import ARRAY_LIBRARY_NUMPY, Blob, RemoteTensor, Stack, Tensor, TensorView, Value
@@ -114,10 +115,15 @@ class RemoteValue:
     def __bool__(self) -> NoReturn:
         raise TypeError("a value on the server is neither true nor false; fetch() it first")
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"this value is on the server, where {name!r} is not computed: write x.fetch(), or compute it in a trace's block"
-        )
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"this value is on the server, where {name!r} is not computed: write x.fetch(), or compute it in a trace's block"
+            )
+
+    def __dir__(self) -> list[str]:
+        return shown(self, ("fetch_here", "to_value"))
 
     def __repr__(self) -> str:
         return f"<value on the server: {arrays.dtype_name(self._view.dtype)} {list(self.shape)}, {self.nbytes} bytes>"

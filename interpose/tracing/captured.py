@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
@@ -58,16 +59,18 @@ class CapturedBlock(capture.CapturedContext):
     def __repr__(self) -> str:
         return f"<not entered: {self._remedy}>" if self.unused else super().__repr__()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: C) -> C:
         self.used()
         try:
-            return super().__enter__()
+            super().__enter__()
         except capture.CaptureError as error:
             raise refused(error) from None
+        return self
 
-    def __aenter__(self) -> Any:
+    def __aenter__(self: C) -> Awaitable[C]:
         self.used()
         try:
-            return super().__aenter__()
+            entering: Awaitable[C] = super().__aenter__()
         except capture.CaptureError as error:
             raise refused(error) from None
+        return entering

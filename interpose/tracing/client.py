@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from interpose.contract.errors import InvalidArgument, VersionMismatch
+from interpose.contract.shown import shown
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.modules.envoy import Node, tree_of
 from interpose.results.job import Job
@@ -176,6 +177,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __dir__(self) -> list[str]:
+        return shown(self, ("awaited", "call", "current_session", "describe", "own_session", "progress", "tree_of"))
 
     def __repr__(self) -> str:
         return f"<interpose client of {self.address}: {', '.join(self.models) or 'no models'}>"

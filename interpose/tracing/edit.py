@@ -8,16 +8,18 @@ copy of the edit's variables. An edit stays until the tenant clears it or the se
 from __future__ import annotations
 
 import ast
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
+from interpose.contract.shown import OF_BLOCKS, shown
 from interpose.contract.version import PROTOCOL
 from interpose.program.builder import TraceBuilder
 from interpose.program.check import frame_at
 from interpose.rpc.threads import in_thread
 from interpose.tracing.captured import CapturedBlock
 from interpose.tracing.connection import EditedModel
+from interpose.tracing.in_block import InEdit
 from interpose.v1.service_pb2 import (
     ClearEditsReply,
     ClearEditsRequest,
@@ -67,7 +69,7 @@ class StandingEdit:
 E = TypeVar("E", bound=StandingEdit)
 
 
-class EditBlock(CapturedBlock):
+class EditBlock(InEdit, CapturedBlock):
     """The block of an edit; made by `model.edit`.
 
     Inside the block, the object is the tracer: `for step in edit.iter[:]`.
@@ -107,10 +109,22 @@ class EditBlock(CapturedBlock):
         edit = Edit(name=self.name, scope=trace.scope, program=trace.invokes[0].program)
         return StoreEditRequest(protocol=PROTOCOL, model=self._model.name, edit=edit)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in ("iter", "all", "log", "result"):
-            raise InvalidArgument(f"{name} of an edit belongs inside its block, which runs in the model")
-        raise AttributeError(f"an edit has no attribute {name!r}")
+    def log(self, *values: object) -> None:
+        """Print the values while a trace runs the edit; inside the block only."""
+        self._outside("log")
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name == "result":
+                self._outside(name)
+            raise AttributeError(f"an edit has no attribute {name!r}", name=name, obj=self)
+
+    def _outside(self, name: str) -> NoReturn:
+        raise InvalidArgument(f"{name} of an edit belongs inside its block, which runs in the model")
+
+    def __dir__(self) -> list[str]:
+        return shown(self, OF_BLOCKS)
 
 
 def _refuse_saves(block: capture.Block) -> None:

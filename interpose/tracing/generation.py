@@ -61,7 +61,7 @@ class Generation(Tracer):
 
     def __getattr__(self, name: str) -> Any:
         if name not in _FIELDS:
-            super().__getattr__(name)
+            super().__getattr__(name)  # type: ignore[misc]
         result = self.result
         if isinstance(result, list):
             raise InvalidArgument(f"there are {len(result)} sequences: write [0].{name}, or go through them in a loop")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from interpose import capture
 from interpose.contract.accounting import Accounting
 from interpose.contract.errors import InvalidArgument
 from interpose.contract.result import Result
+from interpose.contract.shown import OF_BLOCKS, shown
 from interpose.program.check import TRACER_WORDS, frame_at
 from interpose.results.outcome import Outcome
 from interpose.tracing.captured import CapturedBlock
+from interpose.tracing.in_block import InBlock
 from interpose.v1.trace_pb2 import Prompt
 
 
@@ -37,7 +39,7 @@ class Gathering(Protocol):
         """Return the outcome of the trace; raise InvalidArgument before its end."""
 
 
-class Invoker(CapturedBlock):
+class Invoker(InBlock, CapturedBlock):
     """One prompt of a trace and its block; made by `tracer.invoke`."""
 
     def __init__(self, tracer: Gathering, prompt: Prompt | None, sampling: Mapping[str, object]) -> None:
@@ -47,7 +49,7 @@ class Invoker(CapturedBlock):
         self._index: int | None = None
 
     @property
-    def result(self) -> Result | list[Result]:
+    def result(self) -> Result | Any:  # no type checker knows whether there is one sequence
         """The engine's output for this prompt, after the trace; a list of the sequences with `n`."""
         if self._index is None:
             raise InvalidArgument("this prompt has no block yet: write `with tracer.invoke(prompt) as one:`")
@@ -73,7 +75,15 @@ class Invoker(CapturedBlock):
             )
         self._index = self.tracer._add(block, scope, self._prompt, self._sampling)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in TRACER_WORDS:
-            raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
-        raise AttributeError(f"an invoke has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in TRACER_WORDS:
+                self._outside(name)
+            raise AttributeError(f"an invoke has no attribute {name!r}", name=name, obj=self)
+
+    def _outside(self, name: str) -> NoReturn:
+        raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
+
+    def __dir__(self) -> list[str]:
+        return shown(self, {*OF_BLOCKS, "tracer"})

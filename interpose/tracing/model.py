@@ -315,6 +315,9 @@ class Model(Envoy):
         lora = {"lora": self.check_lora(given.pop("lora"))} if "lora" in given else {}
         return check_sampling(given, self._description.sampling_parameters) | lora
 
+    def __dir__(self) -> list[str]:
+        return sorted([*super().__dir__(), "adapters"])
+
     def check_lora(self, name: object) -> str:
         """Return the name of an adapter, "" for None.
 

@@ -12,6 +12,7 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 
 from interpose.contract.errors import InterposeError, InvalidArgument, Unavailable
+from interpose.contract.shown import shown
 from interpose.modules.envoy import Node
 from interpose.results.job import Job
 from interpose.results.session_names import Gathered, SessionNames
@@ -142,6 +143,9 @@ class SessionBlock:
         The server keeps the session's jobs until their retention time ends.
         """
         self._session.close()
+
+    def __dir__(self) -> list[str]:
+        return shown(self, ("enter_async", "exit_async", "names", "session"))
 
     def __repr__(self) -> str:
         return f"<interpose session {self._session.id or 'that is not open'}>"

@@ -6,20 +6,22 @@ Then it assigns the saved values to the names of the notebook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose import capture
 from interpose.contract.accounting import Accounting
 from interpose.contract.errors import InvalidArgument, from_failure
+from interpose.contract.idioms import OF_TRACERS
 from interpose.contract.result import Result
-from interpose.contract.sampling import sequences
+from interpose.contract.sampling import expected_tokens, sequences
 from interpose.contract.saving import call_save, saving_with
+from interpose.contract.shown import OF_BLOCKS, shown
 from interpose.program.barrier import Barrier
 from interpose.program.builder import TraceBuilder
-from interpose.program.check import OUTER, TRACER_WORDS, frame_at, refused
+from interpose.program.check import OUTER, frame_at, refused
 from interpose.program.options import TraceOptions
 from interpose.program.shared import OuterSaves
 from interpose.results.delivery import Delivery
@@ -31,13 +33,14 @@ from interpose.rpc.session import Session
 from interpose.rpc.threads import in_thread, warn_if_on_a_loop
 from interpose.tracing.captured import CapturedBlock
 from interpose.tracing.connection import TracedModel
+from interpose.tracing.in_block import IN_BLOCK, InBlock
 from interpose.tracing.invoke import Invoker
 from interpose.v1.trace_pb2 import Prompt, Trace, Usage
 
 _INVOKE = "write `with tracer.invoke(prompt):` and a block"
 
 
-class Tracer(CapturedBlock):
+class Tracer(InBlock, CapturedBlock):
     """One trace; made by `model.trace`.
 
     The methods listed here are for the notebook: in the outer block of `with model.trace() as tracer:`, or after the block.
@@ -98,7 +101,7 @@ class Tracer(CapturedBlock):
         return self._finished().usage
 
     @property
-    def result(self) -> Result | list[Result]:
+    def result(self) -> Result | Any:  # no type checker knows whether there is one sequence
         """The engine's output for the prompt, after the block; a list of the sequences with `n`."""
         if self._prompt is None:
             raise InvalidArgument(
@@ -193,10 +196,21 @@ class Tracer(CapturedBlock):
         """Print the values; text of an invoke's block arrives in the notebook while it runs."""
         print(*values)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in TRACER_WORDS:
-            raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
-        raise AttributeError(f"a tracer has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {OF_TRACERS[name]}" if name in OF_TRACERS else ""
+            raise AttributeError(f"a tracer has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def _outside(self, name: str) -> NoReturn:
+        raise InvalidArgument(f"tracer.{name} belongs inside a block with a prompt, which runs in the model")
+
+    def __dir__(self) -> list[str]:
+        hidden = set(OF_BLOCKS)
+        hidden |= {"invoke", "barrier"} if self._prompt is not None else {*IN_BLOCK, "accounting"} - {"log"}
+        hidden |= set() if self._streams else {"stream"}
+        hidden |= set() if not self._options.blocking else {"job"}
+        return shown(self, hidden)
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
         """Send the captured block; an outer block runs here first and gives its invokes."""
@@ -252,7 +266,7 @@ class Tracer(CapturedBlock):
         if self._streams:
             self._streamed = self._reader(session.begin(trace, builder.blobs), session, trace, delivery)
             return
-        tokens = _expected_tokens(self._sampling, builder.samplings())
+        tokens = expected_tokens(self._sampling, builder.samplings())
         outcome = follow(session, trace, builder.blobs, self._model.progress, tokens)
         self._deliver(outcome, self._values(outcome, session), delivery)
 
@@ -267,7 +281,7 @@ class Tracer(CapturedBlock):
         if self._streams:
             self._streamed = self._reader(running, session, trace, delivery)
             return
-        tokens = _expected_tokens(self._sampling, builder.samplings())
+        tokens = expected_tokens(self._sampling, builder.samplings())
         outcome = await follow_async(running, trace, self._model.progress, tokens)
         self._deliver(outcome, await in_thread(lambda: list(self._values(outcome, session))), delivery)
 
@@ -381,14 +395,3 @@ def _first_names(trace: Trace) -> dict[int, str]:
     """Return the first shared name for each entry of the trace's scope that has a name."""
     shared = [binding for binding in trace.shared if binding.value.WhichOneof("kind") == "ref"]
     return {binding.value.ref: binding.name for binding in reversed(shared)}
-
-
-def _expected_tokens(trace: Mapping[str, object], invokes: Sequence[Mapping[str, object]]) -> int | None:
-    """Return the most tokens that a trace generates, None if a `max_tokens` is not a number."""
-    total = 0
-    for own in invokes:
-        count = {**trace, **own}.get("max_tokens", 1)
-        if not isinstance(count, int):
-            return None
-        total += count
-    return total

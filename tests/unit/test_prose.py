@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 # Folders and pages whose prose has been rewritten. A rewritten folder is added here.
 CLEAN = (
     *("serve_app", "actors", "benchmarks", "examples", "tools", "docs", "README.md", "CONTRIBUTING.md"),
-    *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
+    *(
+        f"interpose/{name}"
+        for name in "aio capture cli contract modules notebook program results rpc tracing wire".split()
+    ),
     *(
         f"executor/{name}"
         for name in "block cluster core engine graphs interleave model parallel plan plugin sandbox saves views".split()

@@ -18,7 +18,10 @@ CLEAN = (
         f"executor/{name}"
         for name in "block cluster core engine graphs interleave model parallel plugin saves views".split()
     ),
-    *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
+    *(
+        f"interpose/{name}"
+        for name in "aio capture cli contract modules notebook program results rpc tracing wire".split()
+    ),
 )
 _TENSOR = re.compile(r"\b(?:torch\.Tensor|Tensor|np\.ndarray|ndarray)\b")
 # A shape in brackets, or words that say that the shape does not matter.

@@ -21,7 +21,10 @@ CLEAN = (
         f"executor/{name}"
         for name in "block cluster core engine graphs interleave model parallel plan plugin sandbox saves views".split()
     ),
-    *(f"interpose/{name}" for name in "aio capture cli contract modules program results rpc tracing wire".split()),
+    *(
+        f"interpose/{name}"
+        for name in "aio capture cli contract modules notebook program results rpc tracing wire".split()
+    ),
 )
 # The folders and names in which a word has its one meaning, as the glossary says.
 KEPT = {
