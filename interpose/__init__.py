@@ -19,7 +19,6 @@ the methods of a tracer; `help(interpose.Client)` for sessions and jobs; `help(i
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from interpose.contract.explanation import ExplainedPart, Explanation
     from interpose.contract.result import Logprob, Result
     from interpose.contract.saving import save
+    from interpose.contract.tracebacks import full_tracebacks
     from interpose.contract.version import VERSION as __version__
     from interpose.modules.envoy import Envoy
     from interpose.results.job import Job, JobResult, JobStatus
@@ -81,6 +81,7 @@ _HOMES = {
     "Result": "contract.result",
     "StreamOutput": "results.stream",
     "Tracer": "tracing.tracer",
+    "full_tracebacks": "contract.tracebacks",
     "save": "contract.saving",
     "__version__": "contract.version",
 } | dict.fromkeys(
@@ -104,7 +105,7 @@ _HOMES = {
     "contract.errors",
 )
 
-# With these names a notebook begins, which then gets tab completion.
+# With these names a notebook begins, which then gets tab completion and short tracebacks.
 _CONNECTING = ("connect", "connect_async")
 
 __all__ = [
@@ -146,6 +147,7 @@ __all__ = [
     "__version__",
     "connect",
     "connect_async",
+    "full_tracebacks",
     "save",
 ]
 
@@ -156,8 +158,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'interpose' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"interpose.{home}"), "VERSION" if name == "__version__" else name)
     globals()[name] = value
-    if name in _CONNECTING and "IPython" in sys.modules:
-        importlib.import_module("interpose.notebook.completion").install()
+    if name in _CONNECTING:
+        importlib.import_module("interpose.notebook.install").install()
     return value
 
 

@@ -9,6 +9,8 @@ import tempfile
 import hypothesis
 import pytest
 
+from interpose.contract.tracebacks import full_tracebacks
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -25,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before anything that reads it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    full_tracebacks()  # of the library, whose mistakes tests are to show
     # An example may take as long as the machine is busy.
     hypothesis.settings.register_profile("patient", deadline=None)
     hypothesis.settings.load_profile("patient")

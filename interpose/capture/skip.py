@@ -83,7 +83,7 @@ class CapturedContext:
         # What traced the thread must be back before anything else runs on its event loop.
         return self._leave_async(self._left(error))
 
-    async def _leave_async(self, skip: _Skipping | None) -> bool:
+    async def _leave_async(self, skip: _Skipping | None) -> Any:
         if skip is None:
             return False
         try:
@@ -234,6 +234,6 @@ def _forget(error: BaseException, signal: BaseException) -> None:
     while error.__context__ is not None and id(error) not in seen:
         seen.add(id(error))
         if error.__context__ is signal:
-            error.__context__ = None
+            error.__context__ = signal.__context__  # of a handler around the block
             return
         error = error.__context__

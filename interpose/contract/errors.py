@@ -12,6 +12,7 @@ import linecache
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interpose.contract.tracebacks import cut
 from interpose.v1 import trace_pb2
 from interpose.v1.trace_pb2 import Failure, Frame
 
@@ -62,6 +63,7 @@ class InterposeError(Exception):
     """
 
     code = trace_pb2.ERROR_CODE_UNSPECIFIED
+    shown_short = True  # a traceback ends at the user's own line
     _fields: tuple[str, ...] = ("status_name", "trace_id", "invoke", "location", "suggestions", "retry_after")
 
     def __init__(
@@ -102,6 +104,13 @@ class InterposeError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows for this error."""
+        from IPython.core.getipython import get_ipython
+
+        shown: list[str] = get_ipython().InteractiveTB.structured_traceback(type(self), cut(self), self.__traceback__)
+        return shown
 
     def __reduce__(self) -> Any:
         fields = {name: getattr(self, name) for name in self._fields}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
+from interpose.contract.tracebacks import Raising, are_full, cut
 from interpose.program.check import refused
 from interpose.tracing.unused import Unused, Written, here
 
@@ -67,6 +68,15 @@ class CapturedBlock(capture.CapturedContext):
             raise refused(error) from None
         return self
 
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        """Send the block; an error appears in the traceback at the line of the `with` statement."""
+        try:
+            return super().__exit__(kind, error, traceback)
+        except BaseException as raised:
+            if are_full():
+                raise
+            return Raising(cut(raised))
+
     def __aenter__(self: C) -> Awaitable[C]:
         self.used()
         try:
@@ -74,3 +84,11 @@ class CapturedBlock(capture.CapturedContext):
         except capture.CaptureError as error:
             raise refused(error) from None
         return entering
+
+    async def _leave_async(self, skip: Any) -> Any:
+        try:
+            return await super()._leave_async(skip)
+        except Exception as raised:
+            if are_full():
+                raise
+            return Raising(cut(raised))
