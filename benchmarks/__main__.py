@@ -32,6 +32,8 @@ BENCHMARKS = (
     "graph_steps",
     "service",
     "hops",
+    "fairness",
+    "weights",
     "tensor_parallel",
     "start_up",
     "encoding",

@@ -36,6 +36,7 @@ class Service:
         limits: limits of the model.
         tenants: names and API keys of the tenants.
         model: further settings of the model.
+        settings: further settings of the service.
 
     Attributes:
         config: the service's configuration file.
@@ -51,6 +52,7 @@ class Service:
         limits: Mapping[str, object] | None = None,
         tenants: Sequence[Mapping[str, object]] = (),
         model: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self._stopping = False
         self._folder = tempfile.TemporaryDirectory()
@@ -65,15 +67,16 @@ class Service:
             "limits": {**(limits or {})},
             **(model or {}),
         }
-        settings: dict[str, object] = {
+        given: dict[str, object] = {
             "models": [served],
             "sessions": {"warm": warm, **(sessions or {})},
             "grpc": {"port": self._port},
+            **(settings or {}),
         }
         if tenants:
-            settings["tenants"] = list(tenants)
+            given["tenants"] = list(tenants)
         self.config = config = folder / "service.yaml"
-        config.write_text(json.dumps(settings))  # JSON is YAML
+        config.write_text(json.dumps(given))  # JSON is YAML
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
         self._output = folder / "service.log"
         with self._output.open("w") as log:

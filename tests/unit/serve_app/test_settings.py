@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from serve_app.key_hashes import hashed
-from serve_app.settings import ANONYMOUS, settings_from
+from serve_app.settings import ANONYMOUS, Quotas, settings_from
 
 HASH, OTHER = str(hashed("a-key-of-a-tenant")), str(hashed("another-key"))
 
@@ -276,3 +277,17 @@ def test_the_share_of_an_engine() -> None:
 def test_quotas_that_cannot_be(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings_from(arguments)
+
+
+def test_the_example_of_the_page_is_taken() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    example = page.split("## Quotas")[1].split("```yaml")[1].split("```")[0]
+    settings = settings_from({"model": "/models/tiny", **yaml.safe_load(example)})
+    course, lab = (settings.quotas_of(tenant) for tenant in settings.tenants)
+    assert (course.tokens_per_minute, course.running_traces, course.waiting_traces) == (200_000, 16, 500)
+    assert (lab.weight, lab.running_traces, settings.allowances.of("lab").reserved_sessions) == (4.0, 64, 32)
+
+
+def test_the_page_names_every_quota() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text().split("## Quotas")[1].split("\n## ")[0]
+    assert {row.split("`")[1] for row in page.splitlines() if row.startswith("| `")} == set(Quotas.model_fields)
