@@ -25,6 +25,17 @@ def test_a_status_is_a_table() -> None:
     assert ["red", "3", "2", "40", "3.0", "MiB"] in [line.split() for line in text.splitlines()]
 
 
+def test_a_tenant_sees_its_quotas() -> None:
+    reply = service_pb2.StatusReply(server_version="1.2")
+    red = reply.tenants.add(name="red", sessions=1)
+    assert "quota" not in table(reply)
+    red.quotas.add(name="tokens_per_minute", limit=4000, used=120.4, refused=3)
+    red.quotas.add(name="running_traces", limit=4, used=4)
+    rows = [line.split() for line in table(reply).splitlines()]
+    assert ["tenant", "quota", "used", "limit", "refused"] in rows
+    assert ["red", "tokens_per_minute", "120", "4000", "3"] in rows and ["red", "running_traces", "4", "4", "0"] in rows
+
+
 def test_the_command_asks_the_service(service, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--address", service.address, "--api-key", "a key"]) == 0
     assert "interpose 9.9" in capsys.readouterr().out and service.metadata["authorization"] == "Bearer a key"
