@@ -145,6 +145,35 @@ def test_many_sessions_are_no_larger_share(steps: Steps) -> None:
     assert 7 <= before(steps.started, "one9", "many") <= 13
 
 
+def test_tokens_follow_the_weights(steps: Steps) -> None:
+    """Long requests of one tenant beside short requests of another: places, and with them tokens, as 1 to 2."""
+    red, blue = Flow("red", "s"), Flow("blue", "s", 1.0, 2.0)
+    tokens = {"red": 0, "blue": 0}
+    for number in range(60):
+        steps.add(f"red{number}", red, max_tokens=50)
+        for part in range(20):
+            steps.add(f"blue{number}-{part}", blue)
+    for step in range(300):
+        steps.step()
+        for request in steps.scheduler.running:
+            tokens[steps.scheduler._flow_of(request).tenant] += step >= 20
+    assert tokens["blue"] / tokens["red"] == pytest.approx(2, rel=0.1)
+
+
+def test_a_large_request_of_a_tenant_that_has_much_keeps_nobody_else_waiting(steps: Steps) -> None:
+    """It waits for its own tenant's requests; another tenant's small ones go on, and then it starts."""
+    red, blue = Flow("red", "s"), Flow("blue", "s")
+    for number in range(2):
+        steps.add(f"red-long{number}", red, tokens=60, max_tokens=126)  # 6 of 16 blocks each
+    steps.step()
+    steps.add("large", red, tokens=60, max_tokens=196)  # 8 blocks
+    for number in range(300):
+        steps.add(f"blue{number}", blue)
+    steps.run()
+    assert before(steps.started, "large", "blue") > 4 * MOST_PASSES
+    assert before(steps.started, "blue299", "large") == 1, "nor does it wait until all others have run"
+
+
 def test_one_that_waits_for_the_cache_is_passed_by_so_many(steps: Steps) -> None:
     """Smaller ones need not wait for it to start, and it does not wait for all of them."""
     flow = Flow("class", "s")
