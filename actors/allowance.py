@@ -36,6 +36,11 @@ class Allowance:
         counted = (self.running_traces, self.tokens_per_minute, self.stored_bytes, self.saved_bytes_per_minute)
         return any(one is not None for one in counted)
 
+    @property
+    def limited(self) -> bool:
+        """Whether the tenant has any quota."""
+        return self.counted or self.sessions is not None
+
 
 @dataclass(frozen=True)
 class Allowances:

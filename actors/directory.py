@@ -240,9 +240,13 @@ class Directory:
         )
 
     async def usage(self) -> tuple[TenantUsage, ...]:
-        """Return what each tenant uses, with fresh numbers from the sessions."""
+        """Return what each tenant uses, with fresh numbers from the sessions.
+
+        Tenants without quotas that have used nothing are left out.
+        """
         stats = await self._leases.stats()
-        named = {*self._leases.done, *self._account.known, *self._account.allowances.tenants}
+        limited = [name for name, own in self._account.allowances.tenants.items() if own.limited]
+        named = {*self._leases.done, *self._account.known, *limited}
         tenants: dict[str, list[SessionStats]] = {name: [] for name in named}
         for lease in self._leases.all:
             if lease.session_id in stats:
