@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any
 
 from interpose.aio.handles import AsyncEditBlock, AsyncJob, AsyncSession, AsyncStandingEdit
+from interpose.contract.display import Table
 from interpose.contract.explanation import Explanation
 from interpose.results.job import Job
 from interpose.rpc.threads import in_thread
-from interpose.tracing.client import DEFAULT_TIMEOUT, Client, connect
+from interpose.tracing.client import DEFAULT_TIMEOUT, Client, connect, table_of
 from interpose.tracing.edit import EDIT, check_name, listed
 from interpose.tracing.generation import AsyncGeneration
 from interpose.tracing.model import Model
@@ -97,6 +98,20 @@ class AsyncModel(Model):
         return AsyncJob(job)
 
 
+class AsyncModels(tuple[str, ...]):
+    """Names of the served models; `await client.models()` gives a table of the models.
+
+    Attributes:
+        ask_async: asks the server for its status.
+    """
+
+    ask_async: Callable[[], Awaitable[StatusReply]]
+
+    async def __call__(self) -> Table:
+        """Return a table of the models: state, replicas, requests, adapters."""
+        return table_of(await self.ask_async())
+
+
 class AsyncClient:
     """A connected client for asyncio; made by `connect_async`.
 
@@ -110,7 +125,8 @@ class AsyncClient:
         self._client = client
         client.awaited = client.own_session.awaited = True
         self.address: str = client.address
-        self.models: tuple[str, ...] = client.models
+        self.models = AsyncModels(client.models)
+        self.models.ask_async = self.status
         self.server_version: str = client.server_version
         self.limits: Limits = client.limits
 
@@ -139,6 +155,10 @@ class AsyncClient:
         The argument is as for `Client.session`.
         """
         return AsyncSession(self._client.session(session_id))
+
+    async def jobs(self) -> Table:
+        """Return the traces of this client's open sessions as a table; as `Client.jobs`."""
+        return await in_thread(self._client.jobs)
 
     async def status(self) -> StatusReply:
         """Return the server's report of its models, its sessions, and the usage of the tenants."""

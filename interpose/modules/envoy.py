@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
+from interpose.contract.display import code, escaped, folded
 from interpose.contract.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.contract.idioms import OF_MODELS
 from interpose.contract.names import Name, not_a_value, not_assigned, of_tensors, written
@@ -146,6 +147,27 @@ class Node:
         yield self
         for child in self.children.values():
             yield from child.walk()
+
+    def to_html(self, opened: bool = True) -> str:
+        """Return the tree as entries that fold; equal numbered children share an entry.
+
+        Args:
+            opened: whether the entry of this module shows its children at first.
+        """
+        return self._html("", opened)
+
+    def _html(self, name: str, opened: bool) -> str:
+        head = ", ".join(part for part in (self.detail, *self.parameters) if part)
+        title = f"{escaped(name)}{code(self.class_name)} {escaped(head)}"
+        rows = [f"<div>({escaped(name)}): {code(shape)}</div>" for name, shape in self.values.items()]
+        rows += [f"<div>({escaped(name)}): not in this model</div>" for name in self.refused]
+        children = [*self.children.items(), *self.pseudo.items()]
+        lines = {name: child.lines() for name, child in children}
+        nodes = dict(children)
+        for shown, count, _ in _merged(list(lines.items())):
+            child = nodes[shown.partition("-")[0] if count > 1 else shown]
+            rows.append(child._html(f"({shown}): {f'{count} × ' if count > 1 else ''}", False))
+        return folded(title, "".join(rows), opened=opened) if rows else f"<div>{title}</div>"
 
     def lines(self) -> list[str]:
         """Return the tree in the form of torch; equal numbered children share an entry."""
@@ -366,6 +388,9 @@ class Envoy(Name):
 
     def _ipython_key_completions_(self) -> list[int]:
         return [int(node.path.rpartition(".")[2]) for node in self._node.items]
+
+    def _repr_html_(self) -> str:
+        return self._node.to_html()
 
     def __repr__(self) -> str:
         return "\n".join(self._node.lines())

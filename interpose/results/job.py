@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from interpose.contract.display import facts, folded, size
 from interpose.contract.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -31,6 +32,7 @@ from interpose.v1 import service_pb2
 from interpose.v1.trace_pb2 import Usage
 
 _SEPARATOR = "/"
+_MOST_BRIEF = 200  # characters of a value in one line
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,22 @@ class JobStatus:
     seconds_since_ended: float | None
     seconds_left: float | None
     error: InterposeError | None
+
+    def rows(self) -> dict[str, object]:
+        """Return what there is to say about the job, by title."""
+        found: dict[str, object] = {"state": self.state, "model": self.model}
+        found["prompts"] = f"{self.finished_invokes} of {self.invokes} ended"
+        found["tokens"] = f"{self.prompt_tokens} of the prompt, {self.generated_tokens} generated"
+        found["kept on the server"] = size(self.stored_bytes)
+        found["submitted"] = f"{self.seconds_since_submitted:.0f} s ago"
+        if self.seconds_left is not None:
+            found["forgotten in"] = f"{self.seconds_left:.0f} s"
+        if self.error is not None:
+            found["error"] = f"{type(self.error).__name__}: {self.error.message}"
+        return found
+
+    def _repr_html_(self) -> str:
+        return facts(self.rows())
 
     @property
     def ended(self) -> bool:
@@ -123,6 +141,11 @@ class JobResult(Mapping[str, object]):
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self._values)
+
+    def _repr_html_(self) -> str:
+        values = {name: _brief(value) for name, value in self._values.items()}
+        shown = [folded(f"result {number}", one._repr_html_()) for number, one in enumerate(self.results)]
+        return facts(values or {"saved": "nothing"}) + "".join(shown)
 
     def __repr__(self) -> str:
         return f"<result of a trace: {', '.join(self._values) or 'nothing saved'}>"
@@ -334,8 +357,25 @@ class Job:
     def __dir__(self) -> list[str]:
         return shown(self, ("arrive", "deliver", "found", "outcome"))
 
+    def _repr_html_(self) -> str:
+        state = (
+            "ended"
+            if self.outcome is not None
+            else "sent; job.status() asks for its state, job.wait() waits for its end"
+        )
+        return facts({"job": self.id, "state": state})
+
     def __repr__(self) -> str:
         return f"<interpose job {self.id}>"
+
+
+def _brief(value: object) -> str:
+    """Return a saved value in one line."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{type(value).__name__} {getattr(value, 'dtype', '')} {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= _MOST_BRIEF else f"{text[:_MOST_BRIEF]}…"
 
 
 def result_of(outcome: Outcome, session: Session, tree_of: Callable[[str], Node], fetch: bool) -> JobResult:

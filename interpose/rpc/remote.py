@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from interpose.contract.display import facts, size
 from interpose.contract.errors import NotFound
 from interpose.contract.shown import shown
 from interpose.rpc.session import Session
@@ -124,6 +125,10 @@ class RemoteValue:
 
     def __dir__(self) -> list[str]:
         return shown(self, ("fetch_here", "to_value"))
+
+    def _repr_html_(self) -> str:
+        rows = {"on the server": f"{arrays.dtype_name(self._view.dtype)} {list(self.shape)}", "size": size(self.nbytes)}
+        return facts({**rows, "to get it here": "x.fetch(), or x[index].fetch() for a part"})
 
     def __repr__(self) -> str:
         return f"<value on the server: {arrays.dtype_name(self._view.dtype)} {list(self.shape)}, {self.nbytes} bytes>"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from interpose.contract.display import Table, facts
 from interpose.contract.errors import InvalidArgument, VersionMismatch
 from interpose.contract.shown import shown
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.modules.envoy import Node, tree_of
-from interpose.results.job import Job
+from interpose.results.job import Job, JobStatus
 from interpose.rpc import tokenizers
 from interpose.rpc.channel import Transport
 from interpose.rpc.progress import Progress
@@ -65,12 +68,42 @@ def connect(
         raise
 
 
+class Models(tuple[str, ...]):
+    """Names of the served models; a call gives a table of the models.
+
+    Attributes:
+        ask: asks the server for its status.
+    """
+
+    ask: Callable[[], StatusReply]
+
+    def __call__(self) -> Table:
+        """Return a table of the models: state, replicas, requests, adapters."""
+        return table_of(self.ask())
+
+
+def table_of(status: StatusReply) -> Table:
+    """Return a table of the models in a server's report."""
+    rows = [
+        {
+            "model": one.name,
+            "state": one.state,
+            "replicas": one.replicas,
+            "running": one.running,
+            "waiting": one.waiting,
+            "adapters": list(one.adapters),
+        }
+        for one in status.models
+    ]
+    return Table.of("served models", rows)
+
+
 class Client:
     """A connected client; made by `connect`, usable as a context manager.
 
     Attributes:
         address: the server's address, "host:port".
-        models: names of the served models.
+        models: names of the served models; `client.models()` is a table of the models with their states.
         server_version: the server's package version.
         limits: the limits of the server.
         awaited: whether the client serves an event loop, which it must not block.
@@ -82,11 +115,13 @@ class Client:
         self.awaited = False
         hello = _hello(transport)
         self.address = transport.address
-        self.models: tuple[str, ...] = tuple(hello.models)
+        self.models = Models(hello.models)
+        self.models.ask = self.status
         self.server_version: str = hello.server_version
         self.limits: Limits = hello.limits
         self.progress = Progress(progress)
         self.own_session = Session(transport, self.limits, self.progress)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._tokenizers: dict[str, Any] = {}
 
@@ -126,6 +161,20 @@ class Client:
         """
         return Job.found(self.own_session, job_id, self.tree_of)
 
+    def jobs(self) -> Table:
+        """Return the traces of this client's open sessions as a table, the latest first.
+
+        `client.job(row["id"])` is the job of a row. The jobs of other processes are found by their ids alone.
+        """
+        found = [status for session in self._open_sessions() for status in session.describe().traces]
+        found.sort(key=lambda status: status.seconds_since_submitted)
+        rows = [{"id": f"{one.session_id}/{one.trace_id}", **JobStatus.from_message(one).rows()} for one in found]
+        return Table.of(f"traces of {self.address}", rows)
+
+    def _open_sessions(self) -> list[Session]:
+        known = [self.own_session, *self._sessions]
+        return [session for session in known if session.id]
+
     @property
     def current_session(self) -> Session:
         """The session of a trace that starts here now."""
@@ -145,6 +194,7 @@ class Client:
         """
         session = Session(self._transport, self.limits, self.progress, kept=True, session_id=session_id)
         session.awaited = self.awaited
+        self._sessions.add(session)
         return SessionBlock(self, session, self.tree_of)
 
     def call(self, method: str, request: Any) -> Any:
@@ -180,6 +230,9 @@ class Client:
 
     def __dir__(self) -> list[str]:
         return shown(self, ("awaited", "call", "current_session", "describe", "own_session", "progress", "tree_of"))
+
+    def _repr_html_(self) -> str:
+        return facts({"client of": self.address, "models": ", ".join(self.models), "server": self.server_version})
 
     def __repr__(self) -> str:
         return f"<interpose client of {self.address}: {', '.join(self.models) or 'no models'}>"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
 
+from interpose.contract.display import facts
 from interpose.contract.errors import InterposeError, InvalidArgument, Unavailable
 from interpose.contract.shown import shown
 from interpose.modules.envoy import Node
@@ -146,6 +147,10 @@ class SessionBlock:
 
     def __dir__(self) -> list[str]:
         return shown(self, ("enter_async", "exit_async", "names", "session"))
+
+    def _repr_html_(self) -> str:
+        state = "open" if self._session.id else "not open: write `with client.session() as s:`"
+        return facts({"session": self._session.id or "no id yet", "state": state})
 
     def __repr__(self) -> str:
         return f"<interpose session {self._session.id or 'that is not open'}>"
