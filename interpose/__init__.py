@@ -155,7 +155,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'interpose' has no attribute {name!r}")
+        hint = importlib.import_module("interpose.contract.idioms").OF_PACKAGE.get(name, "")
+        raise AttributeError(f"module 'interpose' has no attribute {name!r}{hint and f': {hint}'}")
     value = getattr(importlib.import_module(f"interpose.{home}"), "VERSION" if name == "__version__" else name)
     globals()[name] = value
     if name in _CONNECTING:

@@ -52,12 +52,12 @@ class AsyncModel(Model):
 
     __slots__ = ()
 
-    def edit(self, name: str) -> AsyncEditBlock:
+    def edit(self, name: str | None = None, **options: Any) -> AsyncEditBlock:
         """Leave a block on the server as a standing edit: `async with model.edit("calm"):`.
 
         Arguments and errors are as for `Model.edit`.
         """
-        return AsyncEditBlock(self, check_name(name)).watched(EDIT.replace("with", "async with", 1))
+        return AsyncEditBlock(self, check_name(name, options)).watched(EDIT.replace("with", "async with", 1))
 
     def generate(self, prompt: Any = None, *, max_new_tokens: int | None = None, **options: Any) -> AsyncGeneration:
         """Generate text: `result = await model.generate("Hello", max_new_tokens=3)`.

@@ -9,9 +9,11 @@ statuses.
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interpose.contract.idioms import OF_VALUES
 from interpose.contract.tracebacks import cut
 from interpose.v1 import trace_pb2
 from interpose.v1.trace_pb2 import Failure, Frame
@@ -228,6 +230,8 @@ _CLASSES: tuple[type[InterposeError], ...] = (
     InterventionError, UnknownLocation, OutOfOrder, InvalidArgument, NotFound, Unauthenticated, PermissionDenied,
     QuotaExceeded, Cancelled, DeadlineExceeded, Unavailable, EngineError, VersionMismatch,
 )  # fmt: skip
+# The message of a block that asks a tensor for what another tool's values have.
+_MISSING = re.compile(r"AttributeError: 'Tensor' object has no attribute '(\w+)'")
 CLASS_OF: dict[int, type[InterposeError]] = {kind.code: kind for kind in _CLASSES}
 
 
@@ -265,6 +269,9 @@ def from_failure(fact: Failure) -> InterposeError:
     """Return the error that a client raises for a failure."""
     kind = CLASS_OF.get(fact.code, EngineError)
     message = fact.message or "the server gave no reason"
+    missing = _MISSING.search(message)
+    if missing is not None and missing[1] in OF_VALUES:
+        message += f"; {OF_VALUES[missing[1]]}"
     if fact.suggestions and not any(name in message for name in fact.suggestions):
         message += f"; {did_you_mean(fact.suggestions)}"
     more: dict[str, Any] = {}

@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from interpose.contract.errors import UnknownLocation
-from interpose.modules.envoy import Envoy, Node
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import Node
 from interpose.tracing.in_block import IN_BLOCK
 from interpose.tracing.model import Model
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
-from interpose.modules.envoy import Node
+from interpose.modules.tree import Node
 from interpose.program.check import check_locations, frame_at, refused
 from interpose.program.check_code import check_code
 from interpose.program.gang import Planned, form_gang, uses, writers

@@ -15,7 +15,8 @@ from interpose.capture import CaptureError
 from interpose.contract.errors import InvalidArgument, UnknownLocation, did_you_mean
 from interpose.contract.idioms import OF_TRACERS
 from interpose.contract.names import not_assigned, read_only
-from interpose.modules.envoy import PSEUDO, Envoy, Node
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import PSEUDO, Node
 from interpose.v1.trace_pb2 import Frame
 
 # The blocks that were found right last, by the identities of their statements and modules; the values keep these alive.

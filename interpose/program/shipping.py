@@ -15,7 +15,8 @@ from typing import Any
 
 from interpose import capture
 from interpose.contract.limits import Sources
-from interpose.modules.envoy import Envoy, Node
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import Node
 from interpose.program.barrier import Barrier
 from interpose.rpc.remote import RemoteValue
 from interpose.v1 import value_pb2

@@ -23,7 +23,7 @@ from interpose.contract.errors import (
 )
 from interpose.contract.result import Result
 from interpose.contract.shown import shown
-from interpose.modules.envoy import Node
+from interpose.modules.tree import Node
 from interpose.results.outcome import Delivered, Outcome, take_event, values_of
 from interpose.rpc.channel import Stream
 from interpose.rpc.session import Session

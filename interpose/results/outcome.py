@@ -13,7 +13,8 @@ from interpose.contract.accounting import Accounting
 from interpose.contract.errors import EngineError
 from interpose.contract.explanation import Explanation
 from interpose.contract.result import Logprob, Result
-from interpose.modules.envoy import Envoy, Node
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import Node
 from interpose.rpc.call import Running
 from interpose.rpc.progress import Progress
 from interpose.rpc.remote import RemoteDecoder, RemoteValue

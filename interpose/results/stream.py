@@ -8,7 +8,7 @@ from types import TracebackType
 
 from interpose.contract.errors import Cancelled
 from interpose.contract.result import Logprob
-from interpose.modules.envoy import Node
+from interpose.modules.tree import Node
 from interpose.results.assembly import Assembly, blobs_of
 from interpose.results.outcome import Delivered, NotebookResolver, Outcome, take_event, values_of
 from interpose.rpc.call import Running

@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from interpose.contract.display import Table, facts
 from interpose.contract.errors import InvalidArgument, VersionMismatch
+from interpose.contract.idioms import OF_CLIENTS
 from interpose.contract.shown import shown
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
-from interpose.modules.envoy import Node, tree_of
+from interpose.modules.tree import Node, tree_of
 from interpose.results.job import Job, JobStatus
 from interpose.rpc import tokenizers
 from interpose.rpc.channel import Transport
@@ -227,6 +228,12 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {OF_CLIENTS[name]}" if name in OF_CLIENTS else ""
+            raise AttributeError(f"a client has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return shown(self, ("awaited", "call", "current_session", "describe", "own_session", "progress", "tree_of"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from interpose.modules.envoy import Node
+from interpose.modules.tree import Node
 from interpose.results.job import Job
 from interpose.results.session_names import SessionNames
 from interpose.rpc.progress import Progress

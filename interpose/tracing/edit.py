@@ -8,10 +8,12 @@ copy of the edit's variables. An edit stays until the tenant clears it or the se
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from interpose import capture
 from interpose.contract.errors import InvalidArgument
+from interpose.contract.idioms import OF_EDITS
 from interpose.contract.shown import OF_BLOCKS, shown
 from interpose.contract.version import PROTOCOL
 from interpose.program.builder import TraceBuilder
@@ -136,8 +138,11 @@ def _refuse_saves(block: capture.Block) -> None:
             )
 
 
-def check_name(name: object) -> str:
-    """Return the name of a new edit; raise InvalidArgument unless it is a name."""
+def check_name(name: object, options: Mapping[str, object]) -> str:
+    """Return the name of a new edit; raise InvalidArgument for other objects and for options."""
+    for option in options:
+        hint = f": {OF_EDITS[option]}" if option in OF_EDITS else ""
+        raise InvalidArgument(f"model.edit(name) takes no {option!r}{hint}")
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f'an edit has a name: model.edit("calm"), not {name!r}')
     return name

@@ -12,7 +12,8 @@ from interpose import capture
 from interpose.contract.errors import InvalidArgument
 from interpose.contract.explanation import Explanation
 from interpose.contract.sampling import check_adapter, check_sampling
-from interpose.modules.envoy import Envoy, Node, tree_of
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import Node, tree_of
 from interpose.program.options import TraceOptions
 from interpose.results.job import Job
 from interpose.results.session_names import SessionNames
@@ -183,7 +184,7 @@ class Model(Envoy):
         made = Tracer(self, self.encode_prompt(prompt), self.check_sampling(sampling), TraceOptions(scan=True))
         return made.watched("write `with model.scan(prompt):` and a block")
 
-    def edit(self, name: str) -> EditBlock:
+    def edit(self, name: str | None = None, **options: Any) -> EditBlock:
         """Leave a block on the server as a standing edit: `with model.edit("calm"):`.
 
         The block runs in the traces that name it: `model.trace(prompt, edits=["calm"])`. It belongs to the tenant, and saves
@@ -192,12 +193,13 @@ class Model(Envoy):
 
         Args:
             name: letters, digits, ".", "_" and "-".
+            options: none; names of other tools are refused with what to write instead.
 
         Raises:
             InvalidArgument: the block saves a value, or reads a value that cannot be sent.
             QuotaExceeded: the tenant's edits have reached their limit of number or bytes.
         """
-        return EditBlock(self, check_name(name)).watched(EDIT)
+        return EditBlock(self, check_name(name, options)).watched(EDIT)
 
     def edits(self) -> list[StandingEdit]:
         """Return the tenant's standing edits of this model, oldest first.

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from interpose.contract.display import facts
 from interpose.contract.errors import InterposeError, InvalidArgument, Unavailable
+from interpose.contract.idioms import OF_SESSIONS
 from interpose.contract.shown import shown
-from interpose.modules.envoy import Node
+from interpose.modules.tree import Node
 from interpose.results.job import Job
 from interpose.results.session_names import Gathered, SessionNames
 from interpose.rpc.session import Session
@@ -144,6 +146,12 @@ class SessionBlock:
         The server keeps the session's jobs until their retention time ends.
         """
         self._session.close()
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {OF_SESSIONS[name]}" if name in OF_SESSIONS else ""
+            raise AttributeError(f"a session has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return shown(self, ("enter_async", "exit_async", "names", "session"))

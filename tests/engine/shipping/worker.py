@@ -21,7 +21,8 @@ from executor.saves.outbox import LocalOutbox
 from interpose import capture
 from interpose.contract.errors import from_failure
 from interpose.contract.result import Result
-from interpose.modules.envoy import Envoy, Node
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import Node
 from interpose.program.builder import TraceBuilder
 from interpose.results.outcome import Outcome, update_in_place, values_of
 from interpose.v1.service_pb2 import Limits

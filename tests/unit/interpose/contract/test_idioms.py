@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import interpose
+from interpose.contract.errors import failure, from_failure
+from interpose.contract.idioms import OF_CLIENTS, OF_MODELS, OF_PACKAGE
 from interpose.contract.sampling import check_sampling
+from interpose.v1 import trace_pb2
 
 KNOWN = ["max_tokens", "temperature", "top_p", "top_k", "seed", "bad_words", "allowed_token_ids", "skip_special_tokens"]
 
@@ -58,6 +61,16 @@ def test_the_same_in_a_trace_and_an_invoke(service, model):
         (lambda model: model.W_U, r"print\(model\)"),
         (lambda model: model.session(), r"with client\.session"),
         (lambda model: setattr(model, "logits", 0), r"model\.logits\.output = …"),
+        (lambda model: model.model.layers[1].hook_resid_post, r"the value is model\.blocks\[i\]\.resid_post"),
+        (lambda model: model.model.layers[1].mlp.hook_pre, r"blocks\[i\]\.mlp\.gate or model\.blocks\[i\]\.mlp\.up"),
+        (lambda model: model.model.layers[1].hook_mlp_out, "resid_mid and resid_post, their difference"),
+        (lambda model: model.hook_unknown, r"print\(model\.blocks\)"),
+        (lambda model: model.ln_final, "model.final_norm"),
+        (lambda model: model.iter, "tracer.iter"),
+        (lambda model: model.model.layers[1].source, "operations inside a module"),
+        (lambda model: model.edit(), "an edit has a name"),
+        (lambda model: model.edit("calm", inplace=True), r"edits=\[name\]"),
+        (lambda model: model.edit("calm", other=True), "takes no 'other'$"),
     ],
 )
 def test_attributes_of_other_models(model, use, message):
@@ -84,3 +97,41 @@ def test_attributes_of_other_results():
     with pytest.raises(AttributeError, match="no attribute 'txt'$"):
         _ = result.txt
     assert not hasattr(result, "__array__")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda client: interpose.LanguageModel("gpt2"), r"client\.model\(name\)"),
+        (lambda client: interpose.HookedTransformer, "HookedModel"),
+        (lambda client: interpose.IntervenableModel, "a server has the model"),
+        (lambda client: interpose.session(), r"with client\.session\(\)"),
+        (lambda client: interpose.list(), r"\[\]\.save\(\)"),
+        (lambda client: interpose.nothing, "no attribute 'nothing'$"),
+        (lambda client: client.trace("Hello"), r"client\.model\(\)\.trace\(prompt\)"),
+        (lambda client: client.nothing, "no attribute 'nothing'$"),
+        (lambda client: client.session().trace("Hello"), r"with model\.trace\(prompt\)"),
+        (lambda client: client.session().iter, "a Python loop"),
+        (lambda client: client.model().edit.__self__.trace().value, "values are saved, not the tracer"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:this did nothing")
+def test_attributes_of_other_packages(client, use, message):
+    with pytest.raises(AttributeError, match=message):
+        use(client)
+
+
+def test_an_attribute_of_other_tools_values():
+    message = "AttributeError: 'Tensor' object has no attribute 'value'"
+    error = from_failure(failure(trace_pb2.ERROR_CODE_INTERVENTION, message))
+    assert error.message == f"{message}; a value in a block is the tensor itself; leave .value out"
+    other = from_failure(failure(trace_pb2.ERROR_CODE_INTERVENTION, message.replace("'value'", "'valeu'")))
+    assert other.message.endswith("'valeu'")
+
+
+def test_hints_are_about_names_that_there_are_not(client, model):
+    for name in OF_CLIENTS:
+        assert not hasattr(client, name)
+    for name in set(OF_MODELS) - {"session"}:
+        assert not hasattr(model, name), name
+    assert not set(OF_PACKAGE) & set(interpose.__all__)

@@ -7,7 +7,8 @@ import ast
 import pytest
 
 import interpose
-from interpose.modules.envoy import Envoy, tree_of
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import tree_of
 from interpose.program.check import check_locations
 from interpose.v1 import model_pb2
 

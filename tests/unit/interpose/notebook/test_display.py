@@ -8,7 +8,7 @@ import pytest
 
 import interpose
 from interpose.contract.display import Table, size
-from interpose.modules.envoy import tree_of
+from interpose.modules.tree import tree_of
 from interpose.tracing.model import Model
 from interpose.v1 import service_pb2
 from tests.unit.interpose.conftest import description, numbers

@@ -7,7 +7,8 @@ import ast
 import pytest
 
 from interpose.contract.errors import UnknownLocation
-from interpose.modules.envoy import Envoy, tree_of
+from interpose.modules.envoy import Envoy
+from interpose.modules.tree import tree_of
 from interpose.program import check
 from interpose.program.check import check_locations
 from interpose.v1 import model_pb2
