@@ -43,9 +43,12 @@ BENCHMARKS = (
     "tier_ranks",
     "many_blocks",
     "sandbox",
+    "fuzz",
 )
+# Benchmarks that run only when they are named: these measure nothing, and take long.
+NAMED = ("fuzz",)
 _OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
-_OPTIONS += ("rows", "profile", "service", "joined", "blocks")
+_OPTIONS += ("rows", "profile", "service", "joined", "blocks", "messages", "seed")
 
 Run = Callable[..., dict[str, dict[str, float]]]
 
@@ -53,7 +56,9 @@ Run = Callable[..., dict[str, dict[str, float]]]
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all but {', '.join(NAMED)})"
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder for the JSON file")
     some = parser.add_argument_group("options", "for those of the benchmarks that say so in brackets")
     some.add_argument(
@@ -92,6 +97,8 @@ def parser() -> argparse.ArgumentParser:
     some.add_argument(
         "--joined", action="store_true", default=None, help=f"one trace for each batch {_takers('joined')}"
     )
+    some.add_argument("--messages", type=_count, metavar="N", help=f"messages to send {_takers('messages')}")
+    some.add_argument("--seed", type=int, help=f"of the messages {_takers('seed')}")
     return parser
 
 
@@ -132,7 +139,7 @@ def chosen(argv: list[str] | None = None) -> tuple[argparse.Namespace, dict[str,
     args = known.parse_args(argv)
     if unknown := set(args.names) - set(BENCHMARKS):
         known.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    args.names = args.names or list(BENCHMARKS)
+    args.names = args.names or [name for name in BENCHMARKS if name not in NAMED]
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     for name in args.names:
         if unused := given.keys() - set(options_of(name)):

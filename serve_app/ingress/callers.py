@@ -120,6 +120,9 @@ class Callers:
                 call.task.uncancel()
                 raise _over() from None
             raise
+        else:
+            if call.ended:  # Serve takes a cancelled call for one whose client has gone, and ends it without an error
+                raise _over()
         finally:
             self._calls.discard(call)
             self._running[tenant] -= 1

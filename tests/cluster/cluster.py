@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
 import signal
@@ -17,6 +16,7 @@ import psutil
 import yaml
 
 import interpose
+from serve_app.key_hashes import hashed
 from tests.e2e.service import clean_environment, free_port
 from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Oracle
@@ -71,14 +71,17 @@ class Cluster:
         self.folder = folder
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"{self.host('head')}:{free_port()}"
+        tenants = folder / "tenants.yaml"
+        keys = [str(hashed(KEY))]
+        tenants.write_text(yaml.safe_dump({"tenants": [{"name": "tester", "operator": True, "api_keys": keys}]}))
         self.environment = clean_environment() | {
             **self.ONE_MACHINE,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "VLLM_RPC_BASE_PATH": str(folder),
-            # As the pods get it from a Secret; for what is built on the cluster, not for what joins it.
-            "INTERPOSE_TENANTS": json.dumps([{"name": "tester", "api_key": KEY}]),
+            # As the pods have it; for what is built on the cluster, not for what joins it. The file is on the head alone.
+            "INTERPOSE_TENANTS_FILE": str(tenants),
             # What docs/serving.md says of the proxy's address.
             "INTERPOSE_GRPC__HOST": self.host("head"),
             "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.proxy.listen_on_host",

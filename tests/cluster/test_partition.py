@@ -96,7 +96,7 @@ class SpreadCluster(Cluster):
         compose = yaml.safe_load(COMPOSE.read_text())["x-environment"]
         self.environment |= {name: value for name, value in compose.items() if name.startswith("RAY_health_check")}
         # Its proxies listen for clients of the network, and each node has one.
-        del self.environment["INTERPOSE_GRPC__HOST"], self.environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
+        self.environment["INTERPOSE_GRPC__HOST"] = "0.0.0.0"
 
     def host(self, name: str) -> str:
         return self._network.addresses[name]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import interpose
 from interpose.cli.demo_model import write_demo_model
+from serve_app.key_hashes import hashed, id_in, new_key
 from tests.e2e.service import RunningService, wait_for
 from tests.fidelity.adapters import ADAPTERS, write_adapter
 
@@ -69,6 +71,20 @@ AUTOSCALING = {
 }
 
 
+GREEN, OPERATOR = new_key("laptop"), new_key("admin")
+
+
+def write_tenants(file: Path, **keys: list[str]) -> Path:
+    """Write the file with two more tenants, of which one is an operator, each with a first key and further keys."""
+    tenants: list[dict[str, object]] = [{"name": "green"}, {"name": "operators", "operator": True}]
+    for tenant, first in zip(tenants, (GREEN, OPERATOR), strict=True):
+        given = [first, *keys[str(tenant["name"])]]
+        tenant["api_keys"] = [{"id": id_in(key), "hash": str(hashed(key))} for key in given]
+    new = file.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"tenants": tenants}))
+    return new.replace(file)
+
+
 def with_tenants(
     checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None
 ) -> Iterator[RunningService]:
@@ -83,6 +99,7 @@ def with_tenants(
     sessions = {"warm": 1, "per_actor": 2, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
     sessions |= {"max_per_tenant": 3, "wait_seconds": 1.0}
     settings: dict[str, object] = {"models": [model], "tenants": TENANTS, "sessions": sessions}
+    settings["tenants_file"] = str(write_tenants(folder / "tenants.yaml", green=[], operators=[]))
     # As an operator may say it; without, the service makes a token of its own.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     running = RunningService(folder, settings, environment=token).wait()

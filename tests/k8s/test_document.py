@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from serve_app.environment import CHEAP_CALLS, proxy_environment
-from serve_app.settings import settings_from
-from serve_app.tenants.keys import KeyTable
+from serve_app.environment import CALLBACK_VARIABLE, CHEAP_CALLS, proxy_environment
+from serve_app.settings import GrpcSettings, settings_from
+from serve_app.tenants.book import book_of
 from tools.k8s import render
 from tools.k8s.agreement import pod_templates
 from tools.k8s.builtin import BuiltinKinds
@@ -26,8 +26,13 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text()
 OVERLAY = yaml.safe_load((ROOT / "k8s" / "overlays" / "cpu-dev" / "serve.yaml").read_text())
 
-# Stands for kubectl: makes objects where that needs no cluster, renders what would be applied, and says the rest.
-KUBECTL = r"""
+# Stands for the command of this repository, and for kubectl: makes objects where that needs no cluster, renders what would be
+# applied, and says the rest.
+KUBECTL = (
+    rf"""
+interpose() {{ {sys.executable} -m interpose.cli "$@"; }}
+"""
+    + r"""
 kubectl() {
     case "$*" in
         *"create secret"*) command kubectl "$@" --dry-run=client -o yaml; echo "---" ;;
@@ -38,6 +43,7 @@ kubectl() {
     esac
 }
 """
+)
 
 
 def blocks() -> list[str]:
@@ -50,7 +56,8 @@ def referenced(node: Any) -> Iterator[tuple[str, str]]:
         if "secretKeyRef" in node:
             yield node["secretKeyRef"]["name"], node["secretKeyRef"]["key"]
         if "secretName" in node:
-            yield node["secretName"], "auth_token"  # the key that KubeRay looks for
+            for item in node.get("items", [{"key": "auth_token"}]):  # the key that KubeRay looks for
+                yield node["secretName"], item["key"]
         for value in node.values():
             yield from referenced(value)
     elif isinstance(node, list):
@@ -58,7 +65,7 @@ def referenced(node: Any) -> Iterator[tuple[str, str]]:
             yield from referenced(value)
 
 
-def test_the_documents_commands_make_what_the_manifests_need() -> None:
+def test_the_documents_commands_make_what_the_manifests_need(tmp_path: Path) -> None:
     script = "set -eu\n" + KUBECTL + blocks()[0]
     result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -70,10 +77,14 @@ def test_the_documents_commands_make_what_the_manifests_need() -> None:
     }
     needed = {("interpose", *one) for folder in render.deployable() for one in referenced(render.render(folder))}
     assert needed == set(made)
-    tenants = json.loads(made["interpose", "interpose-tenants", "tenants"])
-    settings = settings_from({"model": "x", "tenants": tenants})
-    smoke = KeyTable(settings.tenants).find(made["interpose", "interpose-smoke", "api-key"])
-    assert smoke is not None and smoke.tenant.name == "smoke"
+    file = tmp_path / "tenants.yaml"
+    file.write_text(made["interpose", "interpose-tenants", "tenants.yaml"])
+    book = book_of((), str(file))
+    smoke = book.table.find(made["interpose", "interpose-smoke", "api-key"])
+    assert smoke is not None and smoke.tenant.name == "smoke" and not smoke.tenant.operator
+    key = re.search(r"^your key: (\S+)$", result.stderr, re.MULTILINE)
+    me = book.table.find(key.group(1)) if key else None
+    assert me is not None and me.tenant.operator
     assert len(made["interpose", "interpose-ray-token", "auth_token"]) == 64
 
 
@@ -98,7 +109,28 @@ def test_the_pods_have_the_proxies_environment() -> None:
     (application,) = yaml.safe_load(OVERLAY["spec"]["serveConfigV2"])["applications"]
     limits = proxy_environment(settings_from(application["args"]))
     (service,) = [d for d in render.render(render.FOLDER / "overlays" / "cpu-dev") if d["kind"] == "RayService"]
+    limit_names = ("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", CALLBACK_VARIABLE)
     for _, template in pod_templates(service):
         given = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
-        for name in ("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", *CHEAP_CALLS):
+        for name in (*limit_names, *CHEAP_CALLS):
             assert given[name] == limits[name]
+        # The proxies take these as settings: a wrong name would be ignored there.
+        ours = {name: value for name, value in given.items() if name.startswith("INTERPOSE_GRPC__")}
+        assert "INTERPOSE_GRPC__HOST" in ours
+        GrpcSettings.model_validate({name.removeprefix("INTERPOSE_GRPC__").lower(): ours[name] for name in ours})
+
+
+def test_the_secret_of_tenants_reaches_the_head_alone() -> None:
+    """The head builds the application, or reads the file for what builds it, and runs no block."""
+    for overlay in ("cpu-dev", "gpu", "gvisor"):
+        (service,) = [d for d in render.render(render.FOLDER / "overlays" / overlay) if d["kind"] == "RayService"]
+        templates = [template for _, template in pod_templates(service)]
+        with_secret = [("interpose-tenants", "tenants.yaml") in set(referenced(one)) for one in templates]
+        assert with_secret == [True] + [False] * (len(templates) - 1)
+        assert service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+        files = {
+            one["value"] for template in templates for one in template["spec"]["containers"][0]["env"]
+            if one["name"] == "INTERPOSE_TENANTS_FILE"
+        }  # fmt: skip
+        (mount,) = [one for one in templates[0]["spec"]["containers"][0]["volumeMounts"] if one["name"] == "tenants"]
+        assert files == {f"{mount['mountPath']}/tenants.yaml"} and mount["readOnly"]

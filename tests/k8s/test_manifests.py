@@ -60,9 +60,9 @@ def test_the_manifests_are_valid(
     assert problems(rendered[folder], custom, builtin) == []
 
 
-def test_the_overlays_are_two_and_complete(rendered: dict[str, list[Document]]) -> None:
-    assert set(rendered) == {"cpu-dev", "gpu", "smoke"}
-    for overlay in ("cpu-dev", "gpu"):
+def test_the_overlays_are_complete(rendered: dict[str, list[Document]]) -> None:
+    assert set(rendered) == {"cpu-dev", "gpu", "gvisor", "smoke"}
+    for overlay in ("cpu-dev", "gpu", "gvisor"):
         kinds = [document["kind"] for document in rendered[overlay]]
         assert {"Namespace", "RayService", "StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"} == set(
             kinds
@@ -363,8 +363,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command() -> None:
     result = command("--crds", str(CRDS))
     assert result.returncode == 0, result.stderr
-    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["cpu-dev", "gpu", "smoke"]
-    assert result.stdout.count(" 0 problems") == 3
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["cpu-dev", "gpu", "gvisor", "smoke"]
+    assert result.stdout.count(" 0 problems") == 4
 
 
 def test_the_command_without_crds(tmp_path: Path) -> None:

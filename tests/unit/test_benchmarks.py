@@ -121,7 +121,8 @@ def test_options_reach_the_benchmarks_that_take_them() -> None:
     assert args.names == ["tensor_parallel", "start_up"]
     assert given == {"tensor_parallel_sizes": [1, 2, 4], "model": "1b", "dtype": "bfloat16", "rounds": 8}
     assert given.keys() == set(options_of("tensor_parallel"))
-    assert chosen([])[0].names == list(BENCHMARKS)
+    assert chosen([])[0].names == [name for name in BENCHMARKS if name != "fuzz"]
+    assert chosen("fuzz --messages 7 --seed 3".split())[1] == {"messages": 7, "seed": 3}
 
 
 @pytest.mark.parametrize(

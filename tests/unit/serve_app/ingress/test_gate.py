@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -77,7 +78,9 @@ class ServeServer:
                 self.forever += 1
                 try:
                     yield b"begun"
-                    await asyncio.Event().wait()
+                    with contextlib.suppress(asyncio.CancelledError):  # as Serve does
+                        await asyncio.Event().wait()
+                    return
                 finally:
                     self.forever -= 1
             if not name.endswith("/Fetch"):
