@@ -184,21 +184,34 @@ class Messages:
         return self._random.choice(_FLOATS)
 
     def _nest(self, message: Message) -> None:
-        """Put a message into itself, where its grammar allows it."""
-        for part in _messages(message):
-            kind = part.DESCRIPTOR
-            again = [field for field in kind.fields if field.message_type is not None and field.message_type == kind]
-            if not again:
-                continue
-            for _ in range(self._random.choice(_DEPTHS)):
-                copy = type(part)()
-                copy.CopyFrom(part)
-                if copy.ByteSize() > 10_000:
-                    return
-                part.Clear()
-                inner = getattr(part, again[0].name)
-                (inner.add() if again[0].is_repeated else inner).CopyFrom(copy)
+        """Put a value into itself many times, where the grammar allows it."""
+        parts = [part for part in _messages(message) if _ways_back(part)]
+        if not parts:
             return
+        part = self._random.choice(parts)
+        outer, inner = self._random.choice(_ways_back(part))
+        for _ in range(self._random.choice(_DEPTHS)):
+            copy = type(part)()
+            copy.CopyFrom(part)
+            if copy.ByteSize() > 10_000:
+                return
+            part.Clear()
+            between = getattr(part, outer.name)
+            between = between.add() if outer.is_repeated else between
+            target = getattr(between, inner.name)
+            (target.add() if inner.is_repeated else target).CopyFrom(copy)
+
+
+def _ways_back(message: Message) -> list[tuple[FieldDescriptor, FieldDescriptor]]:
+    """Return the ways from a message to a message of its own kind, as a value in a value's list."""
+    kind = message.DESCRIPTOR
+    return [
+        (outer, inner)
+        for outer in kind.fields
+        if outer.message_type is not None
+        for inner in outer.message_type.fields
+        if inner.message_type == kind
+    ]
 
 
 def _messages(message: Message) -> Iterator[Message]:

@@ -87,7 +87,7 @@ def callers() -> Callers:
     settings = grpc_settings()
     keys = Keyring()
     connections = [Connections(port, settings, lambda: made.accepted) for port in _ports]
-    made = Callers(keys, settings, connections[0].now if connections else lambda: None)
+    made = Callers(keys, settings, connections[0].now if connections else None)
     loop = asyncio.get_running_loop()
     _tasks.extend(loop.create_task(one.watch(made.forget)) for one in connections)
     _tasks.extend((loop.create_task(keys.follow(running_directory)), loop.create_task(made.watch())))

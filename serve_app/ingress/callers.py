@@ -71,11 +71,14 @@ class Callers:
     Args:
         keys: the keys of all tenants.
         settings: the bounds.
-        connected: returns the peers that are connected now; None where that is not known.
+        connected: returns the peers that are connected now; None where nothing tells, and connections are not bounded.
+
+    Attributes:
+        accepted: the connected peers with a call that was accepted.
     """
 
     def __init__(
-        self, keys: Keyring, settings: GrpcSettings, connected: Callable[[], frozenset[str] | None] = lambda: None
+        self, keys: Keyring, settings: GrpcSettings, connected: Callable[[], frozenset[str]] | None = None
     ) -> None:
         self._keys = keys
         self._settings = settings
@@ -86,7 +89,7 @@ class Callers:
             lambda: asyncio.Semaphore(RECEIVING_AT_A_TIME)
         )
         self._peers: defaultdict[str, set[str]] = defaultdict(set)
-        self.accepted: set[str] = set()  # peers with a call that was accepted
+        self.accepted: set[str] = set()
         keys.when_changed(self.look)
 
     @contextlib.asynccontextmanager
@@ -162,8 +165,8 @@ class Callers:
         if running >= most:
             message = f"{running} calls of {known.tenant.name} run already, which is the limit (grpc.calls_per_tenant)"
             raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=RETRY_SECONDS))
-        self.accepted.add(peer)
-        if known.key is None or not self._settings.connections_per_key:
+        self.accept(peer)
+        if known.key is None or self._connected is None or not self._settings.connections_per_key:
             return
         peers, most = self._peers[known.key.hash], self._settings.connections_per_key
         if peer in peers:
@@ -178,10 +181,13 @@ class Callers:
             raise ServiceFailure(failure(pb.ERROR_CODE_QUOTA_EXCEEDED, message, retry_after=RETRY_SECONDS))
         peers.add(peer)
 
-    def forget(self, connected: frozenset[str] | None) -> None:
-        """Forget the peers that are not connected any more; None: it is not known which peers are."""
-        if connected is None:
-            return
+    def accept(self, peer: str) -> None:
+        """Note that a call of a peer was accepted."""
+        if self._connected is not None:
+            self.accepted.add(peer)
+
+    def forget(self, connected: frozenset[str]) -> None:
+        """Forget the peers that are not connected any more."""
         self.accepted &= connected
         for key, peers in list(self._peers.items()):
             peers &= connected

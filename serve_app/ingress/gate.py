@@ -140,7 +140,7 @@ class Gate(grpc.GenericRpcHandler):
         if len(message) > KEYLESS_BYTES:
             text = f"the message has {len(message)} bytes, the limit is {KEYLESS_BYTES}"
             raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, text))
-        self._callers.accepted.add(_peer_of(context))
+        self._callers.accept(_peer_of(context))
         return message
 
 

@@ -18,6 +18,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.builder import autoscaling
+from serve_app.key_hashes import hashed
 from serve_app.settings import settings_from
 from tools.k8s import render, serve_config
 from tools.k8s.serve_config import models_of
@@ -60,6 +61,11 @@ def serving_examples() -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```$", SERVING, flags=re.DOTALL | re.MULTILINE)
 
 
+def example(words: str) -> str:
+    """The first example with these words."""
+    return next(text for text in serving_examples() if words in text)
+
+
 def test_the_document_and_the_overlay_show_one_configuration() -> None:
     """So that what starts the one proves the other: tests/cluster/test_joined_cluster.py and test_partition.py."""
     text = serving_examples()[0]
@@ -75,7 +81,7 @@ def test_the_document_and_the_overlay_show_one_configuration() -> None:
 
 def test_the_documents_further_models_can_be_deployed() -> None:
     """What is shown as added to the file is taken by Serve and by the settings, and changes nothing of what was there."""
-    service, replicas, more = map(yaml.safe_load, serving_examples())
+    service, replicas, more = map(yaml.safe_load, map(example, ("grpc_options:", "autoscaling_config:", "build_model")))
     (model,) = settings_from({"models": [service["applications"][0]["args"]["models"][0] | replicas]}).models
     assert autoscaling(model) is not None and model.most_replicas > 1
     service["applications"] += more["applications"]
@@ -84,6 +90,15 @@ def test_the_documents_further_models_can_be_deployed() -> None:
     assert len(set(names)) == len(names) == 2
     document = {"kind": "RayService", "metadata": {"name": "x"}, "spec": {"serveConfigV2": yaml.safe_dump(service)}}
     assert serve_config.problems(document) == []
+
+
+def test_the_documents_tenants_and_certificates_are_settings() -> None:
+    tenants, tls = example("tenants_file:"), example("tls:")
+    tenants = re.sub(r"\$pbkdf2-sha256\$1\$…\$…", lambda _: str(hashed("a key")), tenants)
+    settings = settings_from({"model": "x", **yaml.safe_load(tenants), **yaml.safe_load(tls)})
+    assert [len(tenant.api_keys) for tenant in settings.tenants] == [2, 1] and settings.tenants[1].operator
+    assert settings.tenants[0].api_keys[0].expires is not None and settings.warning == ""
+    assert settings.grpc.tls is not None and settings.grpc.tls.client_ca
 
 
 # Dockerfile

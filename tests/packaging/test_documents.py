@@ -39,7 +39,10 @@ def commands() -> list[str]:
 @pytest.fixture(scope="module")
 def help_texts() -> dict[str, str]:
     names = {shlex.split(command)[1] for command in commands() if command.startswith("interpose ")}
-    return {name: interpose(name, "--help") for name in names}
+    texts = {name: interpose(name, "--help") for name in names}
+    if "keys" in texts:
+        texts["keys"] += "".join(interpose("keys", command, "--help") for command in ("new", "hash", "list", "revoke"))
+    return texts
 
 
 def interpose(*arguments: str) -> str:
@@ -85,7 +88,7 @@ def test_examples_know_it(command: str) -> None:
 
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
     known = ("make ", "interpose ", "pip install ", "python examples/", ". .venv/bin/activate")
-    known += ("kubectl ", "KEY=", "docker ")  # test_deployment.py
+    known += ("kubectl ", "mapfile ", "echo ", "docker ")  # test_deployment.py, tests/k8s
     known += ("python -m benchmarks",)  # test_benchmarks.py
     known += ("python -m executor.plugin.contract",)  # tests/unit/test_vllm_contract.py
     assert [command for command in commands() if not command.startswith(known)] == []
