@@ -23,9 +23,10 @@ from actors.allowance import Allowances
 from actors.archive import KeptTrace
 from actors.background import Background
 from actors.edit_store import EditStore
-from actors.failures import FULL, not_found
+from actors.failures import FULL, not_found, unavailable
 from actors.key_store import KeyStore
 from actors.leases import Leases
+from actors.operations import Operations
 from actors.placement import remote
 from actors.protocol import (
     Announced,
@@ -44,8 +45,11 @@ from actors.replicas import ReplicaBoard
 from actors.saved import Saved
 from actors.session_pool import SessionPool
 from actors.spilled import make_room, put
+from actors.telemetry.counts import Counted
+from actors.telemetry.options import Options
 from actors.variables import Copy
-from interpose.v1 import service_pb2
+from interpose.contract.errors import ServiceFailure
+from interpose.v1 import operator_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -66,8 +70,9 @@ class Directory:
         self._settings = sessions
         self._made_under = made_under
         self._background = Background()
-        self._pool = SessionPool(sessions, self._background.spawn)
         self._board = ReplicaBoard()
+        self._operations = Operations(self._board)
+        self._pool = SessionPool(sessions, self._background.spawn, self._operations.take)
         self._account = Account(self._turn)
         self._leases = Leases(self._pool, self._background, self._account, self._board.left)
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
@@ -102,7 +107,9 @@ class Directory:
     # Sessions
 
     async def open(self, tenant: str, kept: bool = False) -> Lease:
-        """Open a session for a tenant (see `Leases.open`)."""
+        """Open a session for a tenant (see `Leases.open`), unless the service is draining."""
+        if self._board.closed:
+            raise ServiceFailure(unavailable("the service is draining: it opens no sessions"))
         return await self._leases.open(tenant, kept)
 
     async def find(self, session_id: str, tenant: str) -> Lease | None:
@@ -163,7 +170,10 @@ class Directory:
             Why the replica must not serve; "" if it may.
         """
         self._alive()
-        return self._board.report(report)
+        refusal = self._board.report(report)
+        if not refusal:
+            self._operations.reported(report)
+        return refusal
 
     async def start_failure(self, target: Target, model: Any, attempt: str) -> StartFailed | None:
         """Return why an engine replica must not try to start (see `ReplicaBoard.start_failure`)."""
@@ -289,6 +299,35 @@ class Directory:
         """
         self._account.hold(self._lease(session_id).tenant, session_id, stored, saved, frees_in)
 
+    # Operators
+
+    async def telemetry(self, options: Options, counted: Counted) -> None:
+        """Take what an ingress replica counted.
+
+        Args:
+            options: what the session actors that start from now on write for operators.
+            counted: what the replica counted since the last call.
+        """
+        self._pool.options = options
+        self._operations.take(counted)
+
+    async def traces(self, tenant: str, model: str, most: int) -> operator_pb2.ListTracesReply:
+        """Return the traces that wait or run (see `Operations.traces`)."""
+        return await self._operations.traces(self._pool, tenant, model, most)
+
+    async def cancel_trace(self, key: str) -> bool:
+        """Cancel a trace by its key; return whether it was running."""
+        return await self._operations.cancel(self._pool, key)
+
+    async def drain(self, target: Target | None, model: str, replica: str, end: bool) -> operator_pb2.DrainReply | None:
+        """Make replicas take no new traces, or take them again (see `Operations.drain`)."""
+        return await self._operations.drain(self._pool, target, model, replica, end)
+
+    async def used(self, tenant: str) -> operator_pb2.GetUsageReply:
+        """Return what tenants have used (see `Operations.usage`), with what was counted up to now."""
+        await self._pool.collect()
+        return self._operations.usage(tenant)
+
     async def end_sessions(self) -> None:
         """End all sessions at once.
 
@@ -345,6 +384,10 @@ class Directory:
             found = await self._leases.stats()
             owing = {session_id: stats.owing for session_id, stats in found.items()}
             self._account.reconcile(owing, {lease.session_id for lease in self._leases.all})
+            try:
+                await self._operations.look(self._pool, self._leases, found)
+            except Exception:
+                logger.exception("the metrics could not be exported")
             for session_id, stats in found.items():
                 lease = self._leases.get(session_id)
                 if lease is not None and stats.idle_seconds > self._settings.idle_seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from interpose.v1 import trace_pb2 as pb
@@ -132,6 +132,7 @@ class ReplicaReport:
         running: invokes that run on the replica.
         waiting: invokes that wait for another invoke of their trace.
         failed: why the replica does not start, if it does not.
+        counters: what the replica's workers counted since they started, and what they hold (`executor.plugin.counters`).
     """
 
     target: Target
@@ -142,6 +143,7 @@ class ReplicaReport:
     running: int = 0
     waiting: int = 0
     failed: StartFailed | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class ModelState:
     """The state of one model, over all its replicas.
 
     Attributes:
-        state: LOADING, RUNNING or UNHEALTHY.
+        state: LOADING, RUNNING, UNHEALTHY, or DRAINING if all that run take no new traces.
         replicas: number of running replicas.
         each: the replicas that run or load, by name.
         failed: why the last replica that failed to start failed, until a replica runs.

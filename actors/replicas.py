@@ -58,6 +58,25 @@ class _Failure:
     at: float
 
 
+@dataclass
+class Drain:
+    """What takes no new traces.
+
+    Attributes:
+        service: whether nothing does.
+        targets: models, by their deployments.
+        replicas: replicas, by name.
+    """
+
+    service: bool = False
+    targets: set[Target] = field(default_factory=set)
+    replicas: set[str] = field(default_factory=set)
+
+    def holds(self, report: ReplicaReport) -> bool:
+        """Whether a replica takes no new traces."""
+        return self.service or report.target in self.targets or report.replica in self.replicas
+
+
 class ReplicaBoard:
     """The last report of every replica, and the replica of every session."""
 
@@ -66,6 +85,7 @@ class ReplicaBoard:
         self._ran: dict[Target, Any] = {}  # the settings with which a replica of a deployment has run
         self._seen: dict[str, _Seen] = {}
         self._placements: dict[tuple[str, Target], str] = {}
+        self._drain = Drain()
 
     def report(self, report: ReplicaReport) -> str:
         """Store a replica's report in place of its last report.
@@ -145,8 +165,11 @@ class ReplicaBoard:
         healthy = [one for one in self._seen.values() if one.report.target == target and one.healthy]
         running = [one.report for one in healthy if one.takes_traces]
         sessions = Counter(self._placements.values())
+        state = "RUNNING" if running else "LOADING" if healthy else "UNHEALTHY"
+        if running and all(self._drain.holds(report) for report in running):
+            state = "DRAINING"
         return ModelState(
-            state="RUNNING" if running else "LOADING" if healthy else "UNHEALTHY",
+            state=state,
             replicas=len(running),
             running=sum(report.running for report in running),
             waiting=sum(report.waiting for report in running),
@@ -170,7 +193,11 @@ class ReplicaBoard:
         among equal replicas, the replica with the fewest sessions.
         """
         self._drop_silent(time.monotonic())
-        able = {name: one for name, one in self._seen.items() if one.report.target == target and one.takes_traces}
+        able = {
+            name: one
+            for name, one in self._seen.items()
+            if one.report.target == target and one.takes_traces and not self._drain.holds(one.report)
+        }
         key = (session_id, target)
         if self._placements.get(key) in able:
             return self._placements[key]
@@ -199,6 +226,61 @@ class ReplicaBoard:
         """Note that a session has ended."""
         for key in [key for key in self._placements if key[0] == session_id]:
             del self._placements[key]
+
+    # The operator's side
+
+    def drain(self, target: Target | None, replica: str, end: bool) -> bool:
+        """Make replicas take no new traces, or take them again.
+
+        Args:
+            target: the deployment; None for all deployments.
+            replica: a replica of the deployment, "" for all.
+            end: whether they take traces again.
+
+        Returns:
+            Whether the deployment has such a replica.
+        """
+        self._drop_silent(time.monotonic())
+        drain = self._drain
+        drain.replicas &= self._seen.keys()
+        if target is None:
+            drain.service = not end
+        elif not replica:
+            (drain.targets.discard if end else drain.targets.add)(target)
+        elif replica in self._seen and self._seen[replica].report.target == target:
+            (drain.replicas.discard if end else drain.replicas.add)(replica)
+        else:
+            return False
+        return True
+
+    @property
+    def draining(self) -> list[str]:
+        """What takes no new traces: "service", models by name, and replicas as "model/replica"."""
+        drain = self._drain
+        names = {one.report.target: one.report.model.name for one in self._seen.values()}
+        replicas = (self._seen[name].report for name in drain.replicas if name in self._seen)
+        return [
+            *(["service"] if drain.service else []),
+            *sorted(str(names.get(target, target.deployment)) for target in drain.targets),
+            *sorted(f"{report.model.name}/{report.replica}" for report in replicas),
+        ]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the service takes no new traces."""
+        return self._drain.service
+
+    def reports(self) -> list[tuple[ReplicaReport, str]]:
+        """Return the last report of each replica that runs or loads, with "running", "loading" or "draining"."""
+        self._drop_silent(time.monotonic())
+        return [
+            (
+                one.report,
+                "loading" if one.report.stage else "draining" if self._drain.holds(one.report) else "running",
+            )
+            for one in self._seen.values()
+            if one.healthy
+        ]
 
     def _drop_silent(self, now: float) -> None:
         for replica, one in list(self._seen.items()):

@@ -23,10 +23,12 @@ from actors.failures import not_found
 from actors.protocol import Route, SessionStats, Terms, Work
 from actors.saved import Saved
 from actors.session_store import SessionStore
+from actors.telemetry.record import TraceRecord
+from actors.telemetry.telemetry import Telemetry
 from actors.trace_run import TraceRun
 from actors.variables import Copy
 from interpose.contract.errors import ServiceFailure, failure
-from interpose.v1 import service_pb2
+from interpose.v1 import operator_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
 
@@ -44,9 +46,11 @@ class Session:
         engines: calls the engines.
         directory: handle of the directory.
         terms: the terms until the session is opened.
+        telemetry: is told of traces that have ended.
     """
 
-    def __init__(self, engines: EngineCalls, directory: Any, terms: Terms) -> None:
+    def __init__(self, engines: EngineCalls, directory: Any, terms: Terms, telemetry: Telemetry | None = None) -> None:
+        self._telemetry = telemetry or Telemetry("session")
         self._directory = directory
         self._engines = engines
         self._clear("", False, terms)
@@ -266,6 +270,29 @@ class Session:
         self._check(session_id)
         return [self._store.saved(blob_id) for blob_id in blob_ids]
 
+    # The operator's side
+
+    def rows(self) -> list[operator_pb2.TraceRow]:
+        """Return the traces that wait or run."""
+        return [
+            operator_pb2.TraceRow(
+                key=run.key,
+                tenant=run.request.tenant,
+                method=run.request.method,
+                status=self._status(run),
+                followed=bool(run.readers.followers),
+            )
+            for run in self._store.running()
+        ]
+
+    async def cancel_key(self, key: str) -> bool:
+        """Cancel a trace by its key; return whether it was running."""
+        run = self._store.by_key.get(key)
+        running = run is not None and run.running
+        if run is not None and running:
+            await run.cancel()
+        return running
+
     # The workers' side
 
     def has(self, key: str) -> bool:
@@ -368,7 +395,10 @@ class Session:
             if run.running and not run.request.variables.isdisjoint(request.variables)
         ]
         key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"
-        request = dataclasses.replace(request, key=key, keep=request.keep or self._store.kept)
+        span = self._telemetry.spans.begin(
+            "session", request.traceparent, trace=request.trace_id, tenant=request.tenant
+        )
+        request = dataclasses.replace(request, key=key, keep=request.keep or self._store.kept, traceparent=span.context)
         run = TraceRun(request, self._dues, self._keep, remotes, self._store.variables)
         self._store.add(run)
         self._store.forgotten = self._store.forgotten or bool(foreign)
@@ -376,7 +406,15 @@ class Session:
             run.start(functools.partial(self._engines.run, route), before, self._ended)
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._store.forget(run)
+            span.end("not started")
             raise
+
+        def ended(record: TraceRecord) -> None:
+            span.end(record.code, outcome=record.outcome, queued_seconds=record.queued)
+            if not run.refused:
+                self._telemetry.trace_ended(record)
+
+        run.when_ended(ended)
         return run
 
     def _ended(self, run: TraceRun) -> None:

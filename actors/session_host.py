@@ -21,6 +21,9 @@ from actors.grouped import Item, merged
 from actors.protocol import SessionStats, Target, Terms
 from actors.saved import Saved
 from actors.session import Session
+from actors.telemetry.counts import Counted
+from actors.telemetry.options import Options
+from actors.telemetry.telemetry import Telemetry
 
 SWEEP_SECONDS = 10.0
 
@@ -41,13 +44,21 @@ class SessionHost:
         self._directory = directory
         self._engines = EngineCalls(name, directory)
         self._sessions: dict[str, Session] = {}
+        self._telemetry = Telemetry("session")
         self._retention = SWEEP_SECONDS
         self._sweeper: asyncio.Task[None] | None = None
 
     # The directory's side
 
-    async def prepare(self, targets: list[Target]) -> None:
-        """Get ready to hold sessions: make a handle to each engine."""
+    async def prepare(self, targets: list[Target], options: Options | None = None) -> None:
+        """Get ready to hold sessions: make a handle to each engine.
+
+        Args:
+            targets: the engines.
+            options: what the actor writes for operators.
+        """
+        if options is not None:
+            self._telemetry = Telemetry("session", options)
         for target in targets:
             with contextlib.suppress(Exception):  # the engine may have gone: the next call that uses it says so
                 self._engines.warm(target)
@@ -56,13 +67,13 @@ class SessionHost:
     async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
         """Begin a session (see `Session.open`)."""
         self._retention = terms.retention_seconds
-        session = Session(self._engines, self._directory, terms)
+        session = Session(self._engines, self._directory, terms, self._telemetry)
         await session.open(session_id, kept, terms)
         self._sessions[session_id] = session
 
     async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
         """Go on with a session whose actor is dead (see `Session.restore`)."""
-        session = Session(self._engines, self._directory, terms)
+        session = Session(self._engines, self._directory, terms, self._telemetry)
         await session.restore(session_id, kept, terms)
         self._sessions[session_id] = session
 
@@ -98,6 +109,26 @@ class SessionHost:
     async def stats(self) -> dict[str, SessionStats]:
         """Return what each session holds and does, by session id."""
         return {session_id: await session.stats() for session_id, session in list(self._sessions.items())}
+
+    # The operator's side
+
+    async def counted(self) -> Counted:
+        """Return what was counted since the last call."""
+        return self._telemetry.take()
+
+    async def traces(self) -> list[bytes]:
+        """Return the traces that wait or run, as serialized `TraceRow`s."""
+        return [row.SerializeToString() for session in self._sessions.values() for row in session.rows()]
+
+    async def cancel_key(self, key: str) -> bool:
+        """Cancel a trace by its key; return whether it was running here."""
+        session = self._with(key)
+        return session is not None and await session.cancel_key(key)
+
+    async def retire(self) -> Counted:
+        """Write all that waits to be written, because the actor ends; return what was counted."""
+        await asyncio.to_thread(self._telemetry.close)
+        return self._telemetry.take()
 
     # The client's side, through the ingress
 

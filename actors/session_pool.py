@@ -20,10 +20,13 @@ from actors.naming import NAMESPACE, SESSION_PREFIX
 from actors.placement import on_the_head, remote
 from actors.protocol import SessionStats, Target
 from actors.session_host import SessionHost
+from actors.telemetry.counts import Counted
+from actors.telemetry.options import Options
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+RETIRE_SECONDS = 5.0
 # Calls that an actor takes at a time. Each followed trace holds one call, and workers' messages need calls beside them.
 _CALLS = 20_000
 
@@ -44,10 +47,18 @@ class SessionPool:
     Args:
         settings: a `SessionSettings`.
         spawn: runs a coroutine beside the caller.
+        counted: takes what an actor counted.
+
+    Attributes:
+        settings: as given.
+        targets: the engines that actors should be ready for.
+        options: what the next actors write for operators.
     """
 
-    def __init__(self, settings: Any, spawn: Spawn) -> None:
+    def __init__(self, settings: Any, spawn: Spawn, counted: Callable[[Counted], None] = lambda counted: None) -> None:
         self.settings = settings
+        self.options = Options()
+        self._counted = counted
         self.targets: list[Target] = []
         self._spawn = spawn
         self._members: list[_Member] = []
@@ -90,7 +101,8 @@ class SessionPool:
         member.sessions -= 1
         self._wake()
         if not member.sessions and len(self._members) > max(self._wanted(), self.settings.warm):
-            self.lost(actor)
+            self._members.remove(member)
+            self._spawn(self._retire(actor))
 
     def lost(self, actor: ActorHandle) -> None:
         """End an actor that is dead or taken for dead; it takes no more sessions.
@@ -131,11 +143,37 @@ class SessionPool:
             found |= one
         return found
 
+    async def collect(self) -> None:
+        """Take what the actors have counted. Actors that cannot be reached are left out."""
+        for counted in await self.ask_all("counted"):
+            self._counted(counted)
+
+    async def ask_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every actor; return the answers of the actors that can be reached."""
+
+        async def of(actor: ActorHandle) -> list[Any]:
+            try:
+                return [await getattr(actor, method).remote(*args)]
+            except ray.exceptions.RayActorError:
+                return []
+
+        found = await asyncio.gather(*(of(member.actor) for member in list(self._members)))
+        return [answer for one in found for answer in one]
+
     def end(self) -> None:
         """End all actors."""
         for member in self._members:
             ray.kill(member.actor)
         self._members.clear()
+
+    async def _retire(self, actor: ActorHandle) -> None:
+        """End an actor that holds no session, after it has written and told what it counted."""
+        try:
+            self._counted(await asyncio.wait_for(actor.retire.remote(), RETIRE_SECONDS))
+        except Exception:
+            logger.warning("what a session actor counted last is lost", exc_info=True)
+        finally:
+            ray.kill(actor)
 
     def _member(self, actor: ActorHandle) -> _Member | None:
         return next((member for member in self._members if member.actor == actor), None)
@@ -178,5 +216,5 @@ class SessionPool:
             )
             .remote(name, here)
         )
-        await actor.prepare.remote(self.targets)
+        await actor.prepare.remote(self.targets, self.options)
         return actor

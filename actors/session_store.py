@@ -57,6 +57,10 @@ class SessionStore:
         """Hold a trace."""
         self.traces[run.id] = self.by_key[run.key] = self._running[run.key] = run
 
+    def running(self) -> list[TraceRun]:
+        """Return the traces that wait or run."""
+        return [run for run in self._running.values() if run.running]
+
     @property
     def collected(self) -> bool:
         """Whether the client would lose nothing with the session.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
+from actors.telemetry.record import TraceRecord
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
+from interpose.wire.request import TraceRequest
 
 
 class TraceProgress:
@@ -17,6 +20,8 @@ class TraceProgress:
     Attributes:
         failure: the first failure, of an invoke or of the whole trace.
         ended_at: when the last event came, on the monotonic clock; None before.
+        tiers: the steps of the blocks that have ended, in each tier.
+        block_seconds: the seconds for which forward passes waited for these blocks.
     """
 
     def __init__(self, accepted: pb.Accepted) -> None:
@@ -28,6 +33,8 @@ class TraceProgress:
         self._generated_tokens = 0
         self.failure: pb.Failure | None = None
         self.ended_at: float | None = None
+        self.tiers: Counter[str] = Counter()
+        self.block_seconds = 0.0
 
     @property
     def tokens(self) -> int:
@@ -50,6 +57,12 @@ class TraceProgress:
         """Count an invoke that failed."""
         self._finished.add(failed.invoke)
         self.failure = self.failure or failed
+
+    def accounted(self, accounting: pb.Accounting) -> None:
+        """Take the account of an invoke that has ended."""
+        for count in accounting.tiers:
+            self.tiers[count.tier] += count.steps
+        self.block_seconds += accounting.block_seconds
 
     def end(self, failure: pb.Failure | None) -> None:
         """Note that no more events will come.
@@ -105,6 +118,29 @@ class TraceProgress:
         if self.failure is not None:
             status.failure.CopyFrom(self.failure)
         return status
+
+    def record(self, request: TraceRequest, saved_bytes: int) -> TraceRecord:
+        """Return what is known of a trace that has ended, or is about to end as cancelled."""
+        usage = self.usage()
+        state = self._state()
+        outcome = {service_pb2.JOB_STATE_DONE: "done", service_pb2.JOB_STATE_FAILED: "failed"}.get(state, "cancelled")
+        return TraceRecord(
+            tenant=request.tenant,
+            model=self._accepted.model,
+            session=request.session_id,
+            trace=request.trace_id,
+            method=request.method,
+            outcome=outcome,
+            code=pb.ErrorCode.Name(self.failure.code).removeprefix("ERROR_CODE_") if self.failure is not None else "",
+            invokes=self._accepted.invokes,
+            prompt_tokens=usage.prompt_tokens,
+            generated_tokens=usage.generated_tokens,
+            saved_bytes=saved_bytes,
+            queued=usage.seconds_queued,
+            running=usage.seconds_running,
+            tiers=dict(self.tiers),
+            block_seconds=self.block_seconds,
+        )
 
     def _state(self) -> service_pb2.JobState:
         if self.ended_at is None:

@@ -19,6 +19,7 @@ from actors.increments import Arrived
 from actors.protocol import Work
 from actors.readers import Readers
 from actors.saved import Saved, named
+from actors.telemetry.record import TraceRecord
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure, failure, with_retry
@@ -40,7 +41,7 @@ Ended = Callable[["TraceRun"], None]
 LeftVariables = tuple[pb.Saves, list[Left]]
 
 # Kinds of events that the session looks into.
-_READ = frozenset({"failed", "output", "increment", "saves"})
+_READ = frozenset({"failed", "output", "increment", "saves", "accounting"})
 
 
 class TraceRun:
@@ -178,6 +179,11 @@ class TraceRun:
         if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
+
+    def when_ended(self, do: Callable[[TraceRecord], None]) -> None:
+        """Call `do` once when the trace has ended, well or not."""
+        assert self._task is not None
+        self._task.add_done_callback(lambda _: do(self.progress.record(self.request, self.arrivals.saved_bytes)))
 
     async def cancel(self) -> None:
         """End the trace now; its engine requests are aborted.
@@ -346,6 +352,9 @@ class TraceRun:
             self.arrivals.expect_logs(event.output.logs)
             if self.request.stream:
                 await self._before_output(event.output)
+            return False
+        if kind == "accounting":
+            self.progress.accounted(event.accounting)
             return False
         if kind == "increment":
             await self._before_increment(event.increment)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates interpose/v1/*_pb2.py, *_pb2.pyi and service_pb2_grpc.py from protos/ into DIRECTORY (default: the repository).
+# Generates interpose/v1/*_pb2.py, *_pb2.pyi and *_pb2_grpc.py from protos/ into DIRECTORY (default: the repository).
 #
 # The generator is old on purpose: code from protobuf 4.25 runs on every later runtime, so a notebook may keep the
 # protobuf it has. The generator lives in an environment of its own, as it would hold back everybody else's protobuf.
@@ -25,4 +25,4 @@ protoc() {
 }
 mkdir -p "$target"
 protoc --python_out="$target" --pyi_out="$target" protos/interpose/v1/*.proto
-protoc --grpc_python_out="$target" protos/interpose/v1/service.proto
+protoc --grpc_python_out="$target" protos/interpose/v1/service.proto protos/interpose/v1/operator.proto

@@ -65,6 +65,7 @@ class Mediator:
         progress = self.state.progress
         progress.step += 1
         progress.position = -1
+        progress.before += progress.used
         progress.used = 0.0
         self.state.record.wrote.clear()
 

@@ -39,6 +39,7 @@ class Progress:
         counted: the last step whose tier is counted.
         served, served_at: the value that the block was served, and its location, while the block is there.
         used: the seconds that the block has taken in this step, with the modules that it applied.
+        before: the seconds that it took in the steps before.
         finished, result: whether the generation is over, and the generation's result.
     """
 
@@ -49,6 +50,7 @@ class Progress:
     served: Served | None = None
     served_at: Location | None = None
     used: float = 0.0
+    before: float = 0.0
     finished: bool = False
     result: Any = None
 

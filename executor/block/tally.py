@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.why = ""
+        self._began = time.monotonic()
         self._ran: dict[tuple[str, str], int] = {}
         self._served: dict[str, int] = {}
         self._written: dict[str, int] = {}
@@ -111,9 +113,19 @@ class Tally:
             resolve([self])
 
     def accounting(
-        self, invoke: int, steps: int, prompt_tokens: int, generated_tokens: int, precision: Precision
+        self,
+        invoke: int,
+        steps: int,
+        prompt_tokens: int,
+        generated_tokens: int,
+        precision: Precision,
+        block_seconds: float = 0.0,
     ) -> pb.Accounting:
-        """Return it as it travels."""
+        """Return it as it travels.
+
+        Args:
+            block_seconds: for which forward passes waited for the block's code.
+        """
         self._resolve()
         message = pb.Accounting(
             invoke=invoke,
@@ -124,6 +136,8 @@ class Tally:
             kv_cache_dtype=dtype_of(precision.kv_cache_dtype),  # type: ignore[arg-type]
             attention=precision.attention,
             matmul=precision.matmul,
+            block_seconds=block_seconds,
+            seconds=time.monotonic() - self._began,
         )
         for (tier, why), count in self._ran.items():
             message.tiers.add(tier=tier, steps=count, why=clip(why, LONGEST_REASON))

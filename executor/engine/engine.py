@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -84,6 +85,13 @@ class TraceEngine:
     async def idle(self) -> bool:
         """Return whether no worker holds anything of any trace."""
         return all(state["idle"] for state in await call_workers(self.llm, "interpose_idle"))
+
+    async def counters(self) -> dict[str, float]:
+        """Return what the workers have counted since their start, and what they hold, as sums over the workers."""
+        sums: Counter[str] = Counter()
+        for one in await call_workers(self.llm, "interpose_counters"):
+            sums.update(one)
+        return dict(sums)
 
     async def shutdown(self) -> None:
         """Stop the engine and its workers."""

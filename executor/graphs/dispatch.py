@@ -187,6 +187,22 @@ class Dispatcher:
         self.counts.steps[decision.why or decision.kind.value] += 1
         return decision
 
+    def numbers(self) -> dict[str, float]:
+        """Return what happened so far, and what the cache holds, by the names of `executor.plugin.counters`."""
+        counts, cache = self.counts, self._cache
+        steps = counts.steps
+        in_graphs = steps[Kind.GRAPH.value] + steps[Kind.SEGMENTS.value]
+        return {
+            "graphs_captured": counts.captured,
+            "graphs_failed": counts.failed,
+            "graphs_mismatched": counts.mismatched,
+            "graphs_evicted": cache.evicted,
+            "steps_in_graphs": in_graphs,
+            "steps_eager": steps.total() - in_graphs - steps[Kind.STOCK.value],
+            "graphs": len(cache),
+            "graph_bytes": cache.size,
+        }
+
     def repeat(self) -> None:
         """Note a step that replays the graph of the last step."""
         self._now += 1

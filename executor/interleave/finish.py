@@ -133,8 +133,14 @@ class Endings:
     def _accounting(self, mediator: Mediator) -> pb.Accounting:
         results = self._result if isinstance(self._result, list) else [self._result]
         generated = sum(len(result.token_ids) for result in results)
+        progress = mediator.state.progress
         return mediator.state.record.tally.accounting(
-            self._invoke, self._steps, mediator.state.progress.prompt_tokens, generated, self._precision
+            self._invoke,
+            self._steps,
+            progress.prompt_tokens,
+            generated,
+            self._precision,
+            progress.before + progress.used,
         )
 
     def _leave(self, scope: Scope | None, events: list[pb.Event]) -> list[bytes]:

@@ -46,6 +46,7 @@ from executor.model.tree import ModuleTree
 from executor.parallel.agreement import AllRanks, Alone
 from executor.parallel.merge_tree import gather, join
 from executor.parallel.pipeline import OneStage, Pipeline
+from executor.plugin.counters import counters
 from executor.plugin.kernels import EagerKernels
 from executor.sandbox.pool import Pool
 from executor.sandbox.skeleton import Skeleton
@@ -359,6 +360,10 @@ class InterposeWorker(_Base):
             return Ended.CANCELLED, [], 0
 
         answered(trace_id, -1, drop)
+
+    def interpose_counters(self) -> dict[str, float]:
+        """Return what this worker has counted since its start, and what it holds."""
+        return counters(self.model_runner, self.interpose_sandboxes)
 
     def interpose_idle(self) -> dict[str, Any]:
         """Return whether this worker holds nothing of any trace, and where blocks run."""

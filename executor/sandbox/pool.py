@@ -159,6 +159,9 @@ class Pool:
         setup: what the zygote is told.
         ready: how many processes wait for a trace.
 
+    Attributes:
+        taken: processes that were given to a trace so far.
+
     Raises:
         RuntimeError: the machine lacks something, with what it is.
     """
@@ -172,6 +175,7 @@ class Pool:
             )
         self._setup = setup
         self._ready = ready
+        self.taken = 0
         self._asked = 0  # processes that the zygote was asked for and has not given yet
         self._waiting: deque[Process] = deque()
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -206,6 +210,7 @@ class Pool:
                 pb.ERROR_CODE_UNAVAILABLE, f"there is no sandboxed process at the moment: {error}; submit it again"
             ) from None
         self._ask()
+        self.taken += 1
         return found
 
     def close(self) -> None:

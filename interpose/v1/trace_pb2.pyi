@@ -385,7 +385,7 @@ class LocationCount(_message.Message):
     def __init__(self, location: _Optional[str] = ..., served: _Optional[int] = ..., written: _Optional[int] = ...) -> None: ...
 
 class Accounting(_message.Message):
-    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul", "tiers")
+    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul", "tiers", "block_seconds", "seconds")
     INVOKE_FIELD_NUMBER: _ClassVar[int]
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +396,8 @@ class Accounting(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MATMUL_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     invoke: int
     locations: _containers.RepeatedCompositeFieldContainer[LocationCount]
     steps: int
@@ -406,7 +408,9 @@ class Accounting(_message.Message):
     attention: str
     matmul: str
     tiers: _containers.RepeatedCompositeFieldContainer[TierCount]
-    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ...) -> None: ...
+    block_seconds: float
+    seconds: float
+    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ..., block_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class TierCount(_message.Message):
     __slots__ = ("tier", "steps", "why")

@@ -37,6 +37,8 @@ class TraceRequest:
         stream: whether the trace's saves travel step by step.
         remotes: ids of the blobs of the session's earlier traces that the trace uses.
         variables: ids of the session variables that the trace shares.
+        method: "trace", "job", "scan" or "explain".
+        traceparent: the span that the trace belongs to, as W3C writes it; "" for none.
     """
 
     trace: bytes = field(repr=False)
@@ -57,6 +59,8 @@ class TraceRequest:
     stream: bool = False
     remotes: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
+    method: str = "trace"
+    traceparent: str = ""
 
     @property
     def size(self) -> int:

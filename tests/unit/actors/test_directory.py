@@ -15,8 +15,15 @@ from actors import session_pool
 from actors.allowance import Allowance, Allowances
 from actors.archive import Kept
 from actors.directory import Directory
+<<<<<<< HEAD
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms, Work
 from actors.quota_use import Cost, Demand
+=======
+from actors.protocol import ReplicaReport, SessionStats, Target, Terms
+from actors.telemetry import metrics
+from actors.telemetry.counts import Counted, Counts
+from actors.telemetry.options import Options
+>>>>>>> 1307f59 (Count what operators see, and collect it in the directory)
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
@@ -27,6 +34,7 @@ class Actor:
 
     Attributes:
         closed: how often each session was ended.
+        counts: what it has counted.
         said: what is said of each session, by id.
         told: sessions that were told that a trace may run.
         heeded: sessions that were told of other terms.
@@ -36,10 +44,15 @@ class Actor:
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed: dict[str, int] = {}
+        self.counts = Counts()
         self.said: dict[str, SessionStats] = {}
+<<<<<<< HEAD
         self.told: list[tuple[str, str]] = []
         self.heeded: list[tuple[str, Terms]] = []
         for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "turn", "heed"):
+=======
+        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "retire", "counted"):
+>>>>>>> 1307f59 (Count what operators see, and collect it in the directory)
             # Called at once and awaited later, as Ray's are.
             setattr(self, name, SimpleNamespace(remote=self._called(getattr(self, f"_{name}"))))
 
@@ -56,8 +69,14 @@ class Actor:
     async def _heed(self, session_id: str, terms: Terms) -> None:
         self.heeded.append((session_id, terms))
 
-    async def _prepare(self, targets: list[Target]) -> None:
+    async def _prepare(self, targets: list[Target], options: Options) -> None:
         pass
+
+    async def _retire(self) -> Counted:
+        return self.counts.take()
+
+    async def _counted(self) -> Counted:
+        return self.counts.take()
 
     async def _open(self, session_id: str, kept: bool, terms: Terms) -> None:
         self.says(session_id, 0.0)
@@ -111,8 +130,25 @@ async def test_another_actor_starts_when_all_are_full_and_ends_when_it_is_empty(
     assert [len(actor.said) for actor in actors] == [2, 2, 1]
     for lease in leases:
         await directory.close(lease.session_id, "anonymous")
-    assert len(actors) == 1 and not actors[0].said
     assert (await directory.status([])).warm == 1
+    while len(actors) > 1:  # actors tell what they counted before they end
+        await asyncio.sleep(0.01)
+    assert not actors[0].said
+
+
+async def test_an_actor_that_ends_tells_what_it_counted(actors: list[Actor]) -> None:
+    directory = Directory(SessionSettings(per_actor=1, warm=1))
+    leases = [await directory.open("anonymous") for _ in range(2)]
+    for actor in actors:
+        actor.counts.add(metrics.TRACES, "anonymous", "tiny", "trace", "done")
+        actor.counts.add(metrics.TOKENS, "anonymous", "tiny", "generated", by=7)
+    for lease in leases:
+        await directory.close(lease.session_id, "anonymous")
+    while len(actors) > 1:
+        await asyncio.sleep(0.01)
+    [row] = (await directory.used("")).rows
+    assert (row.tenant, row.model, row.traces, row.generated_tokens) == ("anonymous", "tiny", 2, 14)
+    assert not (await directory.used("other")).rows
 
 
 async def test_a_session_that_cannot_be_opened_is_opened_in_another_actor(actors: list[Actor]) -> None:
