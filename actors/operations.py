@@ -1,4 +1,7 @@
-"""What the directory does for operators: exports metrics, lists and cancels traces, drains replicas, tells the usage."""
+"""What the directory does for operators.
+
+It exports metrics, lists and cancels traces, drains replicas, and tells the usage.
+"""
 
 from __future__ import annotations
 

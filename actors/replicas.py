@@ -271,7 +271,10 @@ class ReplicaBoard:
         return self._drain.service
 
     def reports(self) -> list[tuple[ReplicaReport, str]]:
-        """Return the last report of each replica that runs or loads, with "running", "loading" or "draining"."""
+        """Return the last report and the state of each replica that runs or loads.
+
+        The state is "running", "loading" or "draining".
+        """
         self._drop_silent(time.monotonic())
         return [
             (

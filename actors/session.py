@@ -25,6 +25,7 @@ from actors.saved import Saved
 from actors.session_store import SessionStore
 from actors.telemetry.record import TraceRecord
 from actors.telemetry.telemetry import Telemetry
+from actors.trace_rows import row_of
 from actors.trace_run import TraceRun
 from actors.variables import Copy
 from interpose.contract.errors import ServiceFailure, failure
@@ -274,16 +275,7 @@ class Session:
 
     def rows(self) -> list[operator_pb2.TraceRow]:
         """Return the traces that wait or run."""
-        return [
-            operator_pb2.TraceRow(
-                key=run.key,
-                tenant=run.request.tenant,
-                method=run.request.method,
-                status=self._status(run),
-                followed=bool(run.readers.followers),
-            )
-            for run in self._store.running()
-        ]
+        return [row_of(run, self._status(run)) for run in self._store.running()]
 
     async def cancel_key(self, key: str) -> bool:
         """Cancel a trace by its key; return whether it was running."""

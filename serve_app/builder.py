@@ -15,6 +15,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from actors.placement import on_the_head, remote
+from actors.telemetry.options import Options
 from serve_app.engine import EngineDeployment
 from serve_app.ingress.deployment import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
@@ -35,7 +36,10 @@ def build(settings: Settings) -> Application:
     Raises:
         ValueError: Serve would not take an `autoscaling_config`, or the file of tenants is missing or wrong.
     """
-    engines = {model.name: build_model(model, settings.sessions) for model in settings.models}
+    engines = {
+        model.name: build_model(model, settings.sessions, settings.telemetry, settings.metrics.engine)
+        for model in settings.models
+    }
     ingress = serve.deployment(
         name="ingress",
         num_replicas=settings.ingress_replicas,
@@ -68,7 +72,12 @@ def _book(settings: Settings) -> KeyBook:
     return book
 
 
-def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -> Application:
+def build_model(
+    model: ModelSettings,
+    sessions: SessionSettings | None = None,
+    options: Options | None = None,
+    engine_metrics: bool = True,
+) -> Application:
     """Return the engine deployment of one model.
 
     Deployed alone, it is an application; the ingress of the service finds it by itself.
@@ -76,6 +85,8 @@ def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -
     Args:
         model: settings of the model.
         sessions: settings of the service's sessions, if they are known here.
+        options: what the replicas write for operators.
+        engine_metrics: whether vLLM's own metrics are exported.
 
     Raises:
         ValueError: Serve refuses the model's `autoscaling_config`.
@@ -98,7 +109,7 @@ def build_model(model: ModelSettings, sessions: SessionSettings | None = None) -
         graceful_shutdown_wait_loop_s=1,
         **_count(model, alone=sessions is None),
     )(EngineDeployment)
-    return deployment.bind(model, sessions or SessionSettings())
+    return deployment.bind(model, sessions or SessionSettings(), options or Options(), engine_metrics)
 
 
 def _count(model: ModelSettings, alone: bool) -> dict[str, Any]:

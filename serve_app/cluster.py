@@ -70,12 +70,14 @@ class OwnHead:
 
     Args:
         cpus: the least number of CPUs that the head offers, whatever the machine has.
+        metrics_port: the port of the metrics; 0: any free port.
     """
 
     own = True
     remote_head = ""
 
-    def __init__(self, cpus: int) -> None:
+    def __init__(self, cpus: int, metrics_port: int = 0) -> None:
+        self._metrics_port = metrics_port or None
         self._cpus = max(cpus, os.cpu_count() or 1)
         self._folder: Path | None = None
         self._processes: set[psutil.Process] = set()
@@ -115,6 +117,7 @@ class OwnHead:
                 log_to_driver=False,
                 logging_level="ERROR",
                 _temp_dir=str(self._folder),
+                _metrics_export_port=self._metrics_port,
             )
 
     def look_after(self) -> None:

@@ -17,6 +17,7 @@ from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
 from actors.grouped import Item, merged
 from actors.protocol import ReplicaReport, StartFailed, Target
+from actors.telemetry.options import Options
 from executor.cluster.checkpoint import check_model
 from executor.cluster.start_failure import CannotStart, StartFailure, failure_of
 from executor.core.request import flow_of
@@ -24,6 +25,7 @@ from executor.core.startup import REPLICA_VARIABLE
 from interpose.contract.errors import ServiceFailure
 from interpose.contract.result import Result
 from interpose.wire.request import TraceRequest
+from serve_app.engine_telemetry import EngineTelemetry
 from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
@@ -45,14 +47,23 @@ class EngineDeployment:
     Args:
         model: settings of the model.
         sessions: settings for the directory, if this replica has to make it.
+        options: what the replica writes for operators.
+        engine_metrics: whether vLLM's own metrics are exported.
 
     Raises:
         CannotStart: the engine does not start, or another application serves a model of that name. Serve tries again some
             times. Where no further attempt can succeed, the next attempts end at once, so that the deployment fails soon.
     """
 
-    async def __init__(self, model: ModelSettings, sessions: SessionSettings) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self,
+        model: ModelSettings,
+        sessions: SessionSettings,
+        options: Options | None = None,
+        engine_metrics: bool = True,
+    ) -> None:
         replica_on_this_machine()
+        self._telemetry = EngineTelemetry(options)
         self._model = model
         self._session_settings = sessions
         self._directory = own_directory(sessions)
@@ -69,7 +80,7 @@ class EngineDeployment:
         self._reporter = asyncio.create_task(self._keep_reporting())
         try:
             await self._wait_for_name()
-            await self._load()
+            await self._load(engine_metrics)
         except Exception as error:
             self._healthy = False
             failure = failure_of(error)
@@ -92,7 +103,7 @@ class EngineDeployment:
                 raise ValueError(refusal)
             await asyncio.sleep(REPORT_SECONDS)
 
-    async def _load(self) -> None:
+    async def _load(self, metrics: bool) -> None:
         known = await self._directory.start_failure.remote(self._target, self._model, self._attempt)
         if known is not None:
             raise CannotStart(StartFailure(known.reason, known.permanent))
@@ -103,7 +114,7 @@ class EngineDeployment:
         os.environ[REPLICA_VARIABLE] = self._replica
         self._stage = "importing the engine"
         engine_class = await asyncio.to_thread(_import_engine)
-        self._engine = await engine_class.start(self._model, self._set_stage)
+        self._engine = await engine_class.start(self._model, self._set_stage, metrics)
         self._stage = ""
         await self._report()
 
@@ -142,7 +153,7 @@ class EngineDeployment:
         self._traces[request.key] = task
         try:
             yield self._replica.encode()
-            events = self._in_turn(request)
+            events = self._telemetry.spanned(request, self._in_turn(request))
             async with contextlib.aclosing(self._sessions.while_alive(request.session, events)) as alive:
                 async for event in alive:
                     yield event
@@ -209,6 +220,7 @@ class EngineDeployment:
         await self._report()
         if engine is not None:
             await engine.shutdown()
+        await asyncio.to_thread(self._telemetry.close)
 
     def _set_stage(self, stage: str) -> None:
         self._stage = stage
@@ -225,13 +237,22 @@ class EngineDeployment:
             except Exception:
                 logger.exception("a report failed")  # without further reports the directory takes this replica for gone
             await self._sessions.look()
+            await self._telemetry.look(self._engine)
             await asyncio.sleep(REPORT_SECONDS)
 
     async def _report(self, failed: StartFailed | None = None) -> str:
         running, waiting = self._engine.load() if self._engine is not None else (0, 0)
         waiting += self._seats.waiting
         report = ReplicaReport(
-            self._target, self._model, self._replica, self._stage, self._healthy, running, waiting, failed
+            self._target,
+            self._model,
+            self._replica,
+            self._stage,
+            self._healthy,
+            running,
+            waiting,
+            failed,
+            self._telemetry.counters,
         )
         refusal: str = await self._directory.report.remote(report)
         return refusal

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from interpose.v1 import service_pb2_grpc
+from interpose.v1 import operator_pb2_grpc, service_pb2_grpc
 from serve_app.environment import GRPC_VARIABLE
 from serve_app.ingress import listening
 from serve_app.ingress.callers import Callers
@@ -27,7 +27,7 @@ from serve_app.secrecy import keep_to_itself
 from serve_app.settings import PREFIX, GrpcSettings
 from serve_app.tenants.book import Keyring, running_directory
 
-FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_health"]
+FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_operator", "serve_app.proxy.add_health"]
 # The path that says whether the proxy lives: Serve's own tools and KubeRay ask for it.
 _ALIVE = "/-/healthz"
 
@@ -71,6 +71,11 @@ class _Gated:
 def add_interpose(servicer: Any, server: Any) -> None:
     """Register the Interpose service."""
     service_pb2_grpc.add_InterposeServicer_to_server(servicer, _Gated(server, callers(), keyless=False))
+
+
+def add_operator(servicer: Any, server: Any) -> None:
+    """Register the calls of operators."""
+    operator_pb2_grpc.add_OperatorServicer_to_server(servicer, _Gated(server, callers(), keyless=False))
 
 
 def add_health(servicer: Any, server: Any) -> None:

@@ -16,11 +16,13 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from actors.allowance import Allowances
+from actors.telemetry.options import Options
 from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
 from serve_app.settings_keys import ApiKey, clear_keys
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
 from serve_app.settings_quotas import Quotas, check, usual_reserve
+from serve_app.settings_telemetry import LogSettings, MetricSettings, SpanSettings, check_telemetry, telemetry_of
 
 __all__ = [
     "ANONYMOUS",
@@ -174,6 +176,9 @@ class Settings(BaseSettings):
     )
     quotas: Quotas = Field(Quotas(), description="what each tenant may use, unless the tenant has quotas of its own")
     ingress_replicas: int = Field(1, ge=1)
+    metrics: MetricSettings = MetricSettings()
+    logs: LogSettings = LogSettings()
+    spans: SpanSettings = SpanSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -203,8 +208,14 @@ class Settings(BaseSettings):
             sum(reserved),
             self.sessions.max_sessions,
         )
+        check_telemetry(self)
         _refuse_unknown_variables(type(self).model_fields)
         return self
+
+    @property
+    def telemetry(self) -> Options:
+        """What every process of the service is told to write for operators."""
+        return telemetry_of(self)
 
     def model_named(self, name: str) -> ModelSettings | None:
         """Return the model of this name; "" names the only model, if there is only one."""

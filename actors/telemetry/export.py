@@ -34,7 +34,10 @@ class Exporter:
             self._of(metric).observe(value, tags=_tags(metric, labels))
 
     def hold(self, metric: Metric, values: Mapping[tuple[str, ...], float]) -> None:
-        """Set a gauge by the values of its labels; what it had before and is not among them becomes 0."""
+        """Set a gauge by the values of its labels.
+
+        The values of other labels become 0.
+        """
         held = self._held.setdefault(metric.name, set())
         gauge = self._of(metric)
         for labels in held - values.keys():

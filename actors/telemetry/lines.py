@@ -9,9 +9,10 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 # Characters of one text in a line. Names come from clients.
 LONGEST = 2000
@@ -56,8 +57,8 @@ class LineFile(RotatingFileHandler):
         """
         self.handle(logging.makeLogRecord({"msg": "%s", "args": (text,)}))
 
-    def _open(self) -> IO[Any]:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Raise the error that writing has raised; the class above prints it."""
@@ -86,7 +87,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_in_lines() -> None:
-    """Make this process write its log as JSON lines to standard error, which Ray keeps in the process's log file."""
+    """Make this process write its log as JSON lines.
+
+    They go to standard error, which Ray keeps in the process's log file.
+    """
     root = logging.getLogger()
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())

@@ -1,4 +1,6 @@
-"""All metrics of the service by name, with their labels. `docs/operating.md` has the table of them.
+"""All metrics of the service by name, with their labels.
+
+`docs/operating.md` has the table of them.
 
 Ray's metrics endpoint puts `ray_` before each name, and `_total` behind a counter's. The labels have few values: tenants and
 models are those of the settings, and the other labels are words of this file.
@@ -38,7 +40,10 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name at Ray's metrics endpoint; of a histogram, without `_bucket`, `_sum` and `_count`."""
+        """The name at Ray's metrics endpoint.
+
+        A histogram's name there ends in `_bucket`, `_sum` or `_count`.
+        """
         return f"ray_{self.name}" + ("_total" if self.kind is Kind.COUNTER else "")
 
 

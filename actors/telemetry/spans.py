@@ -1,4 +1,6 @@
-"""OpenTelemetry's spans of a trace on its way through the service. Off unless the settings say so.
+"""OpenTelemetry's spans of a trace on its way through the service.
+
+There are none unless the settings say so.
 
 The context travels as the text of W3C's `traceparent`: in the metadata of the client's call, then in the `TraceRequest`.
 """
@@ -96,6 +98,11 @@ class Spans:
     def __init__(self, part: str, options: Options) -> None:
         self._provider = _provider(part, options) if options.spans else None
         self._tracer = self._provider.get_tracer("interpose") if self._provider is not None else None
+
+    @property
+    def on(self) -> bool:
+        """Whether spans are made."""
+        return self._tracer is not None
 
     def begin(self, name: str, parent: str = "", **attributes: str | int | float) -> Span:
         """Begin a span.

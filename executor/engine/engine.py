@@ -55,18 +55,21 @@ class TraceEngine:
         self._waiting = 0
 
     @classmethod
-    async def start(cls, model: ModelSettings, progress: Callable[[str], None] = lambda stage: None) -> TraceEngine:
+    async def start(
+        cls, model: ModelSettings, progress: Callable[[str], None] = lambda stage: None, metrics: bool = False
+    ) -> TraceEngine:
         """Start the engine and load the model.
 
         Args:
             model: the model's settings.
             progress: called with each stage's name.
+            metrics: whether vLLM's own metrics go to Ray's agent.
 
         Raises:
             CannotStart: with the reason, and whether another try can succeed.
         """
         try:
-            return cls(await started(model, progress))
+            return cls(await started(model, progress, metrics))
         except Exception as error:
             raise CannotStart(failure_of(error)) from error
 
@@ -87,7 +90,7 @@ class TraceEngine:
         return all(state["idle"] for state in await call_workers(self.llm, "interpose_idle"))
 
     async def counters(self) -> dict[str, float]:
-        """Return what the workers have counted since their start, and what they hold, as sums over the workers."""
+        """Return the sums over the workers of what they counted since their start, and hold."""
         sums: Counter[str] = Counter()
         for one in await call_workers(self.llm, "interpose_counters"):
             sums.update(one)

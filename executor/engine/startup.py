@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from executor.cluster.start_failure import noted
 from executor.cluster.verdicts import Verdicts
@@ -52,11 +53,12 @@ class Started(NamedTuple):
     verdicts: Verdicts
 
 
-async def started(model: ModelSettings, progress: Callable[[str], None]) -> Started:
+async def started(model: ModelSettings, progress: Callable[[str], None], metrics: bool = False) -> Started:
     """Start the engine, load the model and run a first request.
 
     Args:
         progress: called with each stage's name.
+        metrics: whether vLLM's own metrics go to Ray's agent.
     """
     progress("configuring")
     prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
@@ -66,8 +68,9 @@ async def started(model: ModelSettings, progress: Callable[[str], None]) -> Star
     verdicts = Verdicts()
     # The constructor of AsyncLLM blocks until the workers are up, which takes minutes for a large model.
     loop = asyncio.get_running_loop()
+    loggers: list[Any] | None = [RayPrometheusStatLogger] if metrics else None
     with noted():
-        llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config))
+        llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config, stat_loggers=loggers))
     try:
         return await _warm(model, llm, verdicts, progress)
     except BaseException:

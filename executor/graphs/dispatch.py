@@ -188,7 +188,7 @@ class Dispatcher:
         return decision
 
     def numbers(self) -> dict[str, float]:
-        """Return what happened so far, and what the cache holds, by the names of `executor.plugin.counters`."""
+        """Return what happened so far, and what the cache holds, by name."""
         counts, cache = self.counts, self._cache
         steps = counts.steps
         in_graphs = steps[Kind.GRAPH.value] + steps[Kind.SEGMENTS.value]

@@ -1051,7 +1051,8 @@ ENGINE = Group(
     "the engine",
     "executor/engine",
     (
-        Call("vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", "vllm_config", "the engine"),
+        Call("vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", "vllm_config, *, stat_loggers", "the engine"),
+        Import("vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger", "vLLM's own metrics go to Ray's agent"),
         Call(
             "vllm.v1.engine.async_llm.AsyncLLM.generate",
             "prompt, sampling_params, request_id, *, lora_request",

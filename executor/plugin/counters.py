@@ -6,7 +6,9 @@ from typing import Any
 
 
 def counters(runner: Any, sandboxes: Any) -> dict[str, float]:
-    """Return a worker's counters and gauges by name; `actors.operations` has the metrics of these names.
+    """Return a worker's counters and gauges by name.
+
+    `actors.operations` has the metrics of these names.
 
     Args:
         runner: the worker's model runner.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from interpose.cli import demo_model, keys, serve, status
+from interpose.cli import demo_model, keys, operate, serve, status
 from interpose.contract.version import VERSION
 
 
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (serve, status, keys, demo_model):
         command.add_parser(commands)
+    operate.add_parsers(commands)
     given, rest = parser.parse_known_args(arguments)
     if rest and not getattr(given, "takes_engine_arguments", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

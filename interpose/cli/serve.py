@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         for model in settings.models:
             autoscaling(model)  # refuses what Serve would, before anything starts
         workers = sum(model.world_size * model.most_replicas for model in settings.models)
-        cluster = JoinedCluster(address) if address else OwnHead(workers)
+        cluster = JoinedCluster(address) if address else OwnHead(workers, settings.metrics.port)
     except (ValueError, ConnectionError) as error:
         print(f"interpose serve: {error}", file=sys.stderr)
         return 2

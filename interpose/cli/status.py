@@ -60,10 +60,10 @@ def ask(address: str, api_key: str | None) -> Any:
 def table(status: Any) -> str:
     """Return a `StatusReply` as text."""
     lines = [
-        f"interpose {status.server_version}, up {_duration(status.uptime_seconds)}, "
+        f"interpose {status.server_version}, up {duration(status.uptime_seconds)}, "
         f"{status.sessions} sessions open, {status.warm_sessions} warm",
         "",
-        *_columns(
+        *columns(
             ("model", "state", "replicas", "running", "waiting"),
             [(one.name, one.state, one.replicas, one.running, one.waiting) for one in status.models],
         ),
@@ -74,7 +74,7 @@ def table(status: Any) -> str:
             (name, one.name, one.sessions, one.running, one.waiting, f"{one.stage or 'ready'} ({one.seconds:.0f} s)")
             for name, one in replicas
         ]
-        lines += ["", *_columns(("model", "replica", "sessions", "running", "waiting", "stage"), rows)]
+        lines += ["", *columns(("model", "replica", "sessions", "running", "waiting", "stage"), rows)]
     for one in status.models:
         if one.adapters:
             lines += ["", f"LoRA adapters of {one.name}: {', '.join(one.adapters)}"]
@@ -83,24 +83,26 @@ def table(status: Any) -> str:
             (one.name, one.sessions, one.traces_running, one.traces_done, f"{one.stored_bytes / 2**20:.1f} MiB")
             for one in status.tenants
         ]
-        lines += ["", *_columns(("tenant", "sessions", "running", "traces", "stored"), usage)]
+        lines += ["", *columns(("tenant", "sessions", "running", "traces", "stored"), usage)]
         quotas = [
             (one.name, quota.name, f"{quota.used:.0f}", f"{quota.limit:.0f}", quota.refused)
             for one in status.tenants
             for quota in one.quotas
         ]
         if quotas:
-            lines += ["", *_columns(("tenant", "quota", "used", "limit", "refused"), quotas)]
+            lines += ["", *columns(("tenant", "quota", "used", "limit", "refused"), quotas)]
     return "\n".join(lines)
 
 
-def _columns(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+def columns(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    """Return a table's lines, with columns as wide as their widest cell."""
     cells = [head, *(tuple(str(cell) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as hours and minutes, or minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

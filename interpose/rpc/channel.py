@@ -126,6 +126,7 @@ class Transport:
         ca: a PEM file with the certificates to trust; default: the variable INTERPOSE_CA, else those that grpc trusts.
         certificate: PEM files with the client's certificate and its key; default: the variables INTERPOSE_CERTIFICATE and
             INTERPOSE_CERTIFICATE_KEY, else none.
+        stub: makes the service's methods of a channel.
 
     Raises:
         InvalidArgument: the address is none, or a file cannot be read.
@@ -139,6 +140,7 @@ class Transport:
         *,
         ca: str | Path | None = None,
         certificate: tuple[str | Path, str | Path] | None = None,
+        stub: Callable[[Any], Any] = service_pb2_grpc.InterposeStub,
     ) -> None:
         self.address, encrypted = parse_address(address)
         self.timeout = timeout
@@ -147,7 +149,7 @@ class Transport:
             self._channel = grpc.secure_channel(self.address, _credentials(ca, certificate), options=_OPTIONS)
         else:
             self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
-        self._stub = service_pb2_grpc.InterposeStub(self._channel)
+        self._stub = stub(self._channel)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="interpose")
         self._closed = False
 

@@ -8,23 +8,52 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.failures import describe
+from actors.telemetry import metrics
+from actors.telemetry.spans import HEADER, parent_of
+from actors.telemetry.telemetry import Telemetry
 from interpose.contract.errors import FAILURE_METADATA, ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.statuses import STATUS_OF
 from serve_app.settings import ANONYMOUS, Tenant
 from serve_app.tenants.admission import parse
 from serve_app.tenants.book import Keyring
-from serve_app.tenants.keys import KEYLESS_BYTES, key_of, why_refused
+from serve_app.tenants.keys import KEYLESS_BYTES, Known, key_of, why_refused
 
 # Trailing metadata beyond 8 KiB may be dropped on the way. Bytes in metadata grow by a third.
 _MAX_FAILURE_BYTES = 4096
 _MAX_DETAILS = 512
+
+NO_OPERATOR = "this call is for operators: use a key of a tenant with `operator: true` in the service's settings"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a call's metadata says of its caller.
+
+    Attributes:
+        key: the id of the caller's key; "" where the key has none.
+        traceparent: the client's span, "" for none.
+    """
+
+    key: str = ""
+    traceparent: str = ""
+
+
+_CALLER: ContextVar[Caller] = ContextVar("caller")
+_UNKNOWN = Caller()
+
+
+def caller() -> Caller:
+    """Return the caller of the call that runs; a method that yields asks before it yields."""
+    return _CALLER.get(_UNKNOWN)
 
 
 class Serialized:
@@ -54,23 +83,30 @@ class Ingress(Protocol):
 
     keys: Keyring
     max_message_bytes: int
+    telemetry: Telemetry
 
 
 def unary(
-    request_type: type[Q], reply_type: type[R], *, keyless: bool = False
+    request_type: type[Q], reply_type: type[R], *, keyless: bool = False, operator: bool = False
 ) -> Callable[[Callable[[I, Q, Tenant], Awaitable[R]]], Callable[..., Awaitable[R]]]:
     """Make `async def method(self, request, tenant) -> reply` a unary call.
 
     Args:
         keyless: whether a caller needs no API key; the tenant is then the anonymous tenant.
+        operator: whether the caller must be an operator.
     """
 
     def decorate(method: Callable[[I, Q, Tenant], Awaitable[R]]) -> Callable[..., Awaitable[R]]:
         async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> R:
+            name = ""
             try:
-                return await method(self, *_received(self, request_type, data, grpc_context, keyless))
+                tenant = _tenant(self, grpc_context, keyless, operator)
+                name = tenant.name
+                return await method(self, _received(self, request_type, data, keyless), tenant)
             except Exception as error:
-                fail(grpc_context, error)
+                fact = fail(grpc_context, error)
+                if not keyless:
+                    _count(self, name, method.__name__, fact)
                 return reply_type()
 
         return _named_like(call, method)
@@ -91,13 +127,19 @@ def streaming(
 
     def decorate(method: Callable[[I, Q, Tenant], Replies]) -> Callable[..., Replies]:
         async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> Replies:
+            name, begun = "", False
             try:
-                request, tenant = _received(self, request_type, data, grpc_context, keyless)
+                tenant = _tenant(self, grpc_context, keyless)
+                name = tenant.name
+                request = _received(self, request_type, data, keyless)
                 async with contextlib.aclosing(method(self, request, tenant)) as replies:
                     async for reply in replies:
+                        begun = True
                         yield reply
             except Exception as error:
-                fail(grpc_context, error)
+                fact = fail(grpc_context, error)
+                if not keyless and not begun:
+                    _count(self, name, method.__name__, fact)
                 yield reply_type()
 
         return _named_like(call, method)
@@ -105,19 +147,36 @@ def streaming(
     return decorate
 
 
-def _received(
-    ingress: Ingress, request_type: type[Q], data: bytes, context: RayServegRPCContext, keyless: bool
-) -> tuple[Q, Tenant]:
-    """Return a call's request and its tenant.
+def _tenant(ingress: Ingress, context: RayServegRPCContext, keyless: bool, operator: bool = False) -> Tenant:
+    """Return the tenant of a call, before its message is parsed; note its caller.
 
-    Where a key is needed, the message of a caller without a key is not parsed.
+    Raises:
+        ServiceFailure: UNAUTHENTICATED; or PERMISSION_DENIED, the call needs an operator's key.
     """
-    tenant = ANONYMOUS if keyless else authenticate(ingress.keys, context)
-    return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes), tenant
+    if keyless:
+        return ANONYMOUS
+    known = authenticate(ingress.keys, context)
+    if operator and not known.tenant.operator:
+        raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, NO_OPERATOR))
+    parent = next((value for name, value in context.invocation_metadata() if name == HEADER), "")
+    _CALLER.set(Caller(known.key.id if known.key is not None else "", parent_of(parent)))
+    return known.tenant
 
 
-def authenticate(keys: Keyring, context: RayServegRPCContext) -> Tenant:
-    """Return the tenant of a call's API key (`x-api-key`, or `authorization: Bearer …`).
+def _received(ingress: Ingress, request_type: type[Q], data: bytes, keyless: bool) -> Q:
+    """Return a call's request."""
+    return parse(request_type, data, KEYLESS_BYTES if keyless else ingress.max_message_bytes)
+
+
+def _count(ingress: Ingress, tenant: str, method: str, fact: pb.Failure) -> None:
+    """Count a call that was refused."""
+    code = pb.ErrorCode.Name(fact.code).removeprefix("ERROR_CODE_")
+    quota = getattr(fact, "quota", None)
+    ingress.telemetry.counts.add(metrics.REFUSALS, tenant, method, code, quota.name if quota is not None else "")
+
+
+def authenticate(keys: Keyring, context: RayServegRPCContext) -> Known:
+    """Return the caller with a call's API key (`x-api-key`, or `authorization: Bearer …`).
 
     Raises:
         ServiceFailure: UNAUTHENTICATED, the key is missing, not known, or has expired.
@@ -126,15 +185,16 @@ def authenticate(keys: Keyring, context: RayServegRPCContext) -> Tenant:
     known = keys.find(key)
     if known is None:
         raise ServiceFailure(failure(pb.ERROR_CODE_UNAUTHENTICATED, why_refused(key)))
-    return known.tenant
+    return known
 
 
-def fail(context: RayServegRPCContext, error: Exception) -> None:
-    """Set a call's status, text and `Failure` from an exception."""
+def fail(context: RayServegRPCContext, error: Exception) -> pb.Failure:
+    """Set a call's status, text and `Failure` from an exception; return the failure."""
     fact = _trimmed(describe(error))
     context.set_code(STATUS_OF[fact.code])
     context.set_details(_shortened(fact.message, _MAX_DETAILS))
     context.set_trailing_metadata([(FAILURE_METADATA, fact.SerializeToString())])
+    return fact
 
 
 def _trimmed(fact: pb.Failure) -> pb.Failure:

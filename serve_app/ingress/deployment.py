@@ -17,17 +17,22 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.directory import HEARTBEAT_SECONDS
+from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
 from actors.protocol import Announced, DirectoryStatus, Lease, Route
+from actors.telemetry.telemetry import Telemetry
+from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress import replies
-from serve_app.ingress.calls import Serialized, streaming, unary
+from serve_app.ingress.audit import edit_line, trace_line
+from serve_app.ingress.calls import Serialized, caller, streaming, unary
 from serve_app.ingress.chunks import chunks
 from serve_app.ingress.health import HealthCalls
 from serve_app.ingress.key_calls import KeyCalls
 from serve_app.ingress.listening import replica_on_this_machine
+from serve_app.ingress.operator_calls import OperatorCalls
 from serve_app.ingress.requests import Submitted, request_of
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModel, ServedModels
@@ -43,7 +48,7 @@ CALL_SECONDS = 10.0
 _LONG_MESSAGE = 256 * 1024
 
 
-class IngressDeployment(HealthCalls, KeyCalls):
+class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
     """One replica of the ingress; another replica can find again everything that it keeps.
 
     Args:
@@ -61,6 +66,7 @@ class IngressDeployment(HealthCalls, KeyCalls):
         self.settings = settings
         self.keys = Keyring(book)
         self.max_message_bytes = _longest(settings)
+        self.telemetry = Telemetry("ingress", settings.telemetry)
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions
         self._sessions = SessionCalls(own_directory(settings.sessions))
@@ -145,7 +151,7 @@ class IngressDeployment(HealthCalls, KeyCalls):
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
-        submitted = Submitted(request, trace, tenant, served, remotes)
+        submitted = Submitted(request, trace, tenant, served, remotes, caller())
         if request.session_id:
             events = self._run(await self._sessions.lease(request.session_id, tenant), submitted)
         else:
@@ -219,6 +225,8 @@ class IngressDeployment(HealthCalls, KeyCalls):
         admission.check_protocol(request.protocol)
         model = (await self._model(request.model)).settings
         await asyncio.to_thread(admission.check_edit, request.edit, model, tenant)
+        if self.telemetry.audits:
+            self._audit(edit_line(request.edit, tenant.name, caller().key, model.name))
         await self._sessions.directory.store_edit.remote(tenant.name, model.name, request.edit)
         return service_pb2.StoreEditReply()
 
@@ -251,6 +259,17 @@ class IngressDeployment(HealthCalls, KeyCalls):
         if self.keys.book is not None:
             self.settings = self.settings.model_copy(update={"tenants": self.keys.book.valid})
 
+    def _audit(self, line: dict[str, Any]) -> None:
+        """Write a line of the audit log; without its line, nothing runs."""
+        try:
+            self.telemetry.audit(line)
+        except OSError:
+            logger.exception("the audit log cannot be written")
+            raise ServiceFailure(unavailable("the service cannot write its audit log, so it runs nothing")) from None
+
+    async def _tell(self) -> None:
+        await self._sessions.directory.telemetry.remote(self.settings.telemetry, self.telemetry.take())
+
     async def _serving(self) -> bool:
         for served in self._models.all:
             if served.state(await self._sessions.directory.model_state.remote(served.target)) in ("RUNNING", "IDLE"):
@@ -274,8 +293,33 @@ class IngressDeployment(HealthCalls, KeyCalls):
             self.max_message_bytes = _longest(self.settings)
 
     async def _run(self, lease: Lease, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
-        """Run a trace that has passed the checks."""
-        message, trace, tenant, served, remotes = submitted
+        """Run a trace that has passed the checks: a line of the audit log, and a span."""
+        if self.telemetry.audits:
+            long = len(submitted.message.trace) > _LONG_MESSAGE
+            line = (
+                await asyncio.to_thread(trace_line, submitted, lease.session_id)
+                if long
+                else trace_line(submitted, lease.session_id)
+            )
+            self._audit(line)
+        trace = submitted.trace
+        span = self.telemetry.spans.begin(
+            "ingress", submitted.caller.traceparent, trace=trace.id, tenant=submitted.tenant.name
+        )
+        failed = ""
+        try:
+            async with contextlib.aclosing(self._events(lease, submitted, span.context)) as events:
+                async for event in events:
+                    yield event
+        except Exception as error:
+            failed = type(error).__name__
+            raise
+        finally:
+            span.end(failed, model=submitted.served.settings.name)
+
+    async def _events(self, lease: Lease, submitted: Submitted, traceparent: str) -> AsyncGenerator[Serialized, None]:
+        """Start a trace in its session and yield its events; of a job, the first."""
+        message, trace, tenant, served, remotes, _ = submitted
         counted = served.settings.autoscaling_config is not None
         route = Route(served.target, await self._place(lease, served), counted)
         edits = ()
@@ -295,6 +339,7 @@ class IngressDeployment(HealthCalls, KeyCalls):
             job=message.job,
             edits=edits,
             remotes=tuple({*remotes.get("", ()), *remotes.get(lease.session_id, ())}),
+            traceparent=traceparent,
         )
         if request.job:
             yield Serialized(await self._sessions.ask(lease, "start", request, route, foreign))
@@ -350,6 +395,7 @@ class IngressDeployment(HealthCalls, KeyCalls):
     async def _beat(self) -> None:
         while True:
             try:
+                await self._tell()
                 beat = self._sessions.directory.heartbeat
                 self._update(await beat.remote(self._models.lasting, self._session_settings, self.settings.allowances))
             except ray.exceptions.RayActorError:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from grpc_health.v1 import health_pb2
 
+from actors.telemetry.telemetry import Telemetry
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress.calls import streaming, unary
@@ -27,10 +28,12 @@ class HealthCalls(ABC):
     Attributes:
         keys: the tenants and their keys.
         max_message_bytes: bytes of the longest message that any model takes.
+        telemetry: what this replica tells operators.
     """
 
     keys: Keyring
     max_message_bytes: int
+    telemetry: Telemetry
 
     def __init__(self) -> None:
         self._watchers = 0  # open `Watch` calls

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
+from serve_app.ingress.calls import Caller
 from serve_app.models import ServedModel
 from serve_app.settings import ModelSettings, Tenant
 from serve_app.tenants.admission import Remotes
@@ -23,6 +24,7 @@ class Submitted(NamedTuple):
         message: what the client sent.
         trace: the trace in it.
         remotes: the blobs of earlier traces that the trace uses.
+        caller: what the call's metadata says.
     """
 
     message: service_pb2.UnparsedSubmit
@@ -30,6 +32,14 @@ class Submitted(NamedTuple):
     tenant: Tenant
     served: ServedModel
     remotes: Remotes
+    caller: Caller
+
+
+def method_of(trace: pb.Trace, job: bool) -> str:
+    """Return "trace", "job", "scan" or "explain"."""
+    if trace.scan:
+        return "explain" if trace.explain else "scan"
+    return "job" if job else "trace"
 
 
 def request_of(
@@ -46,6 +56,7 @@ def request_of(
     job: bool = False,
     edits: tuple[bytes, ...] = (),
     remotes: tuple[str, ...] = (),
+    traceparent: str = "",
 ) -> TraceRequest:
     """Return the request to run a trace.
 
@@ -54,7 +65,7 @@ def request_of(
         trace: the same, parsed.
         model: the settings of the trace's model.
         session_id: the session that runs the trace.
-        tenant, trusted, share, weight, tokens, job, edits, remotes: as in `TraceRequest`.
+        tenant, trusted, share, weight, tokens, job, edits, remotes, traceparent: as in `TraceRequest`.
     """
     accepted = pb.Accepted(trace_id=trace.id, session_id=session_id, model=model.name, invokes=len(trace.invokes))
     accepted.captured.extend(_captured(trace))
@@ -75,6 +86,8 @@ def request_of(
         stream=trace.stream,
         remotes=remotes,
         variables=frozenset(variable.id for variable in trace.variables),
+        method=method_of(trace, job),
+        traceparent=traceparent,
     )
 
 

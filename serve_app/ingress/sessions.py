@@ -29,7 +29,7 @@ _MAX_ACTORS = 256
 # Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again.
 _NEED_UPLOADS = ("run", "start")
 # Seconds for which the replica of a session is remembered.
-_REPLICA_SECONDS = 1.0
+REPLICA_SECONDS = 1.0
 
 
 class SessionCalls:
@@ -164,7 +164,7 @@ class SessionCalls:
         now = time.monotonic()
         key = (lease.session_id, target)
         known = self._replicas.get(key)
-        if known is not None and now - known[2] < _REPLICA_SECONDS:
+        if known is not None and now - known[2] < REPLICA_SECONDS:
             return known[0], known[1]
         replica, state = await self.directory.place.remote(lease.session_id, target)
         if len(self._replicas) > _MAX_CACHED_LEASES:

@@ -138,7 +138,7 @@ APPLICATION = f"{SERVE}.applications[0]"
             f"{APPLICATION}.import_path",
             "serve_app.app:build",
         ),
-        (in_serve("add_health", "add_healthy"), "grpc_servicer_functions[1]", "cannot be imported"),
+        (in_serve("add_health", "add_healthy"), "grpc_servicer_functions[2]", "cannot be imported"),
         # Our settings
         (
             in_serve("tensor_parallel_size", "tensor_paralel_size"),

@@ -46,7 +46,7 @@ class Engine:
     starts = 0
 
     @classmethod
-    async def start(cls, model: ModelSettings, progress: Any) -> Any:
+    async def start(cls, model: ModelSettings, progress: Any, metrics: bool) -> Any:
         cls.starts += 1
         if cls.error is not None:
             raise cls.error
