@@ -17,6 +17,8 @@ from typing import Any
 # Characters of one text in a line. Names come from clients.
 LONGEST = 2000
 
+_OURS = ("actors", "executor", "interpose", "serve_app")
+
 
 def line(fields: Mapping[str, Any]) -> str:
     """Return a JSON object on one line, with its time first."""
@@ -92,9 +94,11 @@ def log_in_lines() -> None:
     They go to standard error, which Ray keeps in the process's log file.
     """
     root = logging.getLogger()
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(sys.__stderr__)  # Serve puts another stream into the place of `sys.stderr`
     handler.setFormatter(JsonFormatter())
     root.handlers[:] = [handler]
+    for name in _OURS:
+        logging.getLogger(name).setLevel(logging.INFO)
     for name in ("ray", "ray.serve", "vllm"):  # their own handlers would write the same in another form
         logger = logging.getLogger(name)
         for other in list(logger.handlers):

@@ -38,6 +38,7 @@ class Telemetry:
         self._audit: LineFile | None = None
         if self._options.json_lines:
             log_in_lines()
+            logger.info("a process begins: %s", part)
         if self._options.traces and not self._options.folder:
             TRACE_LOG.setLevel(logging.INFO)
 

@@ -9,6 +9,7 @@ from interpose.contract.errors import InterposeError, Unavailable
 from interpose.rpc.channel import Stream
 from interpose.rpc.reader import Arrivals
 from interpose.rpc.reconnect import Resuming
+from interpose.rpc.spans import ClientSpan
 from interpose.v1.trace_pb2 import Event
 
 
@@ -21,11 +22,18 @@ class Running:
         stream: the call that brings the events. `accepted` starts the call, so that an interrupted caller already has an
             object to close.
         cancel: cancels the trace on the server. Its argument says whether to wait for the server's reply.
+        span: ends with the trace, or when the client no longer reads it.
     """
 
     def __init__(
-        self, session_id: str, trace_id: str, stream: Stream | Resuming, cancel: Callable[[bool], None]
+        self,
+        session_id: str,
+        trace_id: str,
+        stream: Stream | Resuming,
+        cancel: Callable[[bool], None],
+        span: ClientSpan,
     ) -> None:
+        self._span = span
         self.session_id = session_id
         self._trace_id = trace_id
         self._stream = stream
@@ -75,11 +83,13 @@ class Running:
             with contextlib.suppress(Unavailable):  # a closed client has closed all its traces
                 self._stream.cancel()
                 self._cancel(wait)
+        self._span.end()
         self._drop_arrivals()
 
     def leave(self) -> None:
         """Stop reading the events of a job, which goes on without its client."""
         self._ended = True
+        self._span.end()
         self._drop_arrivals()
         with contextlib.suppress(Unavailable):
             self._stream.cancel()
@@ -98,9 +108,12 @@ class Running:
                 raise Unavailable("the server ended the trace without finishing it")
             return None
         self._done = self._ended = event.WhichOneof("kind") == "done"
+        if self._done:
+            self._span.end()
         return event
 
     def _failed(self, error: InterposeError) -> InterposeError:
         self._ended = True
         error.trace_id = error.trace_id or self._trace_id
+        self._span.end(error)
         return error

@@ -20,6 +20,7 @@ from interpose.contract.errors import InvalidArgument, Unavailable
 from interpose.contract.version import VERSION
 from interpose.rpc.grpc_errors import from_rpc_error
 from interpose.rpc.reader import Arrivals
+from interpose.rpc.spans import Metadata
 from interpose.v1 import service_pb2_grpc
 from interpose.v1.trace_pb2 import Event
 
@@ -144,7 +145,7 @@ class Transport:
     ) -> None:
         self.address, encrypted = parse_address(address)
         self.timeout = timeout
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata: Metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         if encrypted:
             self._channel = grpc.secure_channel(self.address, _credentials(ca, certificate), options=_OPTIONS)
         else:
@@ -161,9 +162,14 @@ class Transport:
         """Start a call with one reply, and return its future."""
         return _submit(self._pool, self._unary, method, request, timeout or self.timeout)
 
-    def stream(self, method: str, request: Any) -> Stream:
-        """Return a call with a stream of replies and no time limit."""
-        return Stream(lambda: getattr(self._stub, method)(request, metadata=self._metadata), self._pool, self.address)
+    def stream(self, method: str, request: Any, metadata: Metadata = ()) -> Stream:
+        """Return a call with a stream of replies and no time limit.
+
+        Args:
+            metadata: sent beside the key.
+        """
+        given = self._metadata + metadata
+        return Stream(lambda: getattr(self._stub, method)(request, metadata=given), self._pool, self.address)
 
     def close(self) -> None:
         """Close the channel, which cancels its running calls."""

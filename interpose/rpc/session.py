@@ -19,6 +19,7 @@ from interpose.rpc.call import Running
 from interpose.rpc.channel import Stream, Transport
 from interpose.rpc.progress import Progress
 from interpose.rpc.reconnect import Resuming
+from interpose.rpc.spans import ClientSpan
 from interpose.rpc.transfer import BACKOFF_SECONDS, fetch, fetch_one, upload
 from interpose.v1.service_pb2 import (
     AttachRequest,
@@ -210,10 +211,11 @@ class Session:
 
     def _accepted(self, session_id: str, trace: Trace, job: bool) -> Running:
         request = SubmitRequest(protocol=PROTOCOL, session_id=session_id, trace=trace, job=job, bundles=True)
-        submit = self._transport.stream("Submit", request)
+        span = ClientSpan(trace.id, trace.model)
+        submit = self._transport.stream("Submit", request, span.metadata)
         # The stream of a job ends when the job is accepted.
         stream = submit if job else Resuming(submit, lambda seen: self.attach(session_id, trace.id, seen))
-        running = Running(session_id, trace.id, stream, lambda wait: self._leave(session_id, trace.id, wait))
+        running = Running(session_id, trace.id, stream, lambda wait: self._leave(session_id, trace.id, wait), span)
         try:
             running.accepted()
         except BaseException:  # an interrupt too

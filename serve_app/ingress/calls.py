@@ -100,8 +100,10 @@ def unary(
         async def call(self: I, data: bytes, grpc_context: RayServegRPCContext) -> R:
             name = ""
             try:
-                tenant = _tenant(self, grpc_context, keyless, operator)
+                tenant = _tenant(self, grpc_context, keyless)
                 name = tenant.name
+                if operator and not tenant.operator:
+                    raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, NO_OPERATOR))
                 return await method(self, _received(self, request_type, data, keyless), tenant)
             except Exception as error:
                 fact = fail(grpc_context, error)
@@ -147,17 +149,15 @@ def streaming(
     return decorate
 
 
-def _tenant(ingress: Ingress, context: RayServegRPCContext, keyless: bool, operator: bool = False) -> Tenant:
+def _tenant(ingress: Ingress, context: RayServegRPCContext, keyless: bool) -> Tenant:
     """Return the tenant of a call, before its message is parsed; note its caller.
 
     Raises:
-        ServiceFailure: UNAUTHENTICATED; or PERMISSION_DENIED, the call needs an operator's key.
+        ServiceFailure: UNAUTHENTICATED, the key is missing or not known.
     """
     if keyless:
         return ANONYMOUS
     known = authenticate(ingress.keys, context)
-    if operator and not known.tenant.operator:
-        raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, NO_OPERATOR))
     parent = next((value for name, value in context.invocation_metadata() if name == HEADER), "")
     _CALLER.set(Caller(known.key.id if known.key is not None else "", parent_of(parent)))
     return known.tenant

@@ -189,7 +189,9 @@ def test_a_head_and_two_workers_on_one_private_network(profile: str) -> None:
     heads = [service for name, service in nodes.items() if name.startswith("head")]
     workers = [service for name, service in nodes.items() if name.startswith("worker")]
     assert len(heads) == 1 and len(workers) == 2 and len(nodes) == 3
-    assert list(COMPOSE["networks"]) == ["ray"] and all(set(node["networks"]) == {"ray"} for node in nodes.values())
+    assert list(COMPOSE["networks"]) == ["ray", "monitoring"] and all(
+        set(node["networks"]) == {"ray"} for node in nodes.values()
+    )
     assert COMPOSE["services"]["token"]["network_mode"] == "none"
     # Clients on this machine only; nothing else is published.
     assert [port for node in nodes.values() for port in node.get("ports", [])] == ["127.0.0.1:${PORT:-9000}:9000"]
@@ -247,7 +249,8 @@ def test_ray_knows_its_options() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    lines = [line for service in COMPOSE["services"].values() for line in shell_lines(service)]
+    commands = [service for service in COMPOSE["services"].values() if "command" in service]
+    lines = [line for service in commands for line in shell_lines(service)]
     options = {word.split("=")[0] for line in lines if line[:2] == ["ray", "start"] for word in line[2:]}
     cluster = render.render(render.FOLDER / "overlays" / "gpu")
     (service,) = [document for document in cluster if document["kind"] == "RayService"]

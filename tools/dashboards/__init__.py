@@ -1,0 +1,1 @@
+"""Writes the Grafana dashboards in `dashboards/grafana`: `python -m tools.dashboards`."""
