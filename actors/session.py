@@ -2,6 +2,8 @@
 
 A session actor (`actors.session_host`) holds many sessions. Workers' messages carry a trace's key; messages with an unknown
 key are ignored. State that must outlive the actor lies with the directory too (`actors.archive`).
+
+Size: all calls that reach a session: of clients, of workers, of the directory and of operators.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from actors.failures import not_found
 from actors.protocol import Route, SessionStats, Terms, Work
 from actors.saved import Saved
 from actors.session_store import SessionStore
-from actors.telemetry.record import TraceRecord
+from actors.telemetry.spans import Span
 from actors.telemetry.telemetry import Telemetry
 from actors.trace_rows import row_of
 from actors.trace_run import TraceRun
@@ -395,26 +397,22 @@ class Session:
         self._store.add(run)
         self._store.forgotten = self._store.forgotten or bool(foreign)
         try:
-            run.start(functools.partial(self._engines.run, route), before, self._ended)
+            run.start(functools.partial(self._engines.run, route), before, functools.partial(self._ended, span))
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._store.forget(run)
             span.end("not started")
             raise
-
-        def ended(record: TraceRecord) -> None:
-            span.end(record.code, outcome=record.outcome, queued_seconds=record.queued)
-            if not run.refused:
-                self._telemetry.trace_ended(record)
-
-        run.when_ended(ended)
         return run
 
-    def _ended(self, run: TraceRun) -> None:
+    def _ended(self, span: Span, run: TraceRun) -> None:
         """Count a trace that has ended; a trace that was refused leaves nothing."""
+        record = run.progress.record(run.request, run.arrivals.saved_bytes)
+        span.end(record.code, outcome=record.outcome, queued_seconds=record.queued)
         if run.refused:
             self._store.forget(run)
         else:
             self._done += run.work
+            self._telemetry.trace_ended(record)
 
     def _status(self, run: TraceRun) -> service_pb2.JobStatus:
         return run.progress.status(run.stored_bytes, self._store.expires_at(run))

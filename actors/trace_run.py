@@ -19,7 +19,6 @@ from actors.increments import Arrived
 from actors.protocol import Work
 from actors.readers import Readers
 from actors.saved import Saved, named
-from actors.telemetry.record import TraceRecord
 from actors.trace_progress import TraceProgress
 from actors.variables import Copy, Left, SharedVariables, copies
 from interpose.contract.errors import ServiceFailure, failure, with_retry
@@ -179,11 +178,6 @@ class TraceRun:
         if self.request.job:
             lost = unavailable("the session's actor died while the trace ran: run it again", self.id)
             self.announced = self._keep(self._kept(lost), {})
-
-    def when_ended(self, do: Callable[[TraceRecord], None]) -> None:
-        """Call `do` once when the trace has ended, well or not."""
-        assert self._task is not None
-        self._task.add_done_callback(lambda _: do(self.progress.record(self.request, self.arrivals.saved_bytes)))
 
     async def cancel(self) -> None:
         """End the trace now; its engine requests are aborted.

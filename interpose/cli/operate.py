@@ -152,12 +152,12 @@ def tenants_table(reply: Any) -> str:
             row.use.traces_running,
             row.use.traces_done,
             f"{row.use.stored_bytes / 2**20:.1f} MiB",
-            ", ".join(f"{limit.name} {limit.used:g}/{limit.most:g}" for limit in row.limits),
+            ", ".join(f"{quota.name} {quota.used:g}/{quota.limit:g}" for quota in row.use.quotas) or "-",
         )
         for row in reply.tenants
     ]
     return "\n".join(
-        columns(("tenant", "trust", "keys", "sessions", "running", "traces", "stored", "limits: used/most"), rows)
+        columns(("tenant", "trust", "keys", "sessions", "running", "traces", "stored", "quotas: used/limit"), rows)
     )
 
 

@@ -11,4 +11,4 @@ def operator_transport(address: str, api_key: str, timeout: float) -> Transport:
 
     The arguments are as of `Transport`.
     """
-    return Transport(address, api_key, timeout, operator_pb2_grpc.OperatorStub)
+    return Transport(address, api_key, timeout, stub=operator_pb2_grpc.OperatorStub)

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from interpose.v1 import service_pb2 as interpose_dot_v1_dot_service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1binterpose/v1/operator.proto\x12\x0cinterpose.v1\x1a\x1ainterpose/v1/service.proto\"@\n\x11ListTracesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04most\x18\x03 \x01(\r\"r\n\x08TraceRow\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x17.interpose.v1.JobStatus\x12\x10\n\x08\x66ollowed\x18\x05 \x01(\x08\"H\n\x0fListTracesReply\x12&\n\x06traces\x18\x01 \x03(\x0b\x32\x16.interpose.v1.TraceRow\x12\r\n\x05total\x18\x02 \x01(\r\"!\n\x12\x43\x61ncelTraceRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"!\n\x10\x43\x61ncelTraceReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\";\n\x0c\x44rainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\"/\n\nDrainReply\x12\x10\n\x08\x64raining\x18\x01 \x03(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\"\x14\n\x12ListTenantsRequest\"7\n\x0bTenantLimit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\x01\x12\x0c\n\x04used\x18\x03 \x01(\x01\"\x8e\x01\n\tTenantRow\x12\'\n\x03use\x18\x01 \x01(\x0b\x32\x1a.interpose.v1.TenantStatus\x12\r\n\x05trust\x18\x02 \x01(\t\x12\x10\n\x08operator\x18\x03 \x01(\x08\x12)\n\x06limits\x18\x04 \x03(\x0b\x32\x19.interpose.v1.TenantLimit\x12\x0c\n\x04keys\x18\x05 \x01(\r\"<\n\x10ListTenantsReply\x12(\n\x07tenants\x18\x01 \x03(\x0b\x32\x17.interpose.v1.TenantRow\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x89\x02\n\x08UsageRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06traces\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x04\x12\x11\n\tcancelled\x18\x05 \x01(\x04\x12\x0f\n\x07invokes\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bsaved_bytes\x18\t \x01(\x04\x12\x15\n\rqueue_seconds\x18\n \x01(\x01\x12\x17\n\x0frunning_seconds\x18\x0b \x01(\x01\x12\x15\n\rblock_seconds\x18\x0c \x01(\x01\x12\r\n\x05steps\x18\r \x01(\x04\"X\n\nRefusalRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\"r\n\rGetUsageReply\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12$\n\x04rows\x18\x02 \x03(\x0b\x32\x16.interpose.v1.UsageRow\x12*\n\x08refusals\x18\x03 \x03(\x0b\x32\x18.interpose.v1.RefusalRow2\x81\x03\n\x08Operator\x12L\n\nListTraces\x12\x1f.interpose.v1.ListTracesRequest\x1a\x1d.interpose.v1.ListTracesReply\x12O\n\x0b\x43\x61ncelTrace\x12 .interpose.v1.CancelTraceRequest\x1a\x1e.interpose.v1.CancelTraceReply\x12=\n\x05\x44rain\x12\x1a.interpose.v1.DrainRequest\x1a\x18.interpose.v1.DrainReply\x12O\n\x0bListTenants\x12 .interpose.v1.ListTenantsRequest\x1a\x1e.interpose.v1.ListTenantsReply\x12\x46\n\x08GetUsage\x12\x1d.interpose.v1.GetUsageRequest\x1a\x1b.interpose.v1.GetUsageReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1binterpose/v1/operator.proto\x12\x0cinterpose.v1\x1a\x1ainterpose/v1/service.proto\"@\n\x11ListTracesRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04most\x18\x03 \x01(\r\"r\n\x08TraceRow\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x17.interpose.v1.JobStatus\x12\x10\n\x08\x66ollowed\x18\x05 \x01(\x08\"H\n\x0fListTracesReply\x12&\n\x06traces\x18\x01 \x03(\x0b\x32\x16.interpose.v1.TraceRow\x12\r\n\x05total\x18\x02 \x01(\r\"!\n\x12\x43\x61ncelTraceRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"!\n\x10\x43\x61ncelTraceReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\";\n\x0c\x44rainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\"/\n\nDrainReply\x12\x10\n\x08\x64raining\x18\x01 \x03(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\"\x14\n\x12ListTenantsRequest\"c\n\tTenantRow\x12\'\n\x03use\x18\x01 \x01(\x0b\x32\x1a.interpose.v1.TenantStatus\x12\r\n\x05trust\x18\x02 \x01(\t\x12\x10\n\x08operator\x18\x03 \x01(\x08\x12\x0c\n\x04keys\x18\x04 \x01(\r\"<\n\x10ListTenantsReply\x12(\n\x07tenants\x18\x01 \x03(\x0b\x32\x17.interpose.v1.TenantRow\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x89\x02\n\x08UsageRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06traces\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x04\x12\x11\n\tcancelled\x18\x05 \x01(\x04\x12\x0f\n\x07invokes\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bsaved_bytes\x18\t \x01(\x04\x12\x15\n\rqueue_seconds\x18\n \x01(\x01\x12\x17\n\x0frunning_seconds\x18\x0b \x01(\x01\x12\x15\n\rblock_seconds\x18\x0c \x01(\x01\x12\r\n\x05steps\x18\r \x01(\x04\"X\n\nRefusalRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\"r\n\rGetUsageReply\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12$\n\x04rows\x18\x02 \x03(\x0b\x32\x16.interpose.v1.UsageRow\x12*\n\x08refusals\x18\x03 \x03(\x0b\x32\x18.interpose.v1.RefusalRow2\x81\x03\n\x08Operator\x12L\n\nListTraces\x12\x1f.interpose.v1.ListTracesRequest\x1a\x1d.interpose.v1.ListTracesReply\x12O\n\x0b\x43\x61ncelTrace\x12 .interpose.v1.CancelTraceRequest\x1a\x1e.interpose.v1.CancelTraceReply\x12=\n\x05\x44rain\x12\x1a.interpose.v1.DrainRequest\x1a\x18.interpose.v1.DrainReply\x12O\n\x0bListTenants\x12 .interpose.v1.ListTenantsRequest\x1a\x1e.interpose.v1.ListTenantsReply\x12\x46\n\x08GetUsage\x12\x1d.interpose.v1.GetUsageRequest\x1a\x1b.interpose.v1.GetUsageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,20 +38,18 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_DRAINREPLY']._serialized_end=507
   _globals['_LISTTENANTSREQUEST']._serialized_start=509
   _globals['_LISTTENANTSREQUEST']._serialized_end=529
-  _globals['_TENANTLIMIT']._serialized_start=531
-  _globals['_TENANTLIMIT']._serialized_end=586
-  _globals['_TENANTROW']._serialized_start=589
-  _globals['_TENANTROW']._serialized_end=731
-  _globals['_LISTTENANTSREPLY']._serialized_start=733
-  _globals['_LISTTENANTSREPLY']._serialized_end=793
-  _globals['_GETUSAGEREQUEST']._serialized_start=795
-  _globals['_GETUSAGEREQUEST']._serialized_end=828
-  _globals['_USAGEROW']._serialized_start=831
-  _globals['_USAGEROW']._serialized_end=1096
-  _globals['_REFUSALROW']._serialized_start=1098
-  _globals['_REFUSALROW']._serialized_end=1186
-  _globals['_GETUSAGEREPLY']._serialized_start=1188
-  _globals['_GETUSAGEREPLY']._serialized_end=1302
-  _globals['_OPERATOR']._serialized_start=1305
-  _globals['_OPERATOR']._serialized_end=1690
+  _globals['_TENANTROW']._serialized_start=531
+  _globals['_TENANTROW']._serialized_end=630
+  _globals['_LISTTENANTSREPLY']._serialized_start=632
+  _globals['_LISTTENANTSREPLY']._serialized_end=692
+  _globals['_GETUSAGEREQUEST']._serialized_start=694
+  _globals['_GETUSAGEREQUEST']._serialized_end=727
+  _globals['_USAGEROW']._serialized_start=730
+  _globals['_USAGEROW']._serialized_end=995
+  _globals['_REFUSALROW']._serialized_start=997
+  _globals['_REFUSALROW']._serialized_end=1085
+  _globals['_GETUSAGEREPLY']._serialized_start=1087
+  _globals['_GETUSAGEREPLY']._serialized_end=1201
+  _globals['_OPERATOR']._serialized_start=1204
+  _globals['_OPERATOR']._serialized_end=1589
 # @@protoc_insertion_point(module_scope)

@@ -72,29 +72,17 @@ class ListTenantsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class TenantLimit(_message.Message):
-    __slots__ = ("name", "most", "used")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    MOST_FIELD_NUMBER: _ClassVar[int]
-    USED_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    most: float
-    used: float
-    def __init__(self, name: _Optional[str] = ..., most: _Optional[float] = ..., used: _Optional[float] = ...) -> None: ...
-
 class TenantRow(_message.Message):
-    __slots__ = ("use", "trust", "operator", "limits", "keys")
+    __slots__ = ("use", "trust", "operator", "keys")
     USE_FIELD_NUMBER: _ClassVar[int]
     TRUST_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     use: _service_pb2.TenantStatus
     trust: str
     operator: bool
-    limits: _containers.RepeatedCompositeFieldContainer[TenantLimit]
     keys: int
-    def __init__(self, use: _Optional[_Union[_service_pb2.TenantStatus, _Mapping]] = ..., trust: _Optional[str] = ..., operator: bool = ..., limits: _Optional[_Iterable[_Union[TenantLimit, _Mapping]]] = ..., keys: _Optional[int] = ...) -> None: ...
+    def __init__(self, use: _Optional[_Union[_service_pb2.TenantStatus, _Mapping]] = ..., trust: _Optional[str] = ..., operator: bool = ..., keys: _Optional[int] = ...) -> None: ...
 
 class ListTenantsReply(_message.Message):
     __slots__ = ("tenants",)

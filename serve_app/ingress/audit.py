@@ -6,6 +6,7 @@ whatever values they were sent with.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,10 +16,18 @@ from interpose.v1 import value_pb2
 from interpose.wire.walk import parts
 from serve_app.ingress.requests import Submitted, method_of
 
+# Bytes of a message that is looked through in a thread.
+LONG_MESSAGE = 256 * 1024
 
-def trace_line(submitted: Submitted, session_id: str) -> dict[str, Any]:
+
+async def trace_line(submitted: Submitted, session_id: str) -> dict[str, Any]:
     """Return the line of a trace that is about to run."""
     trace = submitted.trace
+    programs = [invoke.program for invoke in trace.invokes]
+    if len(submitted.message.trace) > LONG_MESSAGE:
+        program = await asyncio.to_thread(digest, trace.scope.values, *programs)
+    else:
+        program = digest(trace.scope.values, *programs)
     return {
         "action": "trace",
         "tenant": submitted.tenant.name,
@@ -27,7 +36,7 @@ def trace_line(submitted: Submitted, session_id: str) -> dict[str, Any]:
         "session": session_id,
         "trace": trace.id,
         "method": method_of(trace, submitted.message.job),
-        "program": digest(trace.scope.values, *(invoke.program for invoke in trace.invokes)),
+        "program": program,
         "edits": list(trace.edits),
         "invokes": len(trace.invokes),
         "bytes": len(submitted.message.trace),

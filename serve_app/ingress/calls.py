@@ -39,7 +39,7 @@ class Caller:
     """What a call's metadata says of its caller.
 
     Attributes:
-        key: the id of the caller's key; "" where the key has none.
+        key: the label of the caller's key, "" where none is needed.
         traceparent: the client's span, "" for none.
     """
 
@@ -159,7 +159,7 @@ def _tenant(ingress: Ingress, context: RayServegRPCContext, keyless: bool) -> Te
         return ANONYMOUS
     known = authenticate(ingress.keys, context)
     parent = next((value for name, value in context.invocation_metadata() if name == HEADER), "")
-    _CALLER.set(Caller(known.key.id if known.key is not None else "", parent_of(parent)))
+    _CALLER.set(Caller(known.key.label if known.key is not None else "", parent_of(parent)))
     return known.tenant
 
 

@@ -26,7 +26,7 @@ from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app.ingress import replies
-from serve_app.ingress.audit import edit_line, trace_line
+from serve_app.ingress.audit import LONG_MESSAGE, edit_line, trace_line
 from serve_app.ingress.calls import Serialized, caller, streaming, unary
 from serve_app.ingress.chunks import chunks
 from serve_app.ingress.health import HealthCalls
@@ -45,7 +45,6 @@ from serve_app.tenants.tokens import tokens_of
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
-_LONG_MESSAGE = 256 * 1024
 
 
 class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
@@ -147,7 +146,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
         trace = admission.parse(pb.Trace, request.trace, self.max_message_bytes)
         served = await self._model(trace.model)
         model, description = served.settings, await self._description(served)
-        if len(request.trace) > _LONG_MESSAGE:
+        if len(request.trace) > LONG_MESSAGE:
             remotes = await asyncio.to_thread(admission.check_trace, trace, model, tenant, description)
         else:
             remotes = admission.check_trace(trace, model, tenant, description)
@@ -225,8 +224,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
         admission.check_protocol(request.protocol)
         model = (await self._model(request.model)).settings
         await asyncio.to_thread(admission.check_edit, request.edit, model, tenant)
-        if self.telemetry.audits:
-            self._audit(edit_line(request.edit, tenant.name, caller().key, model.name))
+        self._audit(edit_line(request.edit, tenant.name, caller().key, model.name))
         await self._sessions.directory.store_edit.remote(tenant.name, model.name, request.edit)
         return service_pb2.StoreEditReply()
 
@@ -295,17 +293,9 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
     async def _run(self, lease: Lease, submitted: Submitted) -> AsyncGenerator[Serialized, None]:
         """Run a trace that has passed the checks: a line of the audit log, and a span."""
         if self.telemetry.audits:
-            long = len(submitted.message.trace) > _LONG_MESSAGE
-            line = (
-                await asyncio.to_thread(trace_line, submitted, lease.session_id)
-                if long
-                else trace_line(submitted, lease.session_id)
-            )
-            self._audit(line)
-        trace = submitted.trace
-        span = self.telemetry.spans.begin(
-            "ingress", submitted.caller.traceparent, trace=trace.id, tenant=submitted.tenant.name
-        )
+            self._audit(await trace_line(submitted, lease.session_id))
+        tenant, parent = submitted.tenant.name, submitted.caller.traceparent
+        span = self.telemetry.spans.begin("ingress", parent, trace=submitted.trace.id, tenant=tenant)
         failed = ""
         try:
             async with contextlib.aclosing(self._events(lease, submitted, span.context)) as events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from actors.telemetry.telemetry import Telemetry
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import keys_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -19,10 +20,12 @@ class KeyCalls(ABC):
     Attributes:
         keys: the tenants and their keys.
         max_message_bytes: bytes of the longest message that any model takes.
+        telemetry: what this replica tells operators.
     """
 
     keys: Keyring
     max_message_bytes: int
+    telemetry: Telemetry
 
     @abstractmethod
     def _directory(self) -> Any:

@@ -6,17 +6,18 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Any
 
-from actors.protocol import DirectoryStatus
 from actors.telemetry.telemetry import Telemetry
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import operator_pb2 as pb
 from interpose.v1 import trace_pb2
+from interpose.v1.service_pb2 import TenantStatus
 from serve_app.ingress.calls import caller, unary
+from serve_app.ingress.replies import tenant_status
 from serve_app.ingress.sessions import REPLICA_SECONDS, SessionCalls
 from serve_app.models import ServedModel, ServedModels
 from serve_app.settings import Settings, Tenant
 from serve_app.tenants.admission import refuse
-from serve_app.tenants.keys import KeyTable
+from serve_app.tenants.book import Keyring
 
 # Characters of a name in a request.
 _LONGEST = 200
@@ -34,7 +35,7 @@ class OperatorCalls(ABC):
     """
 
     settings: Settings
-    keys: KeyTable
+    keys: Keyring
     max_message_bytes: int
     telemetry: Telemetry
     _sessions: SessionCalls
@@ -83,19 +84,17 @@ class OperatorCalls(ABC):
     @unary(pb.ListTenantsRequest, pb.ListTenantsReply, operator=True)
     async def ListTenants(self, request: pb.ListTenantsRequest, tenant: Tenant) -> pb.ListTenantsReply:
         """List the tenants with what they hold and may hold."""
-        status: DirectoryStatus = await self._sessions.directory.status.remote([])
-        held = {usage.name: usage for usage in status.tenants}
-        reply = pb.ListTenantsReply()
-        for one in self.settings.tenants or (tenant,):
-            row = reply.tenants.add(trust=one.trust, operator=one.operator, keys=len(one.api_keys))
-            row.use.name = one.name
-            usage = held.get(one.name)
-            sessions = usage.sessions if usage is not None else 0
-            if usage is not None:
-                row.use.sessions, row.use.traces_running = usage.sessions, usage.traces_running
-                row.use.traces_done, row.use.stored_bytes = usage.traces_done, usage.stored_bytes
-            row.limits.add(name="sessions.max_per_tenant", most=self.settings.sessions.max_per_tenant, used=sessions)
-        return reply
+        used = {usage.name: tenant_status(usage) for usage in await self._sessions.directory.usage.remote()}
+        rows = (
+            pb.TenantRow(
+                use=used.get(one.name, TenantStatus(name=one.name)),
+                trust=one.trust,
+                operator=one.operator,
+                keys=len(one.api_keys),
+            )
+            for one in self.settings.tenants
+        )
+        return pb.ListTenantsReply(tenants=rows)
 
     @unary(pb.GetUsageRequest, pb.GetUsageReply, operator=True)
     async def GetUsage(self, request: pb.GetUsageRequest, tenant: Tenant) -> pb.GetUsageReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.protocol import DirectoryStatus, ModelState
+from actors.protocol import DirectoryStatus, ModelState, TenantUsage
 from interpose.contract.version import VERSION
 from interpose.v1 import service_pb2
 from serve_app.models import ServedModels
@@ -58,16 +58,21 @@ def status(known: DirectoryStatus, models: ServedModels, tenant: Tenant) -> serv
         )
     for usage in known.tenants:
         if usage.name == tenant.name:
-            reply.tenants.add(
-                name=usage.name,
-                sessions=usage.sessions,
-                traces_running=usage.traces_running,
-                traces_done=usage.done.traces,
-                stored_bytes=usage.stored_bytes,
-                traces_waiting=usage.traces_waiting,
-                tokens=usage.done.tokens,
-                saved_bytes=usage.done.saved_bytes,
-                weight=usage.weight,
-                quotas=usage.quotas,
-            )
+            reply.tenants.append(tenant_status(usage))
     return reply
+
+
+def tenant_status(usage: TenantUsage) -> service_pb2.TenantStatus:
+    """Return what a tenant uses."""
+    return service_pb2.TenantStatus(
+        name=usage.name,
+        sessions=usage.sessions,
+        traces_running=usage.traces_running,
+        traces_done=usage.done.traces,
+        stored_bytes=usage.stored_bytes,
+        traces_waiting=usage.traces_waiting,
+        tokens=usage.done.tokens,
+        saved_bytes=usage.done.saved_bytes,
+        weight=usage.weight,
+        quotas=usage.quotas,
+    )

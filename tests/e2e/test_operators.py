@@ -111,6 +111,7 @@ def watched(
         "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
     }
     tenants = [{"name": name, "api_key": key, "operator": name == "boss"} for name, key in KEYS.items()]
+    tenants[0] |= {"quotas": {"sessions": 8}}
     settings: dict[str, object] = {
         "models": [model],
         "tenants": tenants,
@@ -356,7 +357,7 @@ def test_tenants_and_their_usage(watched: Watched) -> None:
     rows = {row.use.name: row for row in watched.ask("ListTenants", pb.ListTenantsRequest()).tenants}
     assert rows.keys() == KEYS.keys()
     assert [name for name, row in rows.items() if row.operator] == ["boss"]
-    assert rows["red"].limits and rows["red"].keys == 1 and rows["red"].use.traces_done >= 4
+    assert rows["red"].use.quotas and rows["red"].keys == 1 and rows["red"].use.traces_done >= 4
     usage = watched.ask("GetUsage", pb.GetUsageRequest())
     red = next(row for row in usage.rows if row.tenant == "red")
     assert red.model == "tiny" and red.traces >= 4 and red.generated_tokens >= 10 and red.steps >= 10

@@ -1,4 +1,7 @@
-"""Writes the dashboards' files, or with `--check` says whether they are as they would be written."""
+"""Writes the dashboards' files.
+
+With `--check` it says whether the files are as it would write them.
+"""
 
 from __future__ import annotations
 

@@ -15,15 +15,11 @@ from actors import session_pool
 from actors.allowance import Allowance, Allowances
 from actors.archive import Kept
 from actors.directory import Directory
-<<<<<<< HEAD
 from actors.protocol import ReplicaReport, SessionStats, Target, Terms, Work
 from actors.quota_use import Cost, Demand
-=======
-from actors.protocol import ReplicaReport, SessionStats, Target, Terms
 from actors.telemetry import metrics
 from actors.telemetry.counts import Counted, Counts
 from actors.telemetry.options import Options
->>>>>>> 1307f59 (Count what operators see, and collect it in the directory)
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import SessionSettings
@@ -46,13 +42,9 @@ class Actor:
         self.closed: dict[str, int] = {}
         self.counts = Counts()
         self.said: dict[str, SessionStats] = {}
-<<<<<<< HEAD
         self.told: list[tuple[str, str]] = []
         self.heeded: list[tuple[str, Terms]] = []
-        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "turn", "heed"):
-=======
-        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "retire", "counted"):
->>>>>>> 1307f59 (Count what operators see, and collect it in the directory)
+        for name in ("open", "restore", "close", "stats", "leave_jobs", "prepare", "turn", "heed", "retire", "counted"):
             # Called at once and awaited later, as Ray's are.
             setattr(self, name, SimpleNamespace(remote=self._called(getattr(self, f"_{name}"))))
 
