@@ -166,7 +166,7 @@ def test_traces_are_counted_by_tenant_model_method_and_outcome(watched: Watched)
     assert watched.total(name, tenant="blue", model="tiny", method="trace", outcome="failed") == 1
     assert watched.total(name) == 6
     assert watched.total("ray_interpose_invokes_total", tenant="red") == 6
-    assert watched.total("ray_interpose_saved_bytes_total", tenant="red") == 300 * 64 * 4
+    assert watched.total("ray_interpose_saved_bytes_total", tenant="red") == 300 * 128 * 4
     assert watched.total("ray_interpose_tokens_total", tenant="red", kind="generated") == 2 * 3 + 2 * 2 + 1
     steps = {
         tier: watched.total("ray_interpose_steps_total", tenant="red", tier=tier) for tier in ("block", "plan", "idle")
