@@ -116,6 +116,8 @@ class Fuzz:
             self._stop.set()
             canary.join()
         self._tidy()
+        if time.monotonic() < deadline and sum(self.tally.answers.values()) < messages:
+            self.tally.fault("a thread that sends messages has ended before its time")
         if self.tally.faults:
             raise Found("\n".join(self.tally.faults))
         return self.tally
@@ -181,9 +183,9 @@ class Fuzz:
         method = self._methods[name]
         kind = channel.unary_stream if method.server_streaming else channel.unary_unary
         seconds = OPEN_SECONDS if name == "OpenSession" else CALL_SECONDS
-        call = kind(PREFIX + name)(data, metadata=self._metadata, timeout=seconds)
         outcome = "OK"
         try:
+            call = kind(PREFIX + name)(data, metadata=self._metadata, timeout=seconds)
             for reply in call if method.server_streaming else [call]:
                 self._replied(name, method, reply)
         except grpc.RpcError as error:

@@ -106,7 +106,7 @@ class Connections:
                 close = self.look(peers, time.monotonic())
                 gone(peers - close)
                 if close:
-                    closed = shut_down(self._port, close)
+                    closed = await asyncio.to_thread(shut_down, self._port, close)
                     logger.warning("%d connections were closed that are beyond the bounds", closed)
             except Exception:
                 logger.exception("the connections could not be counted")
