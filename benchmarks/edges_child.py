@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.rounds import answer_forever
 from benchmarks.tier_child import Engine
 from benchmarks.tier_rows import ROWS
+from benchmarks.traced_batch import finish_all
 
 # The parts of a request's edges, in their order. What is in a part's functions counts for the part alone, even where another
 # part's function calls them.
@@ -119,8 +120,7 @@ class Edges:
             finished.update((output.request_id, output) for output in engine.llm.step() if output.finished)
 
         def finish() -> None:
-            for name, trace in zip(names, traces, strict=False):
-                trace.finish(engine.worker, 0, finished[name])
+            finish_all(engine.worker, [(trace, 0, finished[name]) for name, trace in zip(names, traces, strict=False)])
 
         clock.timed("submit", submit)
         for part in ("first", "second"):

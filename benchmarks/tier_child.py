@@ -23,7 +23,7 @@ from benchmarks.engine_child import CORES, BenchLimits, middle, switched_on
 from benchmarks.models import prompts
 from benchmarks.rounds import answer_forever
 from benchmarks.tier_rows import ROWS, Row, constants, with_locations
-from benchmarks.traced_batch import TracedBlock, TracedTrace
+from benchmarks.traced_batch import TracedBlock, TracedTrace, finish_all
 
 TOP = 40  # functions of a profile that are shown
 ENGINE = {"enable_chunked_prefill": False, "enable_prefix_caching": False}  # options of vLLM's engine
@@ -224,8 +224,8 @@ class Batch:
             marks.append(time.perf_counter())
             if waited and waited <= finished.keys():
                 waited, until = set(), marks[-1]
-        for name, (trace, invoke) in self._traced.items():
-            trace.finish(self._engine.worker, invoke, finished[name])
+        ended = [(trace, invoke, finished[name]) for name, (trace, invoke) in self._traced.items()]
+        finish_all(self._engine.worker, ended)
         marks.append(time.perf_counter())
         if profile is not None:
             profile.disable()

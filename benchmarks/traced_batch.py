@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from interpose.capture.analysis import block_reads_writes
@@ -17,6 +17,7 @@ from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
 from interpose.wire.resolver import Resolver
 
+AT_ONCE = 32  # blocks that one call ends, as in `executor.engine.rpc`
 INLINE_BYTES = 16 << 10  # larger constants of a block are uploaded, as a notebook does it
 
 _NAMES = {"model": Value(module=""), "tracer": Value(tracer=True), "torch": Value(python_module="torch")}
@@ -125,11 +126,27 @@ class TracedTrace:
         Raises:
             RuntimeError: the block failed.
         """
+        finish_all(worker, [(self, invoke, output)])
+
+    def call(self, invoke: int, output: Any) -> tuple[str, int, dict[str, Any]]:
+        """Return the arguments with which a worker ends the block of a finished request.
+
+        Args:
+            invoke, output: as of `finish`.
+        """
         completion = output.outputs[0]
         result = Result(
             completion.text, list(completion.token_ids), completion.finish_reason or "", list(output.prompt_token_ids)
         )
-        state, events, _ = worker.interpose_finish(self._id, invoke, result.to_plain())
+        return self._id, invoke, result.to_plain()
+
+    def take(self, ending: Any) -> None:
+        """Take what a worker answered of the block of one request.
+
+        Raises:
+            RuntimeError: the block failed.
+        """
+        state, events, _ = ending
         if state != "done":
             failures = [event.failed for event in map(pb.Event.FromString, events) if event.HasField("failed")]
             raise RuntimeError(f"a benchmark's block ended as {state}: {failures}")
@@ -146,6 +163,23 @@ class TracedTrace:
             blobs: the worker's large saved values, by id. The values that are read leave it.
         """
         return values_of(self._events, blobs)
+
+
+def finish_all(worker: Any, some: Sequence[tuple[TracedTrace, int, Any]]) -> None:
+    """End the blocks of finished requests by few calls, as an engine does.
+
+    Args:
+        worker: the engine's only worker.
+        some: of each request the trace, the index in the trace, and vLLM's output.
+
+    Raises:
+        RuntimeError: a block failed.
+    """
+    for at in range(0, len(some), AT_ONCE):
+        part = some[at : at + AT_ONCE]
+        endings = worker.interpose_finish_all([trace.call(invoke, output) for trace, invoke, output in part])
+        for (trace, _, _), ending in zip(part, endings, strict=True):
+            trace.take(ending)
 
 
 def values_of(events: Iterable[bytes], blobs: MutableMapping[str, memoryview]) -> Iterator[Any]:

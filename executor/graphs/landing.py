@@ -12,7 +12,7 @@ from executor.graphs.loops import Left, Phase, values_of
 from executor.plan.deliver import Delivery
 from executor.plan.ir import Append, Plan
 from executor.plan.run import Member, leave
-from executor.saves.rows import can_be_sent, cut
+from executor.saves.rows import Rows, can_be_sent, cut
 
 
 def land(left: Left, member: Member, on: torch.device | None, unseen: bool = False) -> None:
@@ -43,6 +43,27 @@ def _land(left: Left, phase: Phase, member: Member, on: torch.device | None, uns
             for append in rest:
                 give.add(append, member.environment)
         leave(plan, member, give)
+
+
+def rows_of(left: Left, phase: Phase) -> dict[int, list[Rows]] | None:
+    """Return what the steps of one phase add to lists, of a plan that adds tensors alone.
+
+    Args:
+        left: what the loop left.
+        phase: of the loop; it ran at least one step.
+
+    Returns:
+        By the index of the list among the containers; None if a message cannot have the items of a list as rows.
+    """
+    found: dict[int, list[Rows]] = {}
+    with torch.inference_mode(False), torch.no_grad():
+        values = values_of(left, phase, None)
+        for container, appends in _appended_at_once(phase.steps.plan, None).items():
+            rows = _in_rows(appends, values)
+            if rows is None or not can_be_sent(rows):
+                return None
+            found[container] = list(cut(rows))
+    return found
 
 
 def _in_step(values: Mapping[int, torch.Tensor], i: int) -> Any:
@@ -85,14 +106,8 @@ def _extend(
         member: the block.
         unseen: as of `land`.
     """
-    # What was saved is the value of that moment.
-    outputs = [one.item.snapshot if one.item.snapshot >= 0 else one.item.output for one in appends]
-    given = [values[output] for output in outputs]
-    if len({(one.shape, one.dtype) for one in given}) == 1:
-        base = given[0] if len(given) == 1 else _side_by_side(given)
-        if base is None:
-            base = torch.stack(given, 1).flatten(0, 1)
-        base = base.contiguous()
+    base = _in_rows(appends, values)
+    if base is not None:
         if unseen and can_be_sent(base):
             items = list(cut(base))
             container.extend(items)
@@ -101,11 +116,28 @@ def _extend(
             return
         tensors: list[torch.Tensor] = list(base.unbind(0))
     else:
+        given = _given(appends, values)
         tensors = [one[i] for i in range(steps) for one in given]
     container.extend(tensors)
     for k, append in enumerate(appends):
         if append.item.saved:
             member.mark_all(tensors[k :: len(appends)])
+
+
+def _given(appends: Sequence[Append], values: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a list gets, [steps, ...] for each append, as it was when it was saved."""
+    return [values[one.item.snapshot if one.item.snapshot >= 0 else one.item.output] for one in appends]
+
+
+def _in_rows(appends: Sequence[Append], values: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """Return the items of a list, [steps * appends, ...], contiguous; None: their shapes differ."""
+    given = _given(appends, values)
+    if len(given) == 1:
+        return given[0].contiguous()
+    if len({(one.shape, one.dtype) for one in given}) != 1:
+        return None
+    base = _side_by_side(given)
+    return (torch.stack(given, 1).flatten(0, 1) if base is None else base).contiguous()
 
 
 def _side_by_side(given: Sequence[torch.Tensor]) -> torch.Tensor | None:  # [steps, ...] each

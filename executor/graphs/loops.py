@@ -494,15 +494,37 @@ class TableLoops:
                 loop.next += self._repeated
         self._quiet = self._repeated = 0
 
-    def leave(self, key: str, steps: int | None = None) -> Left:
+    def loop_of(self, key: str) -> TableLoop:
+        """Return the loop of a request."""
+        return self._loops[key]
+
+    def ran_of(self, key: str, steps: int) -> int:
+        """Return how many steps of a request's loop have run, if the request had so many steps."""
+        self._settle()
+        loop = self._loops[key]
+        return min(loop.next, steps, loop.window.until) - loop.window.first
+
+    def flagged(self, keys: Iterable[str]) -> set[str]:
+        """Return the requests among some that left numbers in the cache that are not finite.
+
+        The call waits for the device.
+        """
+        writing = [key for key in keys if self._loops[key].writes]
+        if not writing:
+            return set()
+        flags = self._tables.flags.tolist()
+        return {key for key in writing if flags[self._loops[key].slot]}
+
+    def leave(self, key: str, steps: int | None = None, watched: bool = True) -> Left:
         """Take a loop out of the tables; wait for what it has read.
 
         Args:
             key: the request.
             steps: how many steps the request had; more may have run. None: as many as ran.
+            watched: whether the cache's guard is to say what the loop left in the cache; `flagged` has said it otherwise.
         """
         loop = self._out(key)
-        if loop.writes:
+        if loop.writes and watched:
             self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
         window = loop.window
         stop = loop.next if steps is None else min(loop.next, steps)

@@ -2,7 +2,10 @@
 
 A trace comes before its requests, or with its only request. A request is admitted when the engine first schedules it: its
 program is bound, its trace's scope made or found, and its block becomes a mediator that waits for the first step. A program
-that cannot be bound leaves a failure in its place, which the request's end reports.
+that cannot be bound leaves a failure in its place, which the request's end reports. A request whose block need not run is not
+admitted (`executor.interleave.deferred`).
+
+Size: each kind of request, and what all of them have here.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
-from executor.graphs.loops import TableLoops
+from executor.graphs.loops import TableLoop, TableLoops
 from executor.interleave.context import Host
+from executor.interleave.deferred import Deferral
 from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.machine.events import Admitted, Event, Refused
 from executor.interleave.planned import PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
@@ -62,6 +66,7 @@ class Requests:
         ended: how the blocks ended that ended in this step, by request id.
         scopes: the scopes of the traces, and of the edits by their keys.
         streams: sends what streamed traces save, by request id, where this rank reports.
+        deferral: the requests whose blocks need not run; None: all blocks run.
     """
 
     def __init__(self, host: Host) -> None:
@@ -81,6 +86,8 @@ class Requests:
         self._arrivals = 0
         self._sandboxed = Sandboxed(host)
         self._plans = Plans(host.tree, host.loops, host.forms, host.ranks.several) if host.plans else None
+        defers = host.plans and host.reports and not host.ranks.several
+        self.deferral = Deferral(host, host.loops) if defers and host.loops is not None else None
 
     def __len__(self) -> int:
         return len(self._opened) + len(self.mediators) + len(self.scopes) + len(self._stillborn)
@@ -118,8 +125,34 @@ class Requests:
         self._host.outbox.forget(trace_id)
         return self.scopes.pop(trace_id, None)
 
-    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> list[Event]:
-        """Make the mediators of a new request; return what the machine is to know of them."""
+    def defer(self, request_id: str, request: InvokeRequest, prompt_tokens: int) -> bool:
+        """Take in a request whose block need not run; return whether it is such a request.
+
+        Its whole prompt is in the step that begins.
+        """
+        if self.deferral is None or request.shipment is None or request.gang or request.trace in self._opened:
+            return False
+        opened = Opened.of(request.shipment)
+        if not self._sandboxed.takes(opened) and self.deferral.take(request_id, opened, prompt_tokens):
+            return True
+        self.open(opened)
+        return False
+
+    def admit(
+        self,
+        request_id: str,
+        request: InvokeRequest,
+        prompt_tokens: int,
+        cached_tokens: int,
+        adopts: TableLoop | None = None,
+    ) -> list[Event]:
+        """Make the mediators of a new request; return what the machine is to know of them.
+
+        Args:
+            request_id, request: the request.
+            prompt_tokens, cached_tokens: of its prompt, and how many of these come from a cache.
+            adopts: the loop of its block, if that went into the tables without the block.
+        """
         if request.shipment is not None and request.trace not in self._opened:
             self.open(Opened.of(request.shipment))
         opened = self._opened.get(request.trace)
@@ -145,7 +178,7 @@ class Requests:
             return [self._reject(request_id, scope, trace.id, number, why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
-        mediator = self._mediator(identity, scope, opened, bound, invoke.program, alone=not edits)
+        mediator = self._mediator(identity, scope, opened, bound, invoke.program, alone=not edits, adopts=adopts)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -243,12 +276,14 @@ class Requests:
         bound: _Bound,
         source: pb.Program | None = None,
         alone: bool = False,
+        adopts: TableLoop | None = None,
     ) -> Mediator:
         """Make the mediator of a block.
 
         Args:
             source: the block's text, of a block whose steps may run as plans.
             alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
+            adopts: as of `admit`.
         """
         trace = opened.trace
         state = BlockState(
@@ -279,8 +314,11 @@ class Requests:
         # A stack is what a message has of many tensors; code of classes runs while their objects are encoded.
         lone = scope.expected == 1 and alone and not trace.stream and not scope.of_session
         unseen = lone and scope.stacks and not scope.sources.final and not scope.sources.classes
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen)
-        return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans))
+        learn = None
+        if unseen and tenant is not None and self.deferral is not None and adopts is None:
+            learn = self.deferral.learner(opened, bound.prompt_tokens)
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn)
+        return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 
     def _scope_of(self, opened: Opened) -> TraceScope:
         scope = self.scopes.get(opened.trace.id)

@@ -10,7 +10,7 @@ Size: each instruction of the machine is carried out here or handed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from executor.core.ended import Ended, Ending
 from executor.core.location import Kind
 from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.core.text import clip
-from executor.graphs.loops import TableLoops
+from executor.graphs.loops import Left, TableLoops
 from executor.interleave.admission import Requests
 from executor.interleave.comparing import Comparing
 from executor.interleave.context import Host
@@ -76,11 +76,14 @@ from interpose.v1 import trace_pb2 as pb
 class Interleaver:
     """The blocks of one worker.
 
+    Size: an event of the machine is made of each thing that happens to requests.
+
     Args:
         host: the worker.
 
     Attributes:
         mediators: the mediators of all unfinished traced requests, by request id.
+        deferred: the requests whose blocks need not run, by request id; they have no mediator.
         ended: how the blocks ended that ended in this step, by request id; the runner takes it. `Ended.READ_ONLY`: the
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
@@ -96,6 +99,8 @@ class Interleaver:
         self.hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
         self._requests = Requests(host)
         self.mediators = self._requests.mediators
+        self._deferral = self._requests.deferral
+        self.deferred = self._deferral.here if self._deferral is not None else {}
         self.ended = self._requests.ended
         self._recorders = Recorders(host.tree, self.hooks.add, host.limits.max_saved_bytes)
         self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted)
@@ -126,7 +131,7 @@ class Interleaver:
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return self._machine.idle and not (self._requests or self.hooks)
+        return self._machine.idle and not (self._requests or self.hooks or self.deferred)
 
     @property
     def loops(self) -> TableLoops | None:
@@ -158,6 +163,13 @@ class Interleaver:
     def open(self, opened: Opened) -> None:
         """Take a trace whose requests come next."""
         self._requests.open(opened)
+
+    def defer(self, request_id: str, request: InvokeRequest, prompt_tokens: int) -> bool:
+        """Take in a new request whose block need not run; return whether it is such a request.
+
+        Its whole prompt is in the step that begins. The request's loop is in the tables then.
+        """
+        return self._requests.defer(request_id, request, prompt_tokens)
 
     def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
         """Make the mediator of a new request; the block starts when its first step begins."""
@@ -199,6 +211,12 @@ class Interleaver:
             How the block ended (`Ended.UNKNOWN` if it is not here), events for the client (Saves,
             Failed, Accounting), serialized, and how many times the block printed.
         """
+        deferral = self._deferral
+        if deferral is not None and isinstance(result, Result) and (key := deferral.id_of(trace_id)):
+            ending = deferral.finish({key: len(result.token_ids)}).get(key)
+            if ending is not None:
+                return ending
+            self._run_deferred(key)
         key = self._requests.take_id(trace_id, invoke)
         if not self._requests.knows(key):
             return Ended.UNKNOWN, [], 0
@@ -208,8 +226,45 @@ class Interleaver:
         self._feed(Generated(key))
         return self._endings.take()
 
+    def finish_deferred(self, generated: Mapping[str, int]) -> dict[str, Ending]:
+        """End requests whose blocks did not run; return what `finish` returns, by trace.
+
+        A trace of one request that is missing is for `finish`.
+
+        Args:
+            generated: how many tokens the engine generated for the requests, by trace.
+        """
+        deferral = self._deferral
+        if deferral is None:
+            return {}
+        traces = {key: trace for trace in generated if (key := deferral.id_of(trace))}
+        found = deferral.finish({key: generated[trace] for key, trace in traces.items()})
+        return {traces[key]: ending for key, ending in found.items()}
+
+    def _run_deferred(self, key: str) -> None:
+        """Have the block of a deferred request run after all, up to its loop, which it takes over."""
+        deferral, loops = self._deferral, self.loops
+        if deferral is None or loops is None or key not in deferral:
+            return
+        deferred = deferral.pop(key)
+        left, request = deferred.left, InvokeRequest(deferred.opened.trace.id, 0)
+        self._requests.open(deferred.opened)
+        loop = loops.loop_of(key) if left is None else left.loop
+        for event in self._requests.admit(key, request, deferred.prompt_tokens, 0, loop):
+            self._feed(event)
+        mediator = self.mediators.get(key)
+        if mediator is not None:
+            self._budget.begin_step()
+            self._feed(StartedEarly((key,)))
+        if mediator is None or not mediator.state.waits.away:  # it has failed
+            loops.drop(key)
+        elif left is not None:
+            self._take_back(key, left, False)
+
     def drop(self, trace_id: str) -> None:
         """The trace was given up: end its blocks and forget it. Idempotent."""
+        if self._deferral is not None:
+            self._deferral.drop(trace_id)
         self._feed(Dropped(trace_id))
         self._requests.drop(trace_id)
 
@@ -230,12 +285,14 @@ class Interleaver:
             again: whether the loop may go there again, with the plan for the steps that follow. Of several ranks each goes there
                 after a turn of the block only, because the ranks compare turns.
         """
-        if self.loops is None or key not in self.loops:
-            return
-        changed = bool(self.loops.changes((key,)))
-        left = self.loops.leave(key, steps)
-        waits = left.loop.back(left, again and self._machine.alone)
-        self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, changed))
+        self._run_deferred(key)
+        if self.loops is not None and key in self.loops:
+            self._take_back(key, self.loops.leave(key, steps), again and self._machine.alone)
+
+    def _take_back(self, key: str, left: Left, again: bool) -> None:
+        """Let a block go on whose loop has left the tables; `again` is as of `_bring_back`."""
+        waits = left.loop.back(left, again)
+        self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, left.loop.writes))
 
     def begin_step(self, batch: Batch) -> None:
         """A forward begins: start and resume the blocks that wait for it.

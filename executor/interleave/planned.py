@@ -26,7 +26,7 @@ import inspect
 import itertools
 import operator
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, TypeVar
@@ -40,11 +40,12 @@ from executor.block.greenlet_runner import Bounds, GreenletRunner
 from executor.block.identity import Identity
 from executor.block.runner import Runner
 from executor.block.state import BlockState
-from executor.core.errors import BudgetExceeded
+from executor.block.tally import Tally
+from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
 from executor.graphs.landing import land
-from executor.graphs.loops import AHEAD, Left, PlannedSteps, TableLoops, Window
+from executor.graphs.loops import AHEAD, Left, PlannedSteps, TableLoop, TableLoops, Window
 from executor.graphs.operations import ALL
 from executor.model.bits import digests
 from executor.model.tree import PSEUDO, ModuleTree
@@ -144,6 +145,7 @@ class PlannedText:
         shared: the names among these that other blocks see; others are given back only if they are saved.
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
+        learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
     """
 
     unit: Unit
@@ -152,6 +154,7 @@ class PlannedText:
     shared: frozenset[str] = frozenset()
     tenant: str | None = None
     unseen: bool = False
+    learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
 
 
 class PlannedRunner(Runner):
@@ -163,6 +166,7 @@ class PlannedRunner(Runner):
         text: the block's text.
         bounds: what each turn is bounded by.
         plans: the worker's plans.
+        adopts: the block's loop, if that went into the tables without the block (`executor.interleave.deferred`).
 
     Attributes:
         refused: why steps do not run as plans, None while they may.
@@ -176,9 +180,11 @@ class PlannedRunner(Runner):
         text: PlannedText,
         bounds: Bounds,
         plans: Plans,
+        adopts: TableLoop | None = None,
     ) -> None:
         super().__init__(state)
         self._inner = inner
+        self._adopts = adopts
         self._unit = text.unit
         self._text = text
         self._budget: Budget = bounds.budget
@@ -192,7 +198,6 @@ class PlannedRunner(Runner):
         self._region: Region | None = None  # the loop whose steps plans run now
         self._member: Member | None = None
         self._step: OwnStep | None = None  # the step that a plan runs now
-        self._tenant = text.tenant
         self._stays = GRAPHS_OFF if plans.loops is None else STREAMED if text.tenant is None else ""
         state.record.tally.why = OUTSIDE
         self.refused: Refused | None = None
@@ -312,12 +317,8 @@ class PlannedRunner(Runner):
         Raises:
             Refused: there is none.
         """
-        region, names = self._region or self._loop(), self._inner.names
-        member = self._member
-        if member is None:
-            environment = survey(region, names, self._context.source_of)
-            registry = self._state.registry
-            member = Member(environment, names, registry.mark, registry.mark_all)
+        region, member = self._surveyed()
+        names = member.namespace
         plans, live, context = self._plans, self._text.live, self._context
         key = (member.environment.fingerprint, live, context.shared)
         if rows == 1:
@@ -329,6 +330,19 @@ class PlannedRunner(Runner):
             plan = plans.cache.of_prompt(key, rows, make, region.line)
         self._region, self._member = region, member
         return plan
+
+    def _surveyed(self) -> tuple[Region, Member]:
+        """Return the loop where the block waits, and what it reads.
+
+        Raises:
+            Refused: it is no plan.
+        """
+        region, member, names = self._region or self._loop(), self._member, self._inner.names
+        if member is None:
+            environment = survey(region, names, self._context.source_of)
+            registry = self._state.registry
+            member = Member(environment, names, registry.mark, registry.mark_all)
+        return region, member
 
     def _loop(self) -> Region:
         """Return the region of the loop where the block waits.
@@ -371,7 +385,10 @@ class PlannedRunner(Runner):
     def _enter_tables(self) -> None:
         """Put the loop where the block waits for a step into the tables, if they take it."""
         waits, loop, loops = self._state.waits, self._inner.loop, self._plans.loops
-        if self._stays or self.refused is not None or loop is None or loops is None or self._tenant is None:
+        if self._adopts is not None:
+            self._take_over(self._adopts)
+            return
+        if self._stays or self.refused is not None or loop is None or loops is None or self._text.tenant is None:
             return
         location = waits.location
         if location is None or location.kind != Kind.STEP or self._inner.holds_state:
@@ -393,12 +410,14 @@ class PlannedRunner(Runner):
             return
         if not steps:
             return
-        key, tenant, member, rows = self._state.identity.request_id, self._tenant, self._member, self._rows(window)
+        key, tenant, member, rows = self._state.identity.request_id, self._text.tenant, self._member, self._rows(window)
         assert member is not None
         why = loops.enter(key, tenant, steps, member, window.since, self._come_back, rows)
         if why and len(steps) > 1:
             why = loops.enter(key, tenant, steps[:1], member, window.since, self._come_back, rows)
         waits.away = not why
+        if waits.away and window.since == 0 and self._text.learn is not None:
+            self._text.learn(steps, member)
         if waits.away and self._plans.several:  # which do not start early, so that there is one plan
             taken = Window(window.since, steps[0].first, steps[0].until)
             waits.away_as = _number_of(steps[0].plan, member, (taken, loops.program_of(key)))
@@ -406,6 +425,24 @@ class PlannedRunner(Runner):
             self._region = self._member = None
         else:
             self._stays = why
+
+    def _take_over(self, adopted: TableLoop) -> None:
+        """Wait while the block's loop is in the tables, where it went without the block."""
+        self._adopts = None
+        waits = self._state.waits
+        if waits.location is None or waits.location.kind != Kind.STEP:  # the block has failed
+            return
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._region, self._member = self._bounded(self._surveyed)
+            fingerprint = self._member.environment.fingerprint
+            if any(phase.steps.plan.environment != fingerprint for phase in adopted.phases):
+                raise Refusal(pb.ERROR_CODE_ENGINE, "the block reads other values than its loop has had; run it again")
+        except (Exception, BudgetExceeded) as error:
+            self.throw(error)
+            return
+        adopted.back = self._come_back
+        waits.away = True
 
     def _not_entered(self, window: Window, error: Exception) -> None:
         """Note that no plan could be made for a loop; before the prompt's step it is left for later."""
@@ -452,14 +489,8 @@ class PlannedRunner(Runner):
         state.waits.location = Location("", Kind.STEP, loop.asked)
         state.progress.step += left.passed
         state.progress.counted = state.progress.step
-        state.record.tally.ran("graph", left.ran)
+        counted(left, state.record.tally)
         self._plans.steps += left.ran
-        for phase in left.loop.phases:
-            ran, plan = left.ran_in(phase), phase.steps.plan
-            for location in plan.read if ran else ():
-                state.record.tally.serve(location, ran)
-            for location in plan.written if ran else ():
-                state.record.tally.write(location, ran)
         if again:
             self._enter_tables()
         return state.waits.location
@@ -485,6 +516,17 @@ class PlannedRunner(Runner):
         made, seconds = self._budget.run(do, progress.used, self._blame)
         progress.used += seconds
         return made
+
+
+def counted(left: Left, tally: Tally) -> None:
+    """Count the steps that a loop had in the tables, and where it read and wrote."""
+    tally.ran("graph", left.ran)
+    for phase in left.loop.phases:
+        ran, plan = left.ran_in(phase), phase.steps.plan
+        for location in plan.read if ran else ():
+            tally.serve(location, ran)
+        for location in plan.written if ran else ():
+            tally.write(location, ran)
 
 
 def window_of(loop: Loop, since: int) -> Window | None:

@@ -140,8 +140,9 @@ class InterleavingRunner(_Base):
                 return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
-        self.tracing, self.riding, self.interleaves = False, (), bool(interleaver.mediators or interleaver.ended)
-        if interleaver.mediators:
+        self.tracing, self.riding = False, ()
+        self.interleaves = bool(interleaver.mediators or interleaver.deferred or interleaver.ended)
+        if interleaver.mediators or interleaver.deferred:
             for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
                 interleaver.preempted(request_id)
             self._over.forget(scheduler_output.finished_req_ids)
@@ -235,12 +236,15 @@ class InterleavingRunner(_Base):
             invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
             if invoke is None:
                 continue
-            if request.req_id in interleaver.mediators:  # The V2 runner gets an evicted request as a new request.
+            # The V2 runner gets an evicted request as a new request.
+            if request.req_id in interleaver.mediators or request.req_id in interleaver.deferred:
                 interleaver.preempted(request.req_id)
                 continue
             prompt_tokens = len(request.prompt_token_ids or ())
-            interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens)
-            traced.append(request.req_id)
+            at_once = scheduler_output.num_scheduled_tokens[request.req_id] == prompt_tokens
+            if not at_once or not interleaver.defer(request.req_id, invoke, prompt_tokens):
+                interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens)
+                traced.append(request.req_id)
             if may_run_ahead(params, invoke, self.vllm_config):
                 self._over.watch(request.req_id, params)
         if traced:

@@ -339,7 +339,10 @@ class InterposeWorker(_Base):
 
     def interpose_finish_all(self, ended: list[tuple[str, int, dict[str, Any]]]) -> list[Ending]:
         """End the blocks of several invokes, whose arguments `interpose_finish` takes one by one."""
-        return [self.interpose_finish(*one) for one in ended]
+        interleaver = self.model_runner.interleaver
+        with self.model_runner.kernels.used():
+            known = interleaver.finish_deferred({trace: len(result["token_ids"]) for trace, _, result in ended})
+        return [known.get(one[0]) or self.interpose_finish(*one) for one in ended]
 
     def interpose_finish_joint(self, trace_id: str, invoke: int, results: list[dict[str, Any]]) -> Ending:
         """End the block of an invoke without a prompt, with the results of all others.

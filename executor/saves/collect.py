@@ -82,12 +82,23 @@ def collect(
             what = "a captured container"
             event.saves.updates.add(index=index).value.CopyFrom(encoder.contents(value))
     except Exception as error:  # The error may come from the encoder, or from the saved object's own code.
-        code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
-        said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
-        message = clip(f"{what!r} cannot be saved: {said}{error}")
-        return [pb.Event(failed=pb.Failure(code=code, message=message, trace_id=scope.id, invoke=invoke))]
+        return [not_saved(what, error, scope.id, invoke)]
     finally:
         if encoder is not None:
             encoder.close()
     scope.saved_bytes += encoder.bytes
     return [event]
+
+
+def not_saved(what: str, error: Exception, trace_id: str, invoke: int) -> pb.Event:
+    """Return the event of an invoke with a value that cannot be saved.
+
+    Args:
+        what: the value's name.
+        error: why it cannot.
+        trace_id, invoke: the invoke.
+    """
+    code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT
+    said = "" if isinstance(error, WireError | Refusal) else f"{type(error).__name__}: "
+    message = clip(f"{what!r} cannot be saved: {said}{error}")
+    return pb.Event(failed=pb.Failure(code=code, message=message, trace_id=trace_id, invoke=invoke))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from executor.saves.registry import SaveRegistry, refuse_names
 from executor.saves.reuse import EarlierTensors
 from executor.saves.rows import Rows
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Objects, StackSlice, Tensor, Value
+from interpose.v1.value_pb2 import ARRAY_LIBRARY_TORCH, Blob, Items, Objects, StackSlice, Tensor, Value
 from interpose.wire import stacks as stacking
 from interpose.wire.arrays import ArrayError, dtype_of, is_dense, tensor_bytes
 from interpose.wire.encoder import Encoder
@@ -206,6 +206,15 @@ class SaveEncoder:
         """
         refuse_names(value)
         return self._encoder.encode(value)
+
+    def listed(self, rows: Sequence[Rows]) -> Value:
+        """Return the message of a new list with the items of some `Rows`.
+
+        Raises:
+            Refusal: QUOTA_EXCEEDED, the trace saved more than it may.
+            ArrayError: the wire has no such dtype.
+        """
+        return self._encoder.refer([], lambda: Value(list=Items(items=[self._rows(one.tensor) for one in rows])))
 
     def key(self, value: Any) -> Value:
         """Return the message of a dict's key; it raises the errors of `encode`."""
