@@ -14,7 +14,7 @@ import torch
 from executor.graphs.extents import Extents, Full
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     """A vector in the bank.
 
@@ -27,6 +27,19 @@ class _Held:
     key: tuple[str, bytes]
     length: int
     users: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """A vector that was put into the bank once.
+
+    Attributes:
+        start: where it begins.
+        held: what the bank notes of it as long as it is there.
+    """
+
+    start: int
+    held: _Held
 
 
 _SMALL = 64 << 10  # bytes of a vector on the device that is not looked for among the others
@@ -91,6 +104,17 @@ class Bank:
         self._known[key] = start
         self._tenants[tenant] = self._tenants.get(tenant, 0) + length
         return start
+
+    def use(self, start: int) -> Use:
+        """Return what stands for the vector that begins at `start`, for `again`."""
+        return Use(start, self._held[start])
+
+    def again(self, use: Use) -> bool:
+        """Note one more use of a vector; return whether the vector is still in the bank."""
+        if self._held.get(use.start) is not use.held:
+            return False
+        use.held.users += 1
+        return True
 
     def drop(self, start: int) -> None:
         """Give up one use of the vector that begins at `start`."""

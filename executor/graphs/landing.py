@@ -57,13 +57,30 @@ def rows_of(left: Left, phase: Phase) -> dict[int, list[Rows]] | None:
     """
     found: dict[int, list[Rows]] = {}
     with torch.inference_mode(False), torch.no_grad():
-        values = values_of(left, phase, None)
+        values: Mapping[int, torch.Tensor] | None = None
         for container, appends in _appended_at_once(phase.steps.plan, None).items():
-            rows = _in_rows(appends, values)
+            rows = _as_read(left, phase, appends)
+            if rows is None:
+                values = values_of(left, phase, None) if values is None else values
+                rows = _in_rows(appends, values)
             if rows is None or not can_be_sent(rows):
                 return None
             found[container] = list(cut(rows))
     return found
+
+
+def _as_read(left: Left, phase: Phase, appends: Sequence[Append]) -> torch.Tensor | None:
+    """Return the items of a list, [steps * appends, ...], contiguous, if taps have read them side by side."""
+    reads = [phase.lowered.reads.get(output) for output in map(_output_of, appends)]
+    first = reads[0]
+    if first is None or any(one is None or one[1] != first[1] for one in reads):
+        return None
+    read = left.read.of_prompt if phase.steps.plan.rows > 1 else left.read.of_later_steps
+    ran = left.ran_in(phase)
+    values = read.columns([phase.numbers[one[0]] for one in reads if one is not None], ran)
+    if values is None or len(values) != ran:
+        return None
+    return values.reshape(ran * len(reads), *first[1]).contiguous()
 
 
 def _in_step(values: Mapping[int, torch.Tensor], i: int) -> Any:
@@ -126,7 +143,11 @@ def _extend(
 
 def _given(appends: Sequence[Append], values: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
     """Return what a list gets, [steps, ...] for each append, as it was when it was saved."""
-    return [values[one.item.snapshot if one.item.snapshot >= 0 else one.item.output] for one in appends]
+    return [values[output] for output in map(_output_of, appends)]
+
+
+def _output_of(append: Append) -> int:
+    return append.item.snapshot if append.item.snapshot >= 0 else append.item.output
 
 
 def _in_rows(appends: Sequence[Append], values: Mapping[int, torch.Tensor]) -> torch.Tensor | None:

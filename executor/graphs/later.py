@@ -178,9 +178,8 @@ class Later:
             Exception: the values could not be kept, for want of memory.
         """
         mine = self._lines.pop(key, [])
-        if any(lines is one for run in self._waiting for lines, _ in run.shares for one in mine):
-            self._flush()
         if mine:
+            self._flush()
             for block in self._blocks:
                 if block.moved is not None:
                     block.moved.result()

@@ -13,9 +13,10 @@ Size: a loop's life in the tables, and the steps meanwhile.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,7 +26,7 @@ from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.lower import Lowerer
 from executor.graphs.merge import merged
-from executor.graphs.operations import Refused
+from executor.graphs.operations import Refused, Tap
 from executor.graphs.outside import Outside
 from executor.graphs.pieces import Collected
 from executor.graphs.programs import Programs
@@ -40,6 +41,7 @@ from executor.plan.run import Member, inputs_of
 # How many steps a plan with guards is looked at ahead.
 AHEAD = 4096
 _REASONS = 64  # reasons that are counted
+_MOST_LOWERED = 64  # loops that are remembered as the tables have them
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,29 @@ class ComeBack(Protocol):
             left: what the loop left.
             again: whether the loop may go into the tables again, with the plan for the steps that follow.
         """
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """The steps of a loop as the tables have them.
+
+    Attributes:
+        phases: what runs, in the order of the steps.
+        taps: of all phases, each once.
+        program: the key of the program, "" for taps alone.
+        changes: whether the cache has to be looked at.
+        sites, within, outside: as of `TableLoop`.
+        meant: the plans and constants that it was made of, so that their ids stay theirs.
+    """
+
+    phases: tuple[Phase, ...]
+    taps: tuple[Tap, ...]
+    program: str
+    changes: bool
+    sites: frozenset[int]
+    within: bool
+    outside: bool
+    meant: tuple[object, ...] = ()
 
 
 @dataclass(eq=False)
@@ -181,6 +206,7 @@ class TableLoops:
         self._lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
         self._tables = tables
         self._outputs = outputs
+        self._lowered_once: OrderedDict[tuple[object, ...], _Lowered] = OrderedDict()
         self._free = list(range(tables.slots))[::-1]
         self._loops: dict[str, TableLoop] = {}
         self._keys: dict[int, str] = {}
@@ -209,6 +235,7 @@ class TableLoops:
         since: int,
         back: ComeBack,
         rows: int = 1,
+        alike: object = None,
     ) -> str:
         """Put a loop into the tables; return why this cannot be, "" if it is there.
 
@@ -220,12 +247,13 @@ class TableLoops:
             since: the next step of the request.
             back: lets its block go on.
             rows: the rows of the request in the next step.
+            alike: an object that stands for the tensors that its block reads, which nothing changes; None: none does.
         """
         if not self._free:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            phases, program = self._joined(slot, tenant, steps, member, rows)
+            made = self._joined(slot, tenant, steps, member, rows, alike)
         except (Refused, Full) as why:
             if len(self.refused) < _REASONS:
                 self.refused[str(why)] = self.refused.get(str(why), 0) + 1
@@ -233,12 +261,10 @@ class TableLoops:
         self._free.pop()
         self._settle()
         self._stale = True
-        sites = frozenset(tap.site for phase in phases for tap in phase.lowered.taps)
         window = Window(since, steps[0].first, steps[-1].until)
-        read = [read.path in PSEUDO for one in steps for read in one.plan.reads]
-        outside = bool(program) and any(read)  # taps alone need nothing of the logits that their block looks at
-        within = not outside or not all(read)
-        self._loops[key] = TableLoop(slot, phases, window, since, sites, program, within, outside, back)
+        self._loops[key] = TableLoop(
+            slot, made.phases, window, since, made.sites, made.program, made.within, made.outside, back
+        )
         self._keys[slot] = key
         return ""
 
@@ -255,22 +281,44 @@ class TableLoops:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            _, program = self._joined(slot, tenant, steps, member, rows)
+            made = self._joined(slot, tenant, steps, member, rows)
         except (Refused, Full) as why:
             return str(why)
         self._tables.leave(slot)
-        if program and self._programs is not None:
+        if made.program and self._programs is not None:
             self._programs.leave(slot)
         return ""
 
     def _joined(
-        self, slot: int, tenant: str, steps: Sequence[PlannedSteps], member: Member, rows: int
-    ) -> tuple[tuple[Phase, ...], str]:
-        """Give a request taps or a program; return its phases, and the program's key.
+        self,
+        slot: int,
+        tenant: str,
+        steps: Sequence[PlannedSteps],
+        member: Member,
+        rows: int,
+        alike: object = None,
+    ) -> _Lowered:
+        """Give a request taps or a program; return them.
 
         Raises:
             Refused, Full: neither can be. Nothing of it stays.
         """
+        meant = (*(one.plan for one in steps), alike)
+        key = (*map(id, meant), *((one.first, one.until) for one in steps), rows)
+        known = self._lowered_once.get(key) if alike is not None else None
+        if known is not None:
+            self._lowered_once.move_to_end(key)
+            self._tables.join(slot, tenant, known.taps, rows, changes=known.changes)
+            return known
+        made = self._made(slot, tenant, steps, member, rows)
+        if alike is not None and not made.program:
+            self._lowered_once[key] = replace(made, meant=meant)
+            if len(self._lowered_once) > _MOST_LOWERED:
+                self._lowered_once.popitem(last=False)
+        return made
+
+    def _made(self, slot: int, tenant: str, steps: Sequence[PlannedSteps], member: Member, rows: int) -> _Lowered:
+        """Make taps or a program for a request, as `_joined` does."""
         writes = ((one.plan, write) for one in steps for write in one.plan.writes)
         changes = any(plan.reads[write.read].path not in PSEUDO for plan, write in writes)
         if changes and self._cache.why_not_looked_at:
@@ -282,7 +330,7 @@ class TableLoops:
             taps, numbers = merged([one.taps for one in lowered])
             self._tables.join(slot, tenant, taps, rows, changes=changes)
             found = zip(steps, lowered, numbers, strict=True)
-            return tuple(Phase(*one) for one in found), ""
+            return _lowered_of(tuple(Phase(*one) for one in found), taps, changes)
         except Refused as refused:
             why = str(refused)
         before = lowered[: len(steps) - 1]
@@ -302,7 +350,7 @@ class TableLoops:
             raise
         of_program = tuple(range(len(taps), len(taps) + len(emitted.forms)))
         found = zip(steps, (*before, made.lowered), (*numbers, of_program), strict=True)
-        return tuple(Phase(*one) for one in found), made.key
+        return _lowered_of(tuple(Phase(*one) for one in found), taps, changes, made.key)
 
     def _lowered(self, steps: PlannedSteps, member: Member) -> Lowered:
         """Return some steps as taps.
@@ -553,6 +601,15 @@ class TableLoops:
             self._programs.leave(loop.slot)
         self._free.append(loop.slot)
         return loop
+
+
+def _lowered_of(phases: tuple[Phase, ...], taps: tuple[Tap, ...], changes: bool, program: str = "") -> _Lowered:
+    """Return a loop as the tables have it; the arguments are attributes of `_Lowered`."""
+    sites = frozenset(tap.site for phase in phases for tap in phase.lowered.taps)
+    read = [read.path in PSEUDO for phase in phases for read in phase.steps.plan.reads]
+    outside = bool(program) and any(read)  # taps alone need nothing of the logits that their block looks at
+    within = not outside or not all(read)
+    return _Lowered(phases, taps, program, changes, sites, within, outside)
 
 
 def values_of(left: Left, phase: Phase, on: torch.device | None) -> Mapping[int, torch.Tensor]:

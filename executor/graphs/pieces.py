@@ -46,6 +46,39 @@ class Collected:
         """What was read in steps in which the request had one row."""
         return Collected(self._pieces[self._prompts :])
 
+    def columns(self, taps: Sequence[int], most: int) -> torch.Tensor | None:  # [steps, taps, rows * columns]
+        """Return the values of some taps that lie one after the other in all steps, without a copy.
+
+        Args:
+            taps: their numbers, each once.
+            most: the steps to return.
+
+        Returns:
+            None if they do not lie so, or have several shapes.
+        """
+        if len(self._pieces) != 1:
+            return None
+        piece = self._pieces[0]
+        parts = {part.tap: part for part in piece.share.parts}
+        found = [parts.get(tap) for tap in taps]
+        first = found[0]
+        if first is None or first.form is not None:
+            return None
+        size = first.rows * first.width
+        for i, part in enumerate(found):
+            if (
+                part is None
+                or part.form is not None
+                or (part.at, part.rows, part.width)
+                != (
+                    first.at + i * size,
+                    first.rows,
+                    first.width,
+                )
+            ):
+                return None
+        return piece.values[:most, first.at : first.at + len(found) * size].unflatten(1, (len(found), size))
+
     def steps_of(self, tap: int) -> list[torch.Tensor]:
         """Return what a tap read: a tensor [rows, columns] for each step in which it was open.
 

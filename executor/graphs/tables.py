@@ -27,22 +27,24 @@ Size: the tables and the way in which they are written are one thing.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.graphs.bank import Bank
+from executor.graphs.bank import Bank, Use
 from executor.graphs.emitted import Emitted, elements_of
 from executor.graphs.extents import Extents
 from executor.graphs.limits import RECORD, GraphLimits
 from executor.graphs.operations import ALL, Code, Refused, Tap
 
 LATER, PROMPT = 0, 1
+_MOST_KNOWN = 64  # tuples of taps that are remembered
+_MOST_TENANTS, _MOST_COUNTS = 64, 8
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,55 @@ class Outgoing:
     shares: Mapping[int, Share]
 
 
+@dataclass(frozen=True)
+class _Drawing:
+    """The record of a request in some steps, but for where its vectors and its range of the output are.
+
+    Attributes:
+        since, until: the first step, and the step after the last.
+        record: the numbers, [length].
+        reads: the positions of the offsets of READ in it.
+        vectors: the tap of each position with a vector, and whether it is the direction's.
+        size, parts: of the request's share.
+        sites: with open taps.
+    """
+
+    since: int
+    until: int
+    record: npt.NDArray[np.int32]
+    reads: npt.NDArray[np.intp]
+    vectors: tuple[tuple[int, int, bool], ...]
+    size: int
+    parts: tuple[Part, ...]
+    sites: frozenset[int]
+
+
+@dataclass(eq=False)
+class _Alike:
+    """What requests with the very same taps have in common.
+
+    Attributes:
+        taps: by their numbers.
+        rows: of the prompt.
+        needed: the elements of each area of the output.
+        drawings: of the records, by the rows of the step.
+        uses: where the vectors of the taps are in the bank, by tenant.
+    """
+
+    taps: tuple[Tap, ...]
+    rows: int
+    needed: tuple[int, int]
+    drawings: dict[int, list[_Drawing]] = field(default_factory=dict)
+    uses: dict[str, list[tuple[Use | None, Use | None]]] = field(default_factory=dict)
+
+
 @dataclass
 class _Joined:
     """A request in the tables.
 
     Attributes:
-        taps: by their numbers.
+        alike: its taps.
         vectors: for each tap, where its vector and its direction are in the bank, -1: none.
-        rows: the rows of its prompt.
         starts: its range in each area, -1: none.
         until: the step in which the record is next to be written anew.
         now: the rows of the step for which the record was written.
@@ -108,9 +151,8 @@ class _Joined:
         emitted: what its program leaves.
     """
 
-    taps: tuple[Tap, ...]
+    alike: _Alike
     vectors: list[tuple[int, int]]
-    rows: int
     emitted: Emitted | None = None
     starts: list[int] = field(default_factory=lambda: [-1, -1])
     until: int = -1
@@ -175,6 +217,8 @@ class Tables:
         self.open_programs = torch.from_numpy(self._open_programs).to(device, copy=True)
         self._programs_moved = False
         self._joined: dict[int, _Joined] = {}
+        self._raised: set[int] = set()  # the slots whose flags may be those of an earlier request
+        self._known: OrderedDict[tuple[int, int], _Alike] = OrderedDict()
         self._sites: Counter[int] = Counter()
         self._dirty: dict[int, npt.NDArray[np.int32]] = {}
         self._version = [0, 0]
@@ -218,7 +262,43 @@ class Tables:
         """
         if slot in self._joined or not 0 <= slot < self.slots:
             raise ValueError(f"slot {slot} is taken, or none")
-        taps = tuple(taps)
+        alike = self._alike_of(tuple(taps), rows)
+        own = emitted.elements(self.output.dtype) if emitted is not None else 0
+        if own > len(self.output) - self.scratch:
+            raise Refused(f"a program leaves {own} elements in a step, more than {len(self.output) - self.scratch}")
+        joined = _Joined(alike, [], emitted)
+        try:
+            if not self._use_again(tenant, joined):
+                self._add_vectors(tenant, joined)
+            for area, needed in enumerate((alike.needed[LATER] + own, alike.needed[PROMPT])):
+                if needed:
+                    joined.starts[area] = self._areas[area].take(needed)
+        except BaseException:
+            self._release(joined)
+            raise
+        self._joined[slot] = joined
+        if changes:
+            self._owner_of[slot] = slot
+            self._raised.add(slot)
+
+    def _lower_flags(self) -> None:
+        """Lower the flags of requests that have joined."""
+        if len(self._raised) == 1:
+            self.flags[next(iter(self._raised))].zero_()
+        elif self._raised:
+            self.flags.index_fill_(0, self.put([sorted(self._raised)])[0], 0)
+        self._raised.clear()
+
+    def _alike_of(self, taps: tuple[Tap, ...], rows: int) -> _Alike:
+        """Return what requests have in common that are given this very tuple of taps.
+
+        Raises:
+            Refused: as of `join`.
+        """
+        known = self._known.get((id(taps), rows))
+        if known is not None:
+            self._known.move_to_end((id(taps), rows))
+            return known
         if len(taps) > self._limits.taps:
             raise Refused(f"{len(taps)} taps; a request has at most {self._limits.taps}")
         for tap in taps:
@@ -228,31 +308,48 @@ class Tables:
             vector = tap.vector
             if tap.exact and vector is not None and vector.dtype != self.output.dtype and not self._wide(tap):
                 raise Refused(f"a vector in {vector.dtype} for a model in {self.output.dtype}")
-        own = emitted.elements(self.output.dtype) if emitted is not None else 0
-        if own > len(self.output) - self.scratch:
-            raise Refused(f"a program leaves {own} elements in a step, more than {len(self.output) - self.scratch}")
-        joined = _Joined(taps, [], rows, emitted)
-        try:
-            for tap in taps:
-                joined.vectors.append((-1, -1))
-                for i, vector in enumerate((tap.vector, tap.direction)):
-                    if vector is not None:
-                        start = self.bank.add(tenant, vector, wide=i == 0 and self._wide(tap))
-                        joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
-            for area, needed in ((LATER, _most_read(taps) + own), (PROMPT, _read_in(taps, 0, rows) if rows > 1 else 0)):
-                if needed:
-                    joined.starts[area] = self._areas[area].take(needed)
-        except BaseException:
-            self._release(joined)
-            raise
-        self._joined[slot] = joined
-        if changes:
-            self._owner_of[slot] = slot
-            self.flags[slot].zero_()
+        made = _Alike(taps, rows, (_most_read(taps), _read_in(taps, 0, rows) if rows > 1 else 0))
+        self._known[id(taps), rows] = made  # it has the tuple, so that the id stays the tuple's
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return made
+
+    def _use_again(self, tenant: str, joined: _Joined) -> bool:
+        """Have a request use the vectors that requests like it have in the bank; return whether they are all there."""
+        uses = joined.alike.uses.get(tenant)
+        for pair in uses or ():
+            starts = [-1, -1]
+            for i, use in enumerate(pair):
+                if use is not None and self.bank.again(use):
+                    starts[i] = use.start
+                elif use is not None:
+                    joined.vectors.append((starts[0], starts[1]))
+                    self._drop_vectors(joined)
+                    return False
+            joined.vectors.append((starts[0], starts[1]))
+        return uses is not None
+
+    def _add_vectors(self, tenant: str, joined: _Joined) -> None:
+        """Put the vectors of a request's taps into the bank."""
+        for tap in joined.alike.taps:
+            joined.vectors.append((-1, -1))
+            for i, vector in enumerate((tap.vector, tap.direction)):
+                if vector is not None:
+                    start = self.bank.add(tenant, vector, wide=i == 0 and self._wide(tap))
+                    joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
+        uses = joined.alike.uses
+        if len(uses) >= _MOST_TENANTS:
+            uses.clear()
+        use = self.bank.use
+        uses[tenant] = [
+            (use(one) if one >= 0 else None, use(other) if other >= 0 else None) for one, other in joined.vectors
+        ]
 
     def leave(self, slot: int) -> None:
         """Take a request out of the tables; its slot may then be another request's."""
         joined = self._joined.pop(slot)
+        if slot in self._raised:
+            self._lower_flags()
         self._count(joined.open, frozenset())
         self._release(joined)
         self._dirty[slot] = np.zeros(self.length, np.int32)
@@ -260,12 +357,16 @@ class Tables:
         self._owner_of[slot] = -1
 
     def _release(self, joined: _Joined) -> None:
+        self._drop_vectors(joined)
+        for area in (LATER, PROMPT):
+            self._give(joined, area)
+
+    def _drop_vectors(self, joined: _Joined) -> None:
         for pair in joined.vectors:
             for start in pair:
                 if start >= 0:
                     self.bank.drop(start)
-        for area in (LATER, PROMPT):
-            self._give(joined, area)
+        joined.vectors = []
 
     def _give(self, joined: _Joined, area: int) -> None:
         if joined.starts[area] >= 0:
@@ -288,6 +389,7 @@ class Tables:
         Raises:
             Refused: a request has more rows than its prompt had.
         """
+        self._lower_flags()
         present: list[list[tuple[int, int]]] = [[], []]
         for slot, count in batch:
             joined = self._joined.get(slot)
@@ -327,46 +429,80 @@ class Tables:
 
     def _write(self, slot: int, joined: _Joined, step: int, count: int) -> None:
         """Write a request's record from a step on, until a window opens or closes."""
-        if count > max(joined.rows, 1):
-            raise Refused(f"{count} rows of a request whose prompt had {joined.rows}")
+        alike, emitted = joined.alike, joined.emitted
+        if count > max(alike.rows, 1):
+            raise Refused(f"{count} rows of a request whose prompt had {alike.rows}")
         area = LATER if count == 1 else PROMPT
         if step and count == 1:
             self._give(joined, PROMPT)
-        elif area == PROMPT and joined.starts[PROMPT] < 0 and _read_in(joined.taps, step, count):
+        elif area == PROMPT and joined.starts[PROMPT] < 0 and _read_in(alike.taps, step, count):
             raise Refused("a prompt's rows come after the prompt")
-        emitted = joined.emitted
-        edges = sorted({edge for one in (*joined.taps, emitted) if one is not None for edge in one.steps} | {0, ALL})
-        joined.since = max(edge for edge in edges if edge <= step)
-        joined.until = min(edge for edge in edges if edge > step)
-        joined.now = count
-        record = np.zeros(self.length, np.int32)
-        heads = record[: self._heads].reshape(-1, 2)
-        ints = record[self._heads :].reshape(-1, RECORD)
-        floats = ints.view(np.float32)
-        start = joined.starts[area]
-        number, offset, parts = 0, 0, []
+        start, offset, of_program = joined.starts[area], 0, []
         opened = emitted if emitted is not None and emitted.steps[0] <= step < emitted.steps[1] else None
         if opened is not None:
             if count != 1:
                 raise Refused(f"{count} rows of a request whose program is for one")
             for i, (shape, form_dtype) in enumerate(opened.forms):
                 width = elements_of(shape, form_dtype, self.output.dtype)
-                parts.append(Part(len(joined.taps) + i, offset, 1, width, (shape, form_dtype)))
+                of_program.append(Part(len(alike.taps) + i, offset, 1, width, (shape, form_dtype)))
                 offset += width
         self._open(slot, opened, start)
-        order = sorted(range(len(joined.taps)), key=lambda i: joined.taps[i].site)
-        for i in order:
-            tap = joined.taps[i]
+        drawn = self._drawn(alike, step, count)
+        edges = (0, ALL) if emitted is None else (0, *emitted.steps, ALL)
+        joined.since = max(drawn.since, *(edge for edge in edges if edge <= step))
+        joined.until = min(drawn.until, *(edge for edge in edges if edge > step))
+        joined.now = count
+        record = drawn.record.copy()
+        record[drawn.reads] += start + offset + (self.split if area == PROMPT else 0)
+        for position, i, is_direction in drawn.vectors:
+            record[position] = joined.vectors[i][is_direction]
+        self._count(joined.open, drawn.sites)
+        joined.open = drawn.sites
+        parts = drawn.parts
+        if of_program:
+            parts = (*of_program, *(replace(part, at=part.at + offset) for part in parts))
+        joined.share = Share(start, offset + drawn.size, parts)
+        self._dirty[slot] = record
+        self._writes += 1
+        self._epochs[slot] = self._writes
+
+    def _drawn(self, alike: _Alike, step: int, count: int) -> _Drawing:
+        """Return the drawing of the record of requests that have the same taps, for a step with `count` rows."""
+        if count not in alike.drawings and len(alike.drawings) >= _MOST_COUNTS:
+            alike.drawings.clear()
+        drawings = alike.drawings.setdefault(count, [])
+        found = next((one for one in drawings if one.since <= step < one.until), None)
+        if found is None:
+            found = self._draw(alike.taps, step, count)
+            drawings.append(found)
+        return found
+
+    def _draw(self, taps: tuple[Tap, ...], step: int, count: int) -> _Drawing:
+        edges = sorted({edge for tap in taps for edge in tap.steps} | {0, ALL})
+        record = np.zeros(self.length, np.int32)
+        heads = record[: self._heads].reshape(-1, 2)
+        ints = record[self._heads :].reshape(-1, RECORD)
+        floats = ints.view(np.float32)
+        number, offset, parts = 0, 0, []
+        reads: list[int] = []
+        vectors: list[tuple[int, int, bool]] = []
+        for i in sorted(range(len(taps)), key=lambda i: taps[i].site):
+            tap = taps[i]
             first, after = tap.rows[0], min(tap.rows[1], count)
             if not tap.steps[0] <= step < tap.steps[1] or first >= after:
                 continue
-            vector, last = joined.vectors[i]
+            at, last = self._heads + number * RECORD, -1
+            if tap.vector is not None:
+                vectors.append((at + 5, i, False))
             if tap.code is Code.READ:
-                last = start + offset + (self.split if area == PROMPT else 0)
+                last = offset
+                reads.append(at + 7)
                 parts.append(Part(i, offset, after - first, tap.width))
                 offset += (after - first) * tap.width
+            elif tap.direction is not None:
+                vectors.append((at + 7, i, True))
             stride = tap.width if tap.vector is not None and tap.vector.dim() == 2 else 0
-            ints[number, :8] = (tap.code, *tap.columns, first, after, vector, stride, last)
+            ints[number, :8] = (tap.code, *tap.columns, first, after, -1, stride, last)
             with np.errstate(over="ignore"):
                 ints[number, 15] = self._wide(tap)
                 floats[number, 8:15] = (self._number(tap), *tap.coefficients, tap.low, tap.high)
@@ -374,13 +510,16 @@ class Tables:
                 heads[tap.site, 0] = number
             heads[tap.site, 1] += 1
             number += 1
-        sites = frozenset(int(site) for site in np.flatnonzero(heads[:, 1]))
-        self._count(joined.open, sites)
-        joined.open = sites
-        joined.share = Share(start, offset, tuple(parts))
-        self._dirty[slot] = record
-        self._writes += 1
-        self._epochs[slot] = self._writes
+        return _Drawing(
+            since=max(edge for edge in edges if edge <= step),
+            until=min(edge for edge in edges if edge > step),
+            record=record,
+            reads=np.array(reads, np.intp),
+            vectors=tuple(vectors),
+            size=offset,
+            parts=tuple(parts),
+            sites=frozenset(int(site) for site in np.flatnonzero(heads[:, 1])),
+        )
 
     def _open(self, slot: int, emitted: Emitted | None, start: int) -> None:
         """Open a request's program from this step on, or close it."""

@@ -115,26 +115,28 @@ class Deferral:
             return False
         steps = known.steps[prompt_tokens]
         try:
-            constants = self._constants_of(opened, known)
+            constants, alike = self._constants_of(opened, known)
         except Exception:  # the block is bound in the usual way, and fails in its own name
             return False
-        environment = Environment(steps[-1].plan.environment, constants)
-        member = Member(environment, {}, _nothing, _nothing)
+        member = Member(Environment(steps[-1].plan.environment, constants), {}, _nothing, _nothing)
         with torch.inference_mode(False), torch.no_grad():
-            why = self._loops.enter(request_id, opened.session, steps, member, 0, _comes_not_back, prompt_tokens)
+            why = self._loops.enter(request_id, opened.session, steps, member, 0, _comes_not_back, prompt_tokens, alike)
         if why:
             return False
         self.here[request_id] = Deferred(opened, prompt_tokens, known)
         self._ids[opened.trace.id] = request_id
         return True
 
-    def _constants_of(self, opened: Opened, known: Known) -> list[tuple[str, torch.Tensor]]:
+    def _constants_of(self, opened: Opened, known: Known) -> tuple[list[tuple[str, torch.Tensor]], object]:
         """Return the tensors that a loop reads, [...] each, by the names of its environment.
 
         Nothing changes them. Small tensors that came inside the message are kept for other requests.
+
+        Returns:
+            The tensors, and an object that stands for them; None: they are this request's alone.
         """
         if not known.constants:
-            return []
+            return [], known
         values = opened.trace.scope.values
         messages = [values[index].tensor for _, index in known.constants]
         brought = any(one.HasField("blob") for one in messages)  # a session has what it has brought
@@ -152,7 +154,8 @@ class Deferral:
                 self._constants[content] = made
                 if len(self._constants) > _MOST_CONSTANTS:
                     self._constants.popitem(last=False)
-        return [(name, tensor) for (name, _), tensor in zip(known.constants, made, strict=True)]
+        found = [(name, tensor) for (name, _), tensor in zip(known.constants, made, strict=True)]
+        return found, made if kept else None
 
     # Its end.
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from executor.plan import cache
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block, LocalEngine, Ran
+from tests.engine.interleave.test_deferred import ended
 from tests.engine.interleave.test_loops_in_tables import LOOPS, block, check_same, in_tables
 
 # Room for all; chunked prompts; a cache so small that requests are preempted; steps that are scheduled ahead.
@@ -96,12 +98,15 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LocalEngine, LocalEngine]]:
     """Two engines of one model."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(cache, "SIGHTINGS", 1)  # so that loops begin with the prompt, and blocks that are known do not run
     made = make_engines(
         write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama"), OPTIONS[request.param]
     )
     yield made
     for engine in made:
         engine.close()
+    patch.undo()
 
 
 def test_values_do_not_depend_on_who_comes_and_goes(engines: tuple[LocalEngine, LocalEngine]) -> None:
@@ -109,6 +114,7 @@ def test_values_do_not_depend_on_who_comes_and_goes(engines: tuple[LocalEngine, 
     for seed in range(ROUNDS):
         check_round(engines, seed)
     assert in_tables(engines[1]) - before > 20 * ROUNDS
+    assert ended(engines[1]) > 0, "no request was deferred"
 
 
 def main(seconds: float, seed: int = 1000) -> None:
@@ -116,13 +122,17 @@ def main(seconds: float, seed: int = 1000) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_demo_model(Path(folder) / "llama", "llama")
+        cache.SIGHTINGS = 1
         for name, options in OPTIONS.items():
             engines = make_engines(checkpoint, options)
             ends, first = time.monotonic() + seconds / len(OPTIONS), seed
             while time.monotonic() < ends:
                 check_round(engines, seed)
                 seed += 1
-            print(f"{name}: {seed - first} rounds, {in_tables(engines[1])} steps in the tables", flush=True)
+            print(
+                f"{name}: {seed - first} rounds, {in_tables(engines[1])} steps in the tables, {ended(engines[1])} deferred",
+                flush=True,
+            )
             for engine in engines:
                 engine.close()
 
