@@ -70,7 +70,7 @@ def rows_of(left: Left, phase: Phase) -> dict[int, list[Rows]] | None:
 
 
 def _as_read(left: Left, phase: Phase, appends: Sequence[Append]) -> torch.Tensor | None:
-    """Return the items of a list, [steps * appends, ...], contiguous, if taps have read them side by side."""
+    """Return the items of a list, [steps * appends, ...], if taps read them side by side."""
     reads = [phase.lowered.reads.get(output) for output in map(_output_of, appends)]
     first = reads[0]
     if first is None or any(one is None or one[1] != first[1] for one in reads):

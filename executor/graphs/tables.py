@@ -96,7 +96,9 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """The record of a request in some steps, but for where its vectors and its range of the output are.
+    """The record of a request in some steps, without its own addresses.
+
+    These say where its vectors and its range of the output are.
 
     Attributes:
         since, until: the first step, and the step after the last.
@@ -315,7 +317,7 @@ class Tables:
         return made
 
     def _use_again(self, tenant: str, joined: _Joined) -> bool:
-        """Have a request use the vectors that requests like it have in the bank; return whether they are all there."""
+        """Have a request use the vectors of requests like it; return whether all are in the bank."""
         uses = joined.alike.uses.get(tenant)
         for pair in uses or ():
             starts = [-1, -1]
@@ -467,7 +469,7 @@ class Tables:
         self._epochs[slot] = self._writes
 
     def _drawn(self, alike: _Alike, step: int, count: int) -> _Drawing:
-        """Return the drawing of the record of requests that have the same taps, for a step with `count` rows."""
+        """Return the drawing of requests with the same taps, for a step with `count` rows."""
         if count not in alike.drawings and len(alike.drawings) >= _MOST_COUNTS:
             alike.drawings.clear()
         drawings = alike.drawings.setdefault(count, [])
