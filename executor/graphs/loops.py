@@ -308,7 +308,7 @@ class TableLoops:
         known = self._lowered_once.get(key) if alike is not None else None
         if known is not None:
             self._lowered_once.move_to_end(key)
-            self._tables.join(slot, tenant, known.taps, rows, changes=known.changes)
+            self._tables.join(slot, tenant, known.taps, rows, changes=known.changes, again=True)
             return known
         made = self._made(slot, tenant, steps, member, rows)
         if alike is not None and not made.program:

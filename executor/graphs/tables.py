@@ -247,6 +247,7 @@ class Tables:
         rows: int,
         emitted: Emitted | None = None,
         changes: bool = False,
+        again: bool = False,
     ) -> None:
         """Give a request its taps, and open its program in the program's steps.
 
@@ -257,6 +258,7 @@ class Tables:
             rows: the rows of its prompt, all in its first step.
             emitted: what its program leaves; None: it has no program.
             changes: whether it changes the model's values, so that the cache is looked at.
+            again: whether requests may come with this very tuple of taps, whose vectors nothing changes.
 
         Raises:
             Refused: a tap does not fit its site, or the request has too many taps, or its program leaves too much.
@@ -264,7 +266,7 @@ class Tables:
         """
         if slot in self._joined or not 0 <= slot < self.slots:
             raise ValueError(f"slot {slot} is taken, or none")
-        alike = self._alike_of(tuple(taps), rows)
+        alike = self._alike_of(tuple(taps), rows, again)
         own = emitted.elements(self.output.dtype) if emitted is not None else 0
         if own > len(self.output) - self.scratch:
             raise Refused(f"a program leaves {own} elements in a step, more than {len(self.output) - self.scratch}")
@@ -291,13 +293,16 @@ class Tables:
             self.flags.index_fill_(0, self.put([sorted(self._raised)])[0], 0)
         self._raised.clear()
 
-    def _alike_of(self, taps: tuple[Tap, ...], rows: int) -> _Alike:
+    def _alike_of(self, taps: tuple[Tap, ...], rows: int, again: bool) -> _Alike:
         """Return what requests have in common that are given this very tuple of taps.
+
+        Args:
+            taps, rows, again: as of `join`.
 
         Raises:
             Refused: as of `join`.
         """
-        known = self._known.get((id(taps), rows))
+        known = self._known.get((id(taps), rows)) if again else None
         if known is not None:
             self._known.move_to_end((id(taps), rows))
             return known
@@ -311,9 +316,10 @@ class Tables:
             if tap.exact and vector is not None and vector.dtype != self.output.dtype and not self._wide(tap):
                 raise Refused(f"a vector in {vector.dtype} for a model in {self.output.dtype}")
         made = _Alike(taps, rows, (_most_read(taps), _read_in(taps, 0, rows) if rows > 1 else 0))
-        self._known[id(taps), rows] = made  # it has the tuple, so that the id stays the tuple's
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        if again:
+            self._known[id(taps), rows] = made  # it has the tuple, so that the id stays the tuple's
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
         return made
 
     def _use_again(self, tenant: str, joined: _Joined) -> bool:

@@ -185,13 +185,14 @@ class Deferral:
         Returns:
             How each block ended, and its events. A request is missing whose block has to see its end; the block is to run.
         """
-        flagged = self._loops.flagged(generated)
+        here = [one for one in generated if self.here[one].left is None]
+        flagged = self._loops.flagged(here)
         found = {}
-        for request_id, tokens in generated.items():
+        for request_id in here:
             if request_id in flagged:
                 continue
             try:
-                ending = self._finish(request_id, tokens)
+                ending = self._finish(request_id, generated[request_id])
             except Exception:  # the block meets the error again, as its own
                 continue
             if ending is not None:

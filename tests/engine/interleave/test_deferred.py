@@ -174,6 +174,9 @@ def test_values_that_no_stack_takes_are_sent_as_the_block_would(
     assert ended(tables) == before
     check_same(expected, ran)
     assert ran.accounting is not None and ran.accounting.steps == STEPS
+    for one in finished_at_once(tables, [block(loop(KEEP), 0)] * 2):
+        check_same(expected, one)
+    assert ended(tables) == before
 
 
 def test_what_is_saved_is_bounded(tables: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
