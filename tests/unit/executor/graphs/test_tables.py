@@ -245,3 +245,47 @@ def test_what_the_tables_take_is_what_the_limits_say() -> None:
         ring,
     )
     assert sum(one.numel() * one.itemsize for one in held) == limits.device_bytes(slots=7, sites=5, rows=33)
+
+
+def test_requests_with_the_very_same_taps_are_as_requests_with_equal_taps() -> None:
+    """Their vectors are in the bank once for each tenant, and go with the last of them."""
+    vector, direction = torch.ones(4) * 2, torch.ones(4)
+    taps = (
+        READ,
+        Tap(0, Code.ADD, WHOLE, vector=vector, steps=(0, 3)),
+        replace(READ, rows=(0, 1), steps=(1, ALL)),
+        Tap(1, Code.FORM, WHOLE, vector=vector, direction=direction, coefficients=(1.0, 0.0, 1.0, 0.0)),
+    )
+    same, equal = tables_of(), tables_of()
+    for tenants in ("aab", "bca", "aaa"):
+        for tables, again in ((same, True), (equal, False)):
+            for slot, tenant in enumerate(tenants):
+                tables.join(slot, tenant, taps if again else tuple(map(replace, taps)), 2, again=again)
+        assert same.bank.used == equal.bank.used
+        for step, count in ((0, 2), (1, 1), (3, 1)):
+            batch, steps = [(slot, count) for slot in range(3)], dict.fromkeys(range(3), step)
+            shares = [
+                [[one.shares for one in tables.begin_step(batch, steps, 3 * count)], tables.records.tolist()]
+                for tables in (same, equal)
+            ]
+            assert shares[0] == shares[1]
+        for tables in (same, equal):
+            for slot in (1, 0, 2):
+                tables.leave(slot)
+            assert not tables.bank.used
+
+
+def test_flags_of_an_earlier_request_are_lowered() -> None:
+    tables = tables_of()
+    for slots in ((0,), (0, 1, 2)):
+        tables.flags.fill_(1)
+        for slot in slots:
+            tables.join(slot, "a", [Tap(0, Code.ADD, WHOLE, number=5.0)], 1, changes=True)
+        tables.begin_step([(slot, 1) for slot in slots], dict.fromkeys(slots, 0), len(slots))
+        assert tables.flags.tolist() == [0 if slot in slots else 1 for slot in range(4)]
+        tables.flags.fill_(1)
+        for slot in slots:
+            tables.leave(slot)
+    tables.join(0, "a", [Tap(0, Code.ADD, WHOLE, number=5.0)], 1, changes=True)
+    tables.leave(0)
+    assert tables.flags[0] == 0
