@@ -20,8 +20,8 @@ WARM_SECONDS = 8.0
 PROMPT_TOKENS = 16
 SEATS = 14
 WEIGHTS = {"one": 1.0, "two": 2.0, "four": 4.0}
-BACKLOG = 12  # threads of each tenant, each with one trace after another
-TRACE_TOKENS = 24
+BACKLOG = {"one": 6, "two": 10, "four": 20}  # threads of each tenant, each with one trace after another
+TRACE_TOKENS = 96
 
 
 def run(*, seconds: float | None = None) -> dict[str, dict[str, float]]:
@@ -46,7 +46,7 @@ def run(*, seconds: float | None = None) -> dict[str, dict[str, float]]:
         stop = threading.Event()
         threads = []
         for name in WEIGHTS:
-            for _ in range(BACKLOG):
+            for _ in range(BACKLOG[name]):
                 client = stack.enter_context(interpose.connect(address, api_key=_key(name), progress=False))
                 threads.append(threading.Thread(target=counted.run, args=(name, client.model(), stop), daemon=True))
         for thread in threads:
