@@ -70,7 +70,7 @@ def run(*, seconds: float | None = None) -> dict[str, dict[str, float]]:
 
 
 def _asking(models: Mapping[str, interpose.Model]) -> dict[str, dict[str, float]]:
-    """Return what it costs to ask the account: traces of a tenant with a quota, and of one without, by turns."""
+    """Return what it costs to ask the account: traces with and without a quota, by turns."""
     took: dict[str, list[float]] = {"small": [], "bounded": []}
     for _ in range(ASKING):
         for name, seconds in took.items():
