@@ -45,6 +45,8 @@ from serve_app.tenants.tokens import tokens_of
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
+# Seconds until a new directory hears of the quotas.
+REPLACED_SECONDS = 0.1
 
 
 class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
@@ -384,16 +386,25 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
 
     async def _beat(self) -> None:
         while True:
+            wait = HEARTBEAT_SECONDS
             try:
-                await self._tell()
-                beat = self._sessions.directory.heartbeat
-                self._update(await beat.remote(self._models.lasting, self._session_settings, self.settings.allowances))
-            except ray.exceptions.RayActorError:
-                self._sessions.replace_directory(directory(self._session_settings))
-                continue  # a new directory knows no quotas yet
+                try:
+                    self._update(await self._heartbeat())
+                    await self._tell()
+                except ray.exceptions.RayActorError:
+                    self._sessions.replace_directory(directory(self._session_settings))
+                    wait = REPLACED_SECONDS
             except Exception:
                 logger.exception("a heartbeat failed")  # the loop must go on: the directory needs heartbeats
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(wait)
+
+    async def _heartbeat(self) -> tuple[Announced, ...]:
+        """Tell the directory that this replica lives, and which quotas hold."""
+        beat = self._sessions.directory.heartbeat
+        announced: tuple[Announced, ...] = await beat.remote(
+            self._models.lasting, self._session_settings, self.settings.allowances
+        )
+        return announced
 
 
 def _longest(settings: Settings) -> int:
