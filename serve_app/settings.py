@@ -21,7 +21,7 @@ from serve_app.settings_errors import explain
 from serve_app.settings_file import SettingsFile
 from serve_app.settings_keys import ApiKey, clear_keys
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
-from serve_app.settings_quotas import Quotas, check, usual_reserve
+from serve_app.settings_quotas import Quotas, check, fitting, usual_reserve
 from serve_app.settings_telemetry import LogSettings, MetricSettings, SpanSettings, check_telemetry, telemetry_of
 
 __all__ = [
@@ -202,10 +202,8 @@ class Settings(BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("every model must be given once only")
         check_tenants(self.tenants)
-        reserved = [one.reserved_sessions for one in self.allowances.tenants.values()]
         check(
             [(tenant.name, self.quotas_of(tenant)) for tenant in self.tenants or (ANONYMOUS,)],
-            sum(reserved),
             self.sessions.max_sessions,
         )
         check_telemetry(self)
@@ -245,11 +243,10 @@ class Settings(BaseSettings):
     @property
     def allowances(self) -> Allowances:
         """What the directory counts of each tenant."""
-        tenants = self.tenants or (ANONYMOUS,)
-        reserve = usual_reserve(len(tenants), self.sessions.max_sessions)
-        return Allowances(
-            self.quotas.allowance(0), {one.name: self.quotas_of(one).allowance(reserve) for one in tenants}
-        )
+        tenants, sessions = self.tenants or (ANONYMOUS,), self.sessions.max_sessions
+        reserve = usual_reserve(len(tenants), sessions)
+        own = {one.name: self.quotas_of(one).allowance(reserve) for one in tenants}
+        return Allowances(self.quotas.allowance(0), fitting(own, sessions))
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -79,12 +80,29 @@ def usual_reserve(tenants: int, max_sessions: int) -> int:
     return min(RESERVED_SESSIONS, max_sessions // (2 * tenants)) if tenants > 1 else 0
 
 
-def check(quotas: Iterable[tuple[str, Quotas]], reserved: int, max_sessions: int) -> None:
+def fitting(allowances: Mapping[str, Allowance], max_sessions: int) -> dict[str, Allowance]:
+    """Return the tenants' allowances with reserves that the service has room for.
+
+    The file of tenants may bring more tenants than the settings were checked with; then every reserve shrinks.
+
+    Args:
+        allowances: by tenant.
+        max_sessions: sessions of the service.
+    """
+    total = sum(one.reserved_sessions for one in allowances.values())
+    if total <= max_sessions:
+        return dict(allowances)
+    return {
+        name: dataclasses.replace(one, reserved_sessions=one.reserved_sessions * max_sessions // total)
+        for name, one in allowances.items()
+    }
+
+
+def check(quotas: Sequence[tuple[str, Quotas]], max_sessions: int) -> None:
     """Refuse quotas that contradict each other.
 
     Args:
         quotas: of each tenant, by its name.
-        reserved: sessions reserved for all tenants together.
         max_sessions: sessions of the service.
 
     Raises:
@@ -95,6 +113,8 @@ def check(quotas: Iterable[tuple[str, Quotas]], reserved: int, max_sessions: int
             raise ValueError(f"tenant {name!r}: quotas.waiting_traces needs quotas.running_traces")
         if own.sessions is not None and (own.reserved_sessions or 0) > own.sessions:
             raise ValueError(f"tenant {name!r}: quotas.reserved_sessions is more than quotas.sessions")
+    reserve = usual_reserve(len(quotas), max_sessions)
+    reserved = sum(own.allowance(reserve).reserved_sessions for _, own in quotas)
     if reserved > max_sessions:
         raise ValueError(
             f"the tenants' quotas.reserved_sessions are {reserved} together, and sessions.max_sessions is {max_sessions}"

@@ -45,8 +45,6 @@ from serve_app.tenants.tokens import tokens_of
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
-# Seconds until a new directory hears of the quotas.
-REPLACED_SECONDS = 0.1
 
 
 class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
@@ -71,10 +69,9 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions
         self._sessions = SessionCalls(own_directory(settings.sessions))
-        loop = asyncio.get_running_loop()
-        self._heart = loop.create_task(self._beat())
+        self._heart = asyncio.create_task(self._beat())
         self.keys.when_changed(self._tenants_changed)
-        self._following = loop.create_task(self.keys.follow(self._directory))
+        self._following = asyncio.create_task(self.keys.follow(self._directory))
 
     # Interpose
 
@@ -388,23 +385,15 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
         while True:
             wait = HEARTBEAT_SECONDS
             try:
-                try:
-                    self._update(await self._heartbeat())
-                    await self._tell()
-                except ray.exceptions.RayActorError:
-                    self._sessions.replace_directory(directory(self._session_settings))
-                    wait = REPLACED_SECONDS
+                beat = self._sessions.directory.heartbeat
+                self._update(await beat.remote(self._models.lasting, self._session_settings, self.settings.allowances))
+                await self._tell()
+            except ray.exceptions.RayActorError:
+                wait = 0.1  # a new directory knows no quotas yet
+                self._sessions.replace_directory(directory(self._session_settings))
             except Exception:
                 logger.exception("a heartbeat failed")  # the loop must go on: the directory needs heartbeats
             await asyncio.sleep(wait)
-
-    async def _heartbeat(self) -> tuple[Announced, ...]:
-        """Tell the directory that this replica lives, and which quotas hold."""
-        beat = self._sessions.directory.heartbeat
-        announced: tuple[Announced, ...] = await beat.remote(
-            self._models.lasting, self._session_settings, self.settings.allowances
-        )
-        return announced
 
 
 def _longest(settings: Settings) -> int:

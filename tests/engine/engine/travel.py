@@ -20,6 +20,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from actors.protocol import Lease, ModelState, Target, Terms
 from actors.session_host import SessionHost
+from actors.telemetry.options import Options
+from actors.telemetry.telemetry import Telemetry
 from executor.cluster.verdicts import Verdicts
 from executor.engine.compiler import Compiler
 from executor.engine.engine import TraceEngine
@@ -28,11 +30,13 @@ from executor.model.lora import Adapters
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
 from serve_app.engine import EngineDeployment
+from serve_app.engine_telemetry import EngineTelemetry
 from serve_app.ingress.deployment import IngressDeployment
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModels
 from serve_app.session_watch import SessionWatch
 from serve_app.settings import settings_from
+from serve_app.tenants.book import Keyring, book_of
 from serve_app.tenants.seats import Seats
 from tests.engine.harness import LocalEngine, watch
 from tests.unit.actors.local_directory import LocalDirectory
@@ -231,6 +235,7 @@ class _Replica(EngineDeployment):
         self._sessions = SessionWatch()
         self._traces = {}
         self._seats = Seats(8, 8)
+        self._telemetry = EngineTelemetry(Options())
 
     def __del__(self) -> None:  # type: ignore[override]
         pass
@@ -247,6 +252,8 @@ class _Ingress(IngressDeployment):
 
     def __init__(self, actor: Any, description: Any, settings: Any) -> None:
         self.settings = settings
+        self.keys = Keyring(book_of(settings.tenants, ""))
+        self.telemetry = Telemetry("ingress", settings.telemetry)
         self.max_message_bytes = settings.models[0].limits.max_message_bytes
         self._models = ServedModels("app", settings.models, {settings.models[0].name: None})  # type: ignore[dict-item]
         self._models[settings.models[0].name].description = description

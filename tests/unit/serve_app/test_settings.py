@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serve_app.key_hashes import hashed
-from serve_app.settings import ANONYMOUS, Quotas, settings_from
+from serve_app.settings import ANONYMOUS, Quotas, Tenant, settings_from
 
 HASH, OTHER = str(hashed("a-key-of-a-tenant")), str(hashed("another-key"))
 
@@ -255,6 +255,13 @@ def test_sessions_are_reserved_for_each_of_several_tenants() -> None:
     assert [several.allowances.of(name).reserved_sessions for name in "abc"] == [16, 4, 0]
     few = settings_from(tenants({}, {}, {}, sessions={"max_sessions": 12}))
     assert [few.allowances.of(name).reserved_sessions for name in "abc"] == [2, 2, 2]
+
+
+def test_reserves_of_tenants_that_come_later_fit() -> None:
+    settings = settings_from(tenants({"reserved_sessions": 8}, sessions={"max_sessions": 10}))
+    more = tuple(Tenant(name=name, quotas=Quotas(reserved_sessions=6)) for name in ("x", "y"))
+    later = settings.model_copy(update={"tenants": (*settings.tenants, *more)}).allowances.tenants
+    assert {name: one.reserved_sessions for name, one in later.items()} == {"a": 4, "x": 3, "y": 3}
 
 
 def test_the_share_of_an_engine() -> None:
