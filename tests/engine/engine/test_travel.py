@@ -41,7 +41,7 @@ EVENTS = {
     ("engine", "serialized"): INVOKES,
     ("worker", "serialized"): 2 * INVOKES,
     ("session", "serialized"): 1,
-    ("session", "parsed"): 2 * INVOKES + 1,
+    ("session", "parsed"): 3 * INVOKES + 1,
     ("client", "parsed"): 3,  # Accepted, the bundle of all other events but the last, and Done
 }
 
