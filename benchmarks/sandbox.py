@@ -31,6 +31,7 @@ from executor.model.rows import Rows
 from executor.model.skips import Skips
 from executor.model.tree import ModuleTree
 from executor.model.values import Served
+from executor.parallel.agreement import Alone
 from executor.sandbox.pool import Pool
 from executor.sandbox.runner import SandboxRunner
 from executor.sandbox.skeleton import Skeleton
@@ -67,13 +68,13 @@ def run(*, rounds: int | None = None) -> dict[str, dict[str, float]]:
     model = _Model()
     tree = ModuleTree(model, 1)
     tree.record_order(lambda: model(torch.ones(1, WIDTH)))
-    pool = Pool(Setup(Skeleton.of(tree), (WIDTH, WIDTH), MEMORY_BYTES, MEMORY_BYTES))
+    pool = Pool()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
     try:
-        pool.start()
+        pool.start(Setup(Skeleton.of(tree), (WIDTH, WIDTH), MEMORY_BYTES, MEMORY_BYTES))
         return _figures(tree, pool, rounds or ROUNDS)
     finally:
         pool.close()
@@ -165,7 +166,8 @@ def _in_sandbox(tree: ModuleTree, pool: Pool) -> tuple[Mediator, SandboxedTrace]
     """Return a block that runs in a process of its own."""
     nothing: Any = None
     terms = Terms(SECONDS, MEMORY_BYTES, Limits(1 << 14, 1 << 30), nothing, nothing, nothing)
-    scope = SandboxedTrace(Opened(TRACE, "", CODES), pool.take(), terms, 0)
-    scope.begin("request", 1)
+    scope = SandboxedTrace(Opened(TRACE, "", CODES), pool.take(), Alone(), terms, 0)
     state = _state(tree, scope.registry)
+    key = state.identity.request_id
+    scope.begin([{"key": key, "invoke": 0, "prompt_tokens": 1, "gang": 0, "joint": False}])
     return Mediator(state, SandboxRunner(state, scope, tree, cast(Applier, None))), scope

@@ -43,7 +43,8 @@ class Host:
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         loops: the loops that run in the tables; None: none does.
         forms: of the locations' values for one row, by path and kind.
-        sandboxes: the processes in which blocks of tenants without trust run; None: they run in the worker.
+        sandboxes: the processes in which blocks of tenants without trust run, started on the rank that reports; None: the blocks
+            run in the worker.
         facts: returns what explanations need to know; it runs the model when it is called first, between two steps.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from executor.block.identity import Identity
 from executor.block.mediator import Mediator
@@ -12,6 +13,8 @@ from executor.core.request import InvokeRequest, Opened
 from executor.interleave.context import Host
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
+from executor.sandbox.errors import made_of, told_of
+from executor.sandbox.pool import Process
 from executor.sandbox.runner import SandboxRunner
 from executor.sandbox.standing import SandboxedEdit
 from executor.sandbox.stream import Stream
@@ -62,18 +65,27 @@ class Sandboxed:
         """Return the scope of a trace, with a process of its own.
 
         Raises:
-            Refusal: a sandbox does not run the trace here, or there is no process.
+            Refusal: the trace is an explanation, or there is no process.
         """
         host = self._host
-        reason = "models over several ranks" if host.ranks.several or host.stages.last else ""
-        reason = reason or ("explanations" if opened.trace.explain else "")
-        if reason:
+        if opened.trace.explain:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,
-                f"blocks of tenants without trust run in a sandbox, where there is no support yet for {reason}",
+                'blocks of tenants without trust run in a sandbox, where each part of a block is of the tier "block"; there '
+                "is no explanation of them",
             )
         assert host.sandboxes is not None
-        return SandboxedTrace(opened, host.sandboxes.take(), self._terms, arrival)
+        process: Process | None = None
+        outcome: Any = None
+        if host.reports:  # this rank has the processes
+            try:
+                process = host.sandboxes.take()
+            except Refusal as error:
+                outcome = told_of(error)
+        outcome = host.ranks.share(outcome)
+        if outcome is not None:
+            raise made_of(outcome)
+        return SandboxedTrace(opened, process, host.ranks, self._terms, arrival)
 
     def admit(
         self,

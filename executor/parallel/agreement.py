@@ -13,11 +13,11 @@ and the same kernels run on the same numbers.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from vllm.distributed import get_world_group
+from vllm.distributed import get_tp_group, get_world_group
 
 
 class Ranks(Protocol):
@@ -35,6 +35,9 @@ class Ranks(Protocol):
         The returned lists include this rank's own.
         """
 
+    def share(self, mine: Any) -> Any:
+        """Return what the rank that reports has; what the other ranks give is not looked at."""
+
 
 class Alone:
     """A rank without others."""
@@ -43,6 +46,9 @@ class Alone:
 
     def compare(self, mine: list[int]) -> list[list[int]]:
         return [mine]
+
+    def share(self, mine: Any) -> Any:
+        return mine
 
 
 class AllRanks:
@@ -56,3 +62,10 @@ class AllRanks:
         everyone = [torch.empty_like(numbers) for _ in range(group.world_size)]
         dist.all_gather(everyone, numbers, group=group.cpu_group)
         return [numbers.tolist() for numbers in everyone]
+
+    def share(self, mine: Any) -> Any:
+        group = get_world_group()
+        told = [mine]
+        # The first rank of the last stage reports.
+        dist.broadcast_object_list(told, group.ranks[-get_tp_group().world_size], group.cpu_group)
+        return told[0]

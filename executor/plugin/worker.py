@@ -48,9 +48,8 @@ from executor.parallel.merge_tree import gather, join
 from executor.parallel.pipeline import OneStage, Pipeline
 from executor.plugin.counters import counters
 from executor.plugin.kernels import EagerKernels
+from executor.plugin.sandboxes import start
 from executor.sandbox.pool import Pool
-from executor.sandbox.skeleton import Skeleton
-from executor.sandbox.zygote import Setup
 from executor.saves.collect import Limits
 from executor.saves.outbox import LocalOutbox, Outbox, RayOutbox
 from executor.views.catalogue import add_views
@@ -84,6 +83,21 @@ def answered(trace_id: str, invoke: int, do: Callable[[], Ending]) -> Ending:
 
 class InterposeWorker(_Base):
     """Mixed in before a vLLM worker."""
+
+    interpose_sandboxes: Pool | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the model as stock; meanwhile the process loads its part that forks sandboxes."""
+        if self.vllm_config.additional_config["interpose"]["sandbox"]:
+            self.interpose_sandboxes = Pool()
+            if self._reports:
+                self.interpose_sandboxes.load()
+        return super().load_model(*args, **kwargs)
+
+    @property
+    def _reports(self) -> bool:
+        """Whether this rank sends what blocks save, and has the sandboxes."""
+        return bool(get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank)
 
     def determine_available_memory(self) -> Any:
         """Run the model once as stock, which may compile it, and report that stage.
@@ -144,8 +158,9 @@ class InterposeWorker(_Base):
             add_views(tree, self.model_config.hf_text_config, self._dummy_step, gather)
             constants = ConstantPool()
             loops, observed = self._tables(tree, cache, constants) if self._has_tables else (None, Observed())
-        sandboxes = self.interpose_sandboxes = self._sandboxes(tree) if settings["sandbox"] else None
-        reports = get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
+        reports = self._reports
+        if self.interpose_sandboxes is not None and reports:
+            start(self.interpose_sandboxes, tree, self.vllm_config)
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
         host = Host(
@@ -165,7 +180,7 @@ class InterposeWorker(_Base):
             loops=loops,
             forms=observed.forms,
             facts=self._facts,
-            sandboxes=sandboxes,
+            sandboxes=self.interpose_sandboxes,
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
@@ -191,18 +206,6 @@ class InterposeWorker(_Base):
         outputs = Outputs(tables, copier_on(tables.output.device), limits.ring_bytes, limits.host_bytes)
         programs = Programs(modules, tables, limits, observed.is_spread, self._forget_program, constants.origin)
         return TableLoops(Taps(modules, sites, tables), tables, outputs, cache, programs), observed
-
-    def _sandboxes(self, tree: ModuleTree) -> Pool:
-        """Start the processes in which blocks of tenants without trust run.
-
-        Raises:
-            RuntimeError: this machine cannot run such processes.
-        """
-        settings = self.vllm_config.additional_config["interpose"]
-        widths = self.model_config.get_hidden_size(), self.model_config.get_head_size()
-        pool = Pool(Setup(Skeleton.of(tree), widths, settings["block_memory_bytes"], settings["max_saved_bytes"]))
-        pool.start()
-        return pool
 
     def _forget_program(self, key: str) -> None:
         """Drop the captured graphs that hold a program."""
@@ -383,9 +386,8 @@ class InterposeWorker(_Base):
         loops = getattr(getattr(self.model_runner, "interleaver", None), "loops", None)
         if loops is not None:
             loops.close()
-        sandboxes = getattr(self, "interpose_sandboxes", None)
-        if sandboxes is not None:
-            sandboxes.close()
+        if self.interpose_sandboxes is not None:
+            self.interpose_sandboxes.close()
         gc.unfreeze()
         gc.enable()  # Traces may still be held.
         super().shutdown()

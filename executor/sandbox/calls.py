@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 
+from executor.core.errors import Refusal
 from executor.model.apply import Applier
 from executor.model.call import Call
 from executor.model.node import Node
 from executor.model.parameters import Wanted
 from executor.model.remote_module import names_of
 from executor.model.tree import ModuleTree
+from executor.sandbox.errors import told_of
 from executor.sandbox.pool import Lost
+from executor.views.experts import Chosen
+from interpose.v1 import trace_pb2 as pb
 
 
 class Calls:
@@ -67,6 +71,33 @@ class Calls:
         if not isinstance(wanted, Wanted):
             raise Lost("it asked for a weight that is given by rows")
         return Call(node, (), {}, single=False, wanted=wanted)
+
+    def routed(self, told: Any, rows: int) -> dict[str, Any]:
+        """Return which experts a router chooses.
+
+        Args:
+            told: the layer, as of `ChosenThere`, and the router's logits, [rows, experts].
+            rows: the number of rows that the block has.
+
+        Raises:
+            Lost: there is no such router, or the logits are none.
+        """
+        form = isinstance(told, tuple) and [type(item) for item in told] == [str, int, torch.Tensor]
+        node = self._tree.find(told[0]) if form else None
+        views = [] if node is None else [one for one in node.views.values() if isinstance(one, Chosen)]
+        view = next((one for one in views if one.item == told[1]), None)
+        if view is None:
+            raise Lost("it asked for a router that there is not")
+        logits = told[2]
+        experts = view.runner.moe_config.num_logical_experts
+        if logits.shape != (rows, experts) or not logits.is_floating_point():
+            raise Lost("it asked what a router makes of no logits")
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return {"error": None, "chosen": view.choose(logits.to(self._tree.device))}
+        except Exception as error:
+            message = f"the router of {told[0]} cannot be asked: {type(error).__name__}"
+            return {"error": told_of(Refusal(pb.ERROR_CODE_ENGINE, message)), "chosen": None}
 
 
 def _itself(wanted: Wanted) -> Any:

@@ -35,6 +35,7 @@ from executor.sandbox.hosted import HostedBlock
 from executor.sandbox.stand_ins import FarApplier, OwnBudget, SandboxedBlock, ToldSkips, ToWorker, fetched
 from executor.saves.collect import Limits
 from executor.saves.stream import SaveStream
+from executor.views.experts import route_by
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
 
@@ -83,13 +84,18 @@ class Child:
 
     def run(self) -> NoReturn:
         """Answer the worker's questions until the worker is gone."""
+        route_by(self._routed)
         with torch.inference_mode():
             while True:
                 kind, told = self._end.next()
                 try:
-                    self._end.send(Kind.ANSWER, self._do[kind](told))
+                    self._end.send(Kind.ANSWER, self.answer(kind, told))
                 except Refusal as error:  # there is no room for the answer, or it cannot travel
                     self._end.send(Kind.ANSWER, self._instead(kind, told, error))
+
+    def answer(self, kind: Kind, told: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question of the worker's."""
+        return self._do[kind](told)
 
     def _instead(self, kind: Kind, told: dict[str, Any], error: Refusal) -> dict[str, Any]:
         """Return the answer in place of an answer that cannot travel."""
@@ -182,6 +188,15 @@ class Child:
         for first in range(0, len(text), _CHUNK):  # no notice of no text
             self._end.send(Kind.LOG, (key, text[first : first + _CHUNK]))
         return True
+
+    def _routed(self, layer: str, item: int, logits: torch.Tensor) -> torch.Tensor:  # -> [rows, chosen experts]
+        """Return which experts a router of the worker's model chooses."""
+        self._end.send(Kind.CHOOSE, (layer, item, logits))
+        _, told = self._end.next()
+        if told["error"] is not None:
+            raise made_of(told["error"])
+        chosen: torch.Tensor = told["chosen"]
+        return chosen
 
     # Turns.
 

@@ -107,8 +107,7 @@ def encode(value: Any, region: Region) -> bytes:
         region: takes tensors and long bytes; the message before is forgotten.
 
     Raises:
-        Refusal: there is no room, or a tensor's dtype or layout does not travel.
-        TypeError: another type.
+        Refusal: there is no room, or a tensor's dtype or layout, or a type, does not travel.
     """
     region.begin()
     out = bytearray()
@@ -153,7 +152,9 @@ def _encode(value: Any, region: Region, out: bytearray, depth: int) -> None:
     elif is_fake(value):
         out += b"m" + _layout(value)
     else:
-        raise TypeError(f"a {kind.__name__} does not travel")
+        raise Refusal(
+            pb.ERROR_CODE_INVALID_ARGUMENT, f"a {kind.__name__} does not pass between a block and its sandbox"
+        )
 
 
 def _layout(value: torch.Tensor) -> bytes:  # any shape

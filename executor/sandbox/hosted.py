@@ -165,7 +165,7 @@ class HostedBlock:
         state = self.mediator.state
         recorder = state.record.recorders[told["recorder"]]
         before = recorder.bytes
-        error: Refusal | None = None
+        error: Exception | None = None
         if told["why"]:
             recorder.cache.refused.setdefault(told["path"], told["why"])
         else:
@@ -175,7 +175,7 @@ class HostedBlock:
             served = _served(how, f"{path}.{kind}", build(told["value"], tensors), rows, "", state.fakes)
             try:
                 recorder.record(path, kind, told["step"], served.value)
-            except Refusal as refused:
+            except Exception as refused:
                 error = refused
         return {"bytes": recorder.bytes - before, "error": None if error is None else told_of(error)}
 

@@ -25,7 +25,7 @@ from interpose.v1 import trace_pb2 as pb
 
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
-_NEXT_SECONDS = 5.0  # until a process is there
+_NEXT_SECONDS = 1.0  # until a process is there
 _START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.zygote import serve; serve({line})"
 
 
@@ -69,6 +69,12 @@ class Process:
         self._poll.register(line.fileno(), select.POLLIN)
         self._number = 0
         self._came = bytearray()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is there and says nothing."""
+        self._poll.modify(self._line.fileno(), select.POLLIN)
+        return not self._poll.poll(0)
 
     def send(self, kind: Kind, value: Any, until: float) -> None:
         """Ask something.
@@ -156,7 +162,6 @@ class Pool:
     """The sandboxed processes of one worker.
 
     Args:
-        setup: what the zygote is told.
         ready: how many processes wait for a trace.
 
     Attributes:
@@ -166,52 +171,76 @@ class Pool:
         RuntimeError: the machine lacks something, with what it is.
     """
 
-    def __init__(self, setup: Setup, ready: int = READY) -> None:
+    def __init__(self, ready: int = READY) -> None:
         lacks = missing()
         if lacks:
             raise RuntimeError(
                 f"this machine cannot run sandboxed processes: it lacks {', '.join(lacks)}; set the model's `sandbox` to "
-                "false to run the blocks of all tenants in the worker"
+                "off to run the blocks of all tenants in the worker"
             )
-        self._setup = setup
+        self._setup: Setup | None = None
         self._ready = ready
         self.taken = 0
         self._asked = 0  # processes that the zygote was asked for and has not given yet
+        self._forks = False  # whether the zygote has given one
         self._waiting: deque[Process] = deque()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
-    def start(self) -> None:
-        """Start the zygote, and wait until a process is ready.
+    def load(self) -> None:
+        """Have the zygote load what it needs, while the worker does something else. Idempotent."""
+        if self._zygote is None:
+            self._begin()
+
+    def start(self, setup: Setup) -> None:
+        """Tell the zygote of the model, and wait until a process is ready.
+
+        Args:
+            setup: what the zygote is told.
 
         Raises:
             RuntimeError: no process can be made.
         """
-        self._begin()
+        self.load()
+        self._setup = setup
         try:
+            self._tell()
             self._waiting.append(self._next(_FIRST_SECONDS))
-        except Lost as error:
+        except (Lost, OSError) as error:
             self.close()
             raise RuntimeError(f"no sandboxed process could be started: {error}") from None
 
     def take(self) -> Process:
         """Return a process that has served no trace.
 
+        A worker runs the forward of all requests, so that it waits for a fork at most.
+
         Raises:
             Refusal: UNAVAILABLE, there is none at the moment.
         """
-        if self._zygote is None or self._zygote.poll() is not None:
-            self._begin()  # the processes of the zygote before have ended with it
-        self._ask()
         try:
-            found = self._waiting.popleft() if self._waiting else self._next(_NEXT_SECONDS)
-        except Lost as error:
+            if self._zygote is None or self._zygote.poll() is not None:
+                self._begin()  # the processes of the zygote before have ended with it
+                self._tell()
+                raise Lost("the process that forks them has ended, and is started again")
+            self._ask()
+            found = self._fresh()
+        except (Lost, OSError) as error:
             raise Refusal(
                 pb.ERROR_CODE_UNAVAILABLE, f"there is no sandboxed process at the moment: {error}; submit it again"
             ) from None
         self._ask()
         self.taken += 1
         return found
+
+    def _fresh(self) -> Process:
+        """Return a process that has not ended while it waited."""
+        while self._waiting:
+            found = self._waiting.popleft()
+            if found.waits:
+                return found
+            found.end()
+        return self._next(_NEXT_SECONDS if self._forks else 0.0)
 
     def close(self) -> None:
         """End the zygote and all processes that wait. Idempotent."""
@@ -238,9 +267,19 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._line, self._asked = mine, 0
+        self._line, self._asked, self._forks = mine, 0, False
+
+    def _tell(self) -> None:
+        """Give the zygote what it needs to know, and ask for processes.
+
+        What it needs to know lies in a file in memory, so that nobody waits until the zygote reads it.
+        """
+        assert self._line is not None
         told = pickle.dumps(self._setup)
-        mine.sendall(LENGTH.pack(len(told)) + told)
+        with os.fdopen(os.memfd_create("interpose-setup", os.MFD_CLOEXEC), "wb") as memory:
+            memory.write(told)
+            memory.flush()
+            socket.send_fds(self._line, [LENGTH.pack(len(told))], [memory.fileno()])
         self._ask()
 
     def _ask(self) -> None:
@@ -264,7 +303,7 @@ class Pool:
         self._line.settimeout(seconds)
         try:
             told, descriptors, _, _ = socket.recv_fds(self._line, 1 + LENGTH.size, 3)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise Lost("it took too long", overdue=True) from None
         except OSError:
             raise Lost("the zygote is gone") from None
@@ -280,4 +319,5 @@ class Pool:
         except Lost:
             process.end()
             raise
+        self._forks = True
         return process

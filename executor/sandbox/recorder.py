@@ -9,6 +9,7 @@ from typing import Any
 from executor.block.cache import Recorder, Wish
 from executor.core.errors import Refusal
 from executor.core.location import Kind
+from executor.core.text import clip
 from executor.model.tree import ModuleTree
 from executor.sandbox.errors import refusal_of
 from executor.sandbox.pool import Lost
@@ -76,11 +77,19 @@ class FarRecorder(Recorder):
             raise Refusal(pb.ERROR_CODE_INTERVENTION, "the sandboxed process of the block took no value")
         self.bytes += taken
         if error is not None:
-            try:
-                raise refusal_of(error)
-            except ValueError:
-                raise Refusal(pb.ERROR_CODE_INTERVENTION, "the sandboxed process of the block took no value") from None
+            raise _error_of(error)
 
     def refuse(self, path: str, error: Refusal) -> None:
         with suppress(Refusal):  # the process is lost, which its block learns by its next turn
             self._ask(self._number, {"path": path, "kind": "", "step": 0, "value": None, "why": error.message})
+
+
+def _error_of(told: Any) -> Exception:
+    """Return why a value is not kept, as the process tells it."""
+    try:
+        return refusal_of(told)
+    except ValueError:
+        said = (
+            told[2] if isinstance(told, tuple) and len(told) == 5 and isinstance(told[2], str) else "it took no value"
+        )
+        return ValueError(clip(said))

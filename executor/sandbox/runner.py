@@ -6,6 +6,7 @@ of the shape that the model needs. An answer that no block gives ends the proces
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,8 @@ from executor.sandbox.recorder import FarRecorder
 from executor.sandbox.structure import describe, rebuild
 from executor.sandbox.trace import SandboxedTrace
 from interpose.v1 import trace_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 _ENDINGS = {ended.value: ended for ended in (Ended.DONE, Ended.STOPPED, Ended.FAILED, Ended.CANCELLED)}
 _FIELDS = frozenset("waits barrier asked call ended failure changed value misfit skips recorders".split())
@@ -107,12 +110,14 @@ class SandboxRunner(Runner):
             self._settle(answer, moved=True)
         except Lost as lost:
             self._fail(self._trace.lose(lost, self._state.identity.invoke))
+        except Exception as error:
+            self._fail(self._failure_of(error))
 
     def cancel(self) -> None:
         trace = self._trace
         if trace.lone:
             trace.end()
-        elif trace.open:
+        elif trace.open and trace.here:
             try:
                 trace.ask(channel.Kind.CANCEL, {"block": self._key}, 0.0)
             except Lost as lost:
@@ -151,9 +156,15 @@ class SandboxRunner(Runner):
         """Ask the process something of the block; the time counts as the block's own."""
         progress, began = self._state.progress, time.monotonic()
         try:
-            return self._trace.ask(kind, {"block": self._key, **told}, progress.used)
+            return self._trace.ask(kind, {"block": self._key, **told}, progress.used, self._routed)
         finally:
             progress.used += time.monotonic() - began
+
+    def _routed(self, told: Any) -> dict[str, Any]:
+        """Return which experts a router chooses for the block's rows."""
+        served = self._state.progress.served
+        tensors = [] if served is None else served.given()
+        return self._calls.routed(told, tensors[0].shape[0] if tensors else 0)
 
     def _print(self, text: str) -> None:
         self._state.record.logs += self._state.emit(text)
@@ -170,7 +181,8 @@ class SandboxRunner(Runner):
         try:
             for _ in range(_MOST_CALLS):
                 state.progress.used = used + time.monotonic() - began
-                answer = self._trace.ask(kind, {**self._where(), "settles": settles, **told}, state.progress.used)
+                asked = {**self._where(), "settles": settles, **told}
+                answer = self._trace.ask(kind, asked, state.progress.used, self._routed)
                 error = self._take(answer, settles)
                 if error is None:
                     return
@@ -178,14 +190,27 @@ class SandboxRunner(Runner):
             raise Lost("it asked for modules without an end")
         except Lost as lost:
             self._fail(self._trace.lose(lost, state.identity.invoke))
-        except Refusal as refused:  # a value that does not travel
-            identity = state.identity
-            failure = pb.Failure(code=refused.code, message=clip(refused.message), location=refused.location)
-            failure.trace_id, failure.invoke = identity.trace_id, identity.invoke
+        except Exception as error:  # a value that does not travel
             self.cancel()
-            self._fail(failure)
+            self._fail(self._failure_of(error))
         finally:
             state.progress.used = used + time.monotonic() - began
+
+    def _failure_of(self, error: Exception) -> pb.Failure:
+        """Return the failure of the block by an error of the worker's."""
+        identity = self._state.identity
+        known = error if isinstance(error, Refusal) else None
+        if known is None:
+            logger.exception("a turn of a sandboxed block could not be taken", exc_info=error)
+        return pb.Failure(
+            code=pb.ERROR_CODE_ENGINE if known is None else known.code,
+            message=clip(
+                str(error) if known is not None else f"the worker could not serve the block: {type(error).__name__}"
+            ),
+            location="" if known is None else known.location,
+            trace_id=identity.trace_id,
+            invoke=identity.invoke,
+        )
 
     def _fail(self, failure: pb.Failure) -> None:
         ending, waits = self._state.ending, self._state.waits

@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.model.describe import describe_module
-from executor.model.node import Node, Unreachable
+from executor.model.node import Node
 from executor.model.remote_module import RemoteModule
 from executor.model.skips import holds_attention
 from executor.model.tree import PSEUDO, ModuleTree
-from executor.views.experts import Chosen
+from executor.views.experts import Chosen, ChosenThere
 from executor.views.joining import Told, tell, told
 from interpose.v1 import model_pb2 as pb
-
-_NO_ROUTER = (
-    "the model's router computes it, and a sandboxed block has no module of the model; read the router's logits instead"
-)
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,10 @@ def _descendants(node: Node) -> Iterator[Node]:
 def _told(node: Node) -> Told:
     """Return a canonical node as data.
 
-    A value that a module of the model computes becomes one that cannot be given.
+    The router of the worker's model is asked which experts it chooses.
     """
     views = {
-        name: Unreachable(view.name, view.owner, view.node, view.kind, view.shape, _NO_ROUTER)
+        name: ChosenThere(view.name, view.owner, view.node, view.kind, view.shape, view.item)
         if isinstance(view, Chosen)
         else view
         for name, view in node.views.items()

@@ -13,8 +13,10 @@ from executor.block.state import BlockState
 from executor.core.errors import Refusal
 from executor.core.request import Opened
 from executor.core.text import clip
+from executor.parallel.agreement import Ranks
 from executor.sandbox.channel import Kind
 from executor.sandbox.far_names import FarNames, FarShared
+from executor.sandbox.line import Line, Routed, no_router
 from executor.sandbox.notices import Notices
 from executor.sandbox.pool import Lost, Process
 from executor.saves.collect import Limits
@@ -23,9 +25,6 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Value
 from interpose.wire.walk import blob_of, parts
 
-GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
-_MOST_NOTICES = 200_000  # in one turn
-_BYTES_PER_SECOND = 100 << 20  # of saved values, at least
 _CODES = frozenset(pb.ErrorCode.values())
 _SENT = ("saves", "failed")
 _MOST_BARRIERS = 10_000  # of one trace
@@ -60,7 +59,8 @@ class SandboxedTrace(Scope):
 
     Args:
         opened: the trace.
-        process: the process, which has served no trace.
+        process: the process, which has served no trace; None where another rank has it.
+        ranks: the ranks that run the trace.
         terms: bounds, and the ways to the session.
         arrival: how many traces came to this worker before.
 
@@ -71,7 +71,7 @@ class SandboxedTrace(Scope):
         streamed: whether saves leave step by step.
     """
 
-    def __init__(self, opened: Opened, process: Process, terms: Terms, arrival: int) -> None:
+    def __init__(self, opened: Opened, process: Process | None, ranks: Ranks, terms: Terms, arrival: int) -> None:
         trace = opened.trace
         self.id = trace.id
         self.expected = len(trace.invokes)
@@ -88,7 +88,7 @@ class SandboxedTrace(Scope):
         )
         self.streamed = trace.stream
         self._opened = opened
-        self._process = process
+        self._line = Line(process, ranks, self.notices, terms.step_seconds)
         self._terms = terms
         self._barriers: dict[int, Barrier] = {}
         self._known = False  # whether the process has the trace
@@ -102,7 +102,12 @@ class SandboxedTrace(Scope):
     @property
     def open(self) -> bool:
         """Whether the process can still be asked."""
-        return self._process.open
+        return self._line.open
+
+    @property
+    def here(self) -> bool:
+        """Whether this rank has the process."""
+        return self._line.here
 
     @property
     def broken(self) -> dict[int, str]:
@@ -157,49 +162,13 @@ class SandboxedTrace(Scope):
             failure = self.lose(error)
             return {key: pb.Failure.FromString(failure.SerializeToString()) for key in keys}
 
-    def ask(self, kind: Kind, told: dict[str, Any], used: float) -> dict[str, Any]:
-        """Ask the process something; return its answer, and take what it says before.
-
-        Args:
-            kind: the question.
-            told: what goes with it.
-            used: seconds that the block has used in this step already.
-
-        Raises:
-            Refusal: what goes with the question is too large.
-            Lost: the process is gone, took too long, or said what it cannot say. It is to be ended then.
-        """
-        until = time.monotonic() + max(0.0, self._terms.step_seconds - used) + GRACE_SECONDS
-        self._process.send(kind, told, until)
-        for _ in range(_MOST_NOTICES):
-            came, value = self._process.receive(until)
-            if came is Kind.ANSWER:
-                if not isinstance(value, dict):
-                    raise Lost("its answer is none")
-                return value
-            now = time.monotonic()
-            if now > until:  # the process says something all the time
-                raise Lost("it took too long", overdue=True)
-            if came is Kind.LOG:
-                self.notices.log(value)
-            elif came is Kind.PIECE:
-                self.notices.piece(value)
-                until += len(value[2]) / _BYTES_PER_SECOND
-                self._process.go(None, until)
-            elif came is Kind.BLOB and kind is Kind.OPEN:
-                part = self.notices.upload(value)
-                until += time.monotonic() - now + len(part["data"]) / _BYTES_PER_SECOND
-                self._process.go(part, until)
-            elif came is Kind.INCREMENT and kind is Kind.STREAM:
-                self._increment(value, told["invoke"])
-            else:
-                raise Lost(f"it sent {came.name}")
-        raise Lost("it sent too many notices")
+    def ask(self, kind: Kind, told: dict[str, Any], used: float, routed: Routed = no_router) -> dict[str, Any]:
+        """Ask the process something, as of `Line.ask`."""
+        return self._line.ask(kind, told, used, routed, self._increment)
 
     def end(self) -> None:
         """End the process. Idempotent."""
-        self._process.end()
-        self.notices.clear()
+        self._line.end()
 
     def lose(self, error: Lost, invoke: int = 0) -> pb.Failure:
         """End the process, which can be asked nothing any more.
@@ -301,7 +270,7 @@ class SandboxedTrace(Scope):
             Refusal: objects of the block's ran too long when they went.
         """
         assert isinstance(names, FarNames)
-        if self.lone or not self.open or not self._known:
+        if self.lone or not self._known:
             return
         answer = self.ask(Kind.LEAVE, {"block": names.block, "export": self._exports(names.block)}, 0.0)
         failure = self.failure_in(answer.get("failure"))

@@ -28,6 +28,7 @@ from executor.sandbox.channel import REGION_BYTES, ChildEnd, Kind, Shared
 from executor.sandbox.child import Child
 from executor.sandbox.imports import shut_imports
 from executor.sandbox.skeleton import Skeleton
+from executor.sandbox.warm import Warm
 
 LENGTH = struct.Struct("<Q")
 FORK, FORKED = b"f", b"+"
@@ -78,16 +79,17 @@ def _serve(line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children leave nothing behind
     os.environ.clear()
     os.chdir("/")
-    (size,) = LENGTH.unpack(_read(line, LENGTH.size))
-    setup: Setup = pickle.loads(_read(line, size))
-    tree = setup.skeleton.tree()
     _load()
+    setup = _told(line)
+    tree = setup.skeleton.tree()
+    warm = Warm()
+    _rehearse(warm, tree, setup)
     gc.collect()
     gc.freeze()  # so that the pages stay those of all children
     number = 0
     while line.recv(1) == FORK:
         number += 1
-        _fork(line, number, setup, tree)
+        _fork(line, number, setup, tree, warm)
 
 
 def _load() -> None:
@@ -118,6 +120,16 @@ def _load() -> None:
     _check_single()
 
 
+def _rehearse(warm: Warm, tree: ModuleTree, setup: Setup) -> None:
+    """Run a trace here once, so that what it finds out about the code is there in all processes."""
+    memory = os.memfd_create("interpose-rehearsal")
+    try:
+        os.ftruncate(memory, 2 * REGION_BYTES)
+        warm.run(ChildEnd(-1, Shared(memory)), tree, setup.widths)
+    finally:
+        os.close(memory)
+
+
 def _check_single() -> None:
     """Check that this process has one thread.
 
@@ -128,7 +140,7 @@ def _check_single() -> None:
         raise RuntimeError(f"the zygote has {threads} threads")
 
 
-def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree) -> None:
+def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree, warm: Warm) -> None:
     """Fork a sandboxed process, and give the worker the ends of what leads to it."""
     theirs, mine = socket.socketpair()
     memory = os.memfd_create("interpose-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -137,7 +149,7 @@ def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree) -> N
         fcntl.fcntl(memory, _ADD_SEALS, _SEALS)
         process = os.fork()
         if not process:
-            _become_child(mine, memory, number, setup, tree)
+            _become_child(mine, memory, number, setup, tree, warm)
         handle = os.pidfd_open(process)
         try:
             socket.send_fds(line, [FORKED + LENGTH.pack(process)], [theirs.fileno(), memory, handle])
@@ -149,7 +161,7 @@ def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree) -> N
         os.close(memory)
 
 
-def _become_child(mine: socket.socket, memory: int, number: int, setup: Setup, tree: ModuleTree) -> None:
+def _become_child(mine: socket.socket, memory: int, number: int, setup: Setup, tree: ModuleTree, warm: Warm) -> None:
     """Give everything up, and serve the worker; never returns."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -164,6 +176,7 @@ def _become_child(mine: socket.socket, memory: int, number: int, setup: Setup, t
         except Exception as error:
             end.send(Kind.ANSWER, {"unable": f"{type(error).__name__}: {error}"})
         else:
+            warm.run(end, tree, setup.widths)
             end.send(Kind.ANSWER, {"unable": None})
             Child(end, tree, setup.widths).run()
     finally:
@@ -176,12 +189,15 @@ def _address_bytes() -> int:
         return int(statm.read().split()[0]) * mmap.PAGESIZE
 
 
-def _read(line: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = line.recv(size)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _told(line: socket.socket) -> Setup:
+    """Return what the worker says of the model.
+
+    Raises:
+        EOFError: the worker is gone.
+    """
+    told, descriptors, _, _ = socket.recv_fds(line, LENGTH.size, 1)
+    if len(told) != LENGTH.size or len(descriptors) != 1:
+        raise EOFError
+    with os.fdopen(descriptors[0], "rb") as memory:
+        setup: Setup = pickle.loads(os.pread(memory.fileno(), LENGTH.unpack(told)[0], 0))
+    return setup

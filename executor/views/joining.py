@@ -15,11 +15,12 @@ from torch import nn
 from executor.model.layouts import Layouts
 from executor.model.node import Node, Unreachable, View
 from executor.model.tree import ModuleTree
+from executor.views.experts import ChosenThere
 from executor.views.pattern import PATTERN, Pattern
 from executor.views.probe import Event, ProbeRun
 from executor.views.view import Part, Stream
 
-_KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable)}
+_KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable, ChosenThere)}
 Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children
 
 

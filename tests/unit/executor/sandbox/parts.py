@@ -75,8 +75,8 @@ def tree() -> ModuleTree:
 
 def pool(ready: int = 2) -> Pool:
     """Return the processes of a worker that has the model; the caller closes it."""
-    made_here = Pool(Setup(Skeleton.of(tree()), (WIDTH, WIDTH), MEMORY_BYTES, SAVED_BYTES), ready)
-    made_here.start()
+    made_here = Pool(ready)
+    made_here.start(Setup(Skeleton.of(tree()), (WIDTH, WIDTH), MEMORY_BYTES, SAVED_BYTES))
     return made_here
 
 

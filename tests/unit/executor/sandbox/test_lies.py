@@ -21,6 +21,7 @@ from executor.model.apply import Applier
 from executor.model.layouts import WHOLE
 from executor.model.rows import Rows
 from executor.model.values import Served
+from executor.parallel.agreement import Alone
 from executor.sandbox.channel import HEAD, REGION_BYTES, ChildEnd, Kind, Shared
 from executor.sandbox.codec import Malformed, Region, decode, encode
 from executor.sandbox.pool import Process
@@ -101,7 +102,9 @@ def block(liar: Liar) -> Mediator:
     """Return a block whose process is the liar."""
     nothing: Any = None
     terms = Terms(1.0, 1 << 28, Limits(1 << 10, 1 << 20), nothing, nothing, nothing)
-    trace = SandboxedTrace(Opened(pb.Trace(id="trace", invokes=[pb.Invoke()]), "", None), liar.process, terms, 0)
+    trace = SandboxedTrace(
+        Opened(pb.Trace(id="trace", invokes=[pb.Invoke()]), "", None), liar.process, Alone(), terms, 0
+    )
     of = state()
     return driven(of, SandboxRunner(of, trace, TREE, cast(Applier, nothing)))
 
