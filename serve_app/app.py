@@ -37,8 +37,8 @@ def build(args: dict[str, Any]) -> Application:
                 "them: write hashes (`interpose keys new`), or use `tenants_file`; and make the key anew"
             )
     settings = settings_from(args)
-    if settings.warning:
-        logger.warning(settings.warning)
+    for warning in settings.warning.splitlines():
+        logger.warning(warning)
     return builder.build(settings)
 
 

@@ -19,6 +19,7 @@ from actors.telemetry.options import Options
 from serve_app.engine import EngineDeployment
 from serve_app.ingress.deployment import IngressDeployment
 from serve_app.settings import ModelSettings, SessionSettings, Settings
+from serve_app.settings_trust import decided
 from serve_app.tenants.book import KeyBook, book_of
 
 APP = "interpose"
@@ -36,9 +37,11 @@ def build(settings: Settings) -> Application:
     Raises:
         ValueError: Serve would not take an `autoscaling_config`, or the file of tenants is missing or wrong.
     """
+    book = _book(settings)
+    models = decided(settings.models, book.all, bool(settings.tenants_file))
     engines = {
         model.name: build_model(model, settings.sessions, settings.telemetry, settings.metrics.engine)
-        for model in settings.models
+        for model in models
     }
     ingress = serve.deployment(
         name="ingress",
@@ -52,8 +55,7 @@ def build(settings: Settings) -> Application:
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=1,
     )(IngressDeployment)
-    book = _book(settings)
-    return ingress.bind(settings.model_copy(update={"tenants": book.all}), engines, book)
+    return ingress.bind(settings.model_copy(update={"tenants": book.all, "models": models}), engines, book)
 
 
 def _book(settings: Settings) -> KeyBook:
@@ -109,6 +111,8 @@ def build_model(
         graceful_shutdown_wait_loop_s=1,
         **_count(model, alone=sessions is None),
     )(EngineDeployment)
+    if model.sandbox == "auto":  # a model of its own, whose service's tenants are not known here
+        [model] = decided([model], (), grows=True)
     return deployment.bind(model, sessions or SessionSettings(), options or Options(), engine_metrics)
 
 

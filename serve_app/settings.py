@@ -23,6 +23,7 @@ from serve_app.settings_keys import ApiKey, clear_keys
 from serve_app.settings_model import GIB, MIB, Limits, ModelSettings, Part
 from serve_app.settings_quotas import Quotas, check, fitting, usual_reserve
 from serve_app.settings_telemetry import LogSettings, MetricSettings, SpanSettings, check_telemetry, telemetry_of
+from serve_app.settings_trust import warnings
 
 __all__ = [
     "ANONYMOUS",
@@ -224,7 +225,8 @@ class Settings(BaseSettings):
     @property
     def warning(self) -> str:
         """What an operator should know about these settings, or ""."""
-        return clear_keys((tenant.name, key) for tenant in self.tenants for key in tenant.api_keys)
+        of_keys = clear_keys((tenant.name, key) for tenant in self.tenants for key in tenant.api_keys)
+        return "\n".join(filter(None, (of_keys, *warnings(self.models, self.tenants, bool(self.tenants_file)))))
 
     def quotas_of(self, tenant: Tenant) -> Quotas:
         """Return the quotas of a tenant: its own, and the service's where it has none."""

@@ -87,8 +87,14 @@ class ModelSettings(Part):
         True,
         description="whether, on GPUs, these programs run inside captured CUDA graphs where they can; needs `plans`",
     )
-    sandbox: bool = Field(
-        False, description="whether blocks of tenants with trust `none` run in sandboxed processes, not in the workers"
+    sandbox: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether blocks of tenants with trust `none` run in sandboxed processes, not in the workers; auto: if there "
+        "are several tenants",
+    )
+    accepts: Literal["all", "sandboxed", "trusted"] = Field(
+        "all",
+        description="whose traces run: sandboxed: those of tenants with trust `none`; trusted: those of other tenants",
     )
     drain_seconds: float = Field(
         300.0, ge=0, description="a replica that is removed finishes its traces for this long, and takes no new ones"
@@ -103,6 +109,12 @@ class ModelSettings(Part):
         if isinstance(values, Mapping) and not values.get("name") and isinstance(values.get("model"), str):
             return {**values, "name": values["model"].rstrip("/").rsplit("/", 1)[-1]}
         return values
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _as_yaml_writes_it(cls, sandbox: Any) -> Any:
+        """Accept what YAML makes of `on` and `off`."""
+        return {True: "on", False: "off"}.get(sandbox, sandbox) if isinstance(sandbox, bool) else sandbox
 
     @field_validator("name")
     @classmethod

@@ -53,7 +53,7 @@ def engine_options(model: Any) -> dict[str, Any]:
             placement=model.placement,
             plans=model.plans,
             graphs=model.graphs and not current_platform.is_cpu(),
-            sandbox=model.sandbox,
+            sandbox=model.sandbox == "on",
         ),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,

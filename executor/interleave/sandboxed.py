@@ -11,7 +11,7 @@ from executor.block.state import BlockState, Progress, Record
 from executor.core.errors import Refusal
 from executor.core.request import InvokeRequest, Opened
 from executor.interleave.context import Host
-from executor.model.meta_tensors import Fakes
+from executor.model.meta_tensors import Fakes, needs_elements
 from executor.model.skips import Skips
 from executor.sandbox.errors import made_of, told_of
 from executor.sandbox.pool import Process
@@ -22,6 +22,28 @@ from executor.sandbox.trace import SandboxedTrace, Terms
 from interpose.v1 import trace_pb2 as pb
 
 WHY = "the tenant's blocks run in a sandbox"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The explanation of a sandboxed block: all of it is of the tier "block".
+
+    Attributes:
+        invoke: the block's invoke.
+        line: its first line in the notebook.
+    """
+
+    invoke: int
+    line: int
+
+    def explanation(self) -> pb.Explanation:
+        """Return the one part that the block is."""
+        part = pb.ExplainedPart(line=self.line, tier="block", why=WHY)
+        return pb.Explanation(invoke=self.invoke, parts=[part], notes=[WHY])
+
+    def excuses(self, failure: pb.Failure) -> bool:
+        """Return whether the block failed because an explanation runs on shapes."""
+        return needs_elements(failure)
 
 
 @dataclass
@@ -65,15 +87,9 @@ class Sandboxed:
         """Return the scope of a trace, with a process of its own.
 
         Raises:
-            Refusal: the trace is an explanation, or there is no process.
+            Refusal: there is no process.
         """
         host = self._host
-        if opened.trace.explain:
-            raise Refusal(
-                pb.ERROR_CODE_INVALID_ARGUMENT,
-                'blocks of tenants without trust run in a sandbox, where each part of a block is of the tier "block"; there '
-                "is no explanation of them",
-            )
         assert host.sandboxes is not None
         process: Process | None = None
         outcome: Any = None
@@ -142,10 +158,12 @@ class Sandboxed:
         state = BlockState(
             identity,
             scope.registry,
-            emit=lambda text: host.outbox.log(opened.session, trace.id, invoke, text),
+            emit=lambda text: not trace.explain and host.outbox.log(opened.session, trace.id, invoke, text),
             progress=Progress(prompt_tokens),
             record=Record(Skips(host.tree)),
             fakes=Fakes() if trace.scan else None,
         )
         state.record.tally.why = WHY
+        if trace.explain and not identity.edit:
+            state.record.explains = Explained(invoke, trace.invokes[invoke].program.first_line)
         return Mediator(state, SandboxRunner(state, scope, host.tree, host.applier))

@@ -5,6 +5,7 @@ A process serves one trace and ends with it. So nothing of a trace is there when
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import select
@@ -22,6 +23,8 @@ from executor.sandbox.codec import Malformed, decode, encode
 from executor.sandbox.kernel import missing
 from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
 from interpose.v1 import trace_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
@@ -165,19 +168,12 @@ class Pool:
         ready: how many processes wait for a trace.
 
     Attributes:
+        lacks: what this machine lacks for such processes; [] if there is all. Where something lacks, there is no process.
         taken: processes that were given to a trace so far.
-
-    Raises:
-        RuntimeError: the machine lacks something, with what it is.
     """
 
     def __init__(self, ready: int = READY) -> None:
-        lacks = missing()
-        if lacks:
-            raise RuntimeError(
-                f"this machine cannot run sandboxed processes: it lacks {', '.join(lacks)}; set the model's `sandbox` to "
-                "off to run the blocks of all tenants in the worker"
-            )
+        self.lacks = missing()
         self._setup: Setup | None = None
         self._ready = ready
         self.taken = 0
@@ -189,7 +185,7 @@ class Pool:
 
     def load(self) -> None:
         """Have the zygote load what it needs, while the worker does something else. Idempotent."""
-        if self._zygote is None:
+        if self._zygote is None and not self.lacks:
             self._begin()
 
     def start(self, setup: Setup) -> None:
@@ -201,6 +197,9 @@ class Pool:
         Raises:
             RuntimeError: no process can be made.
         """
+        if self.lacks:
+            logger.error("there are no sandboxed processes here, so blocks without trust are refused: %s", self._why())
+            return
         self.load()
         self._setup = setup
         try:
@@ -216,8 +215,12 @@ class Pool:
         A worker runs the forward of all requests, so that it waits for a fork at most.
 
         Raises:
-            Refusal: UNAVAILABLE, there is none at the moment.
+            Refusal: UNAVAILABLE, there is none at the moment; PERMISSION_DENIED, there is none on this machine.
         """
+        if self.lacks:
+            raise Refusal(
+                pb.ERROR_CODE_PERMISSION_DENIED, f"blocks of tenants without trust do not run here: {self._why()}"
+            )
         try:
             if self._zygote is None or self._zygote.poll() is not None:
                 self._begin()  # the processes of the zygote before have ended with it
@@ -232,6 +235,13 @@ class Pool:
         self._ask()
         self.taken += 1
         return found
+
+    def _why(self) -> str:
+        """Return why there are no processes."""
+        return (
+            f"they run in sandboxed processes, for which this machine lacks {', '.join(self.lacks)}; the operator can set the "
+            "model's `sandbox` to off, and have the blocks of all tenants run in the workers"
+        )
 
     def _fresh(self) -> Process:
         """Return a process that has not ended while it waited."""

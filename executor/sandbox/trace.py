@@ -289,7 +289,7 @@ class SandboxedTrace(Scope):
     def saved(self, invoke: int, names: Mapping[str, Any], used: float, limits: Limits) -> Sent:
         key = self.keys[invoke]
         sent = self._sent(Kind.SAVES, {"block": key, "export": self._exports(key)}, used, invoke)
-        self._gave = True
+        self._gave = self._gave or self.open
         return sent
 
     def given_back(self, limits: Limits) -> Sent:

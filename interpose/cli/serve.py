@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
         if not address:
             # Before Ray is imported.
             os.environ.update(own_head_environment() | proxy_environment(settings))
-        if settings.warning:
-            print(f"interpose serve: {settings.warning}", file=sys.stderr)
+        for warning in settings.warning.splitlines():
+            print(f"interpose serve: {warning}", file=sys.stderr)
         # The settings have the hashes. Blocks run in some of the processes below this process.
         forget_variables(hide_keys())
         from serve_app.builder import autoscaling

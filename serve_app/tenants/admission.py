@@ -90,6 +90,21 @@ def model_for(settings: Settings, name: str) -> ModelSettings:
     raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, message, suggestions=near))
 
 
+def check_kind(model: ModelSettings, tenant: Tenant) -> None:
+    """Refuse a tenant whose traces a model does not run.
+
+    Raises:
+        ServiceFailure: PERMISSION_DENIED.
+    """
+    kind = "sandboxed" if tenant.trust == "none" else "trusted"
+    if model.accepts not in ("all", kind):
+        whose = "with trust none" if model.accepts == "sandboxed" else "with trust code or full"
+        message = (
+            f"the model {model.name!r} runs traces of tenants {whose} only; ask the operator which model is for you"
+        )
+        raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message))
+
+
 def check_upload(request: service_pb2.UploadRequest, limits: Limits) -> None:
     """Refuse a chunk that cannot belong to an upload within the limits."""
     if not _DIGEST.fullmatch(request.digest):
@@ -115,6 +130,7 @@ def check_trace(
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
     """
+    check_kind(model, tenant)
     limits = model.limits
     if not _TRACE_ID.fullmatch(trace.id):
         raise refuse("a trace's id has up to 100 letters, digits, '.', '_', ':' and '-'")
@@ -168,6 +184,7 @@ def check_edit(edit: pb.Edit, model: ModelSettings, tenant: Tenant) -> None:
     Raises:
         ServiceFailure: INVALID_ARGUMENT, or PERMISSION_DENIED for pickled values from a tenant that is not trusted.
     """
+    check_kind(model, tenant)
     if not _EDIT_NAME.fullmatch(edit.name):
         raise refuse(
             f"an edit's name has up to 100 letters, digits, '.', '_' and '-'; {edit.name[:80]!r} is not such a name"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import interpose
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import EVERY_STEP, Block, LocalEngine, Ran, check_failed
@@ -265,10 +264,11 @@ def test_a_block_that_loses_the_process_fails_the_invokes_of_its_trace_alone(eng
     assert plain.token_ids == beside.token_ids
 
 
-def test_an_explanation_is_refused_with_the_reason(engine: LocalEngine) -> None:
+def test_an_explanation_says_that_a_sandboxed_block_runs_as_it_is(engine: LocalEngine) -> None:
     engine.trusted = False
-    with pytest.raises(interpose.InvalidArgument, match="no support yet for explanations"):
-        notebook(engine).explain("x = 1")
+    found = notebook(engine).explain("for step in tracer.iter[:]:\n    model.logits.output[:] += 1\n")
+    assert [part.tier for part in found.parts] == ["block"]
+    assert found.parts[0].why == "the tenant's blocks run in a sandbox"
 
 
 def test_a_trace_that_is_given_up_ends_its_process(engine: LocalEngine) -> None:

@@ -124,14 +124,15 @@ class Worker:
 
     Args:
         sandboxes: its sandboxed processes.
+        step_seconds: wall time that a block may take in one step.
 
     Attributes:
         budget: what a block may take.
     """
 
-    def __init__(self, sandboxes: Pool | None) -> None:
+    def __init__(self, sandboxes: Pool | None, step_seconds: float = STEP_SECONDS) -> None:
         self.tree = tree()
-        self.budget = Budget(STEP_SECONDS, MEMORY_BYTES)
+        self.budget = Budget(step_seconds, MEMORY_BYTES)
         nothing: Any = None
         self.outbox = LocalOutbox()
         self.interleaver = Interleaver(

@@ -219,4 +219,5 @@ def test_a_killed_zygote_is_started_again(processes: Pool) -> None:
         if ran.failure is None:
             break
         codes.append(ran.failure.code)
+        time.sleep(0.2)
     assert ran.failure is None and set(codes) <= {pb.ERROR_CODE_UNAVAILABLE}
