@@ -38,13 +38,19 @@ def sandboxes(model: ModelSettings, tenants: Sequence[Trusted], grows: bool) -> 
 
 
 def decided(models: Iterable[ModelSettings], tenants: Sequence[Trusted], grows: bool) -> tuple[ModelSettings, ...]:
-    """Return models whose `sandbox` is "on" or "off"; the arguments are those of `sandboxes`."""
+    """Return models whose `sandbox` is "on" or "off".
+
+    The arguments are those of `sandboxes`.
+    """
     states = {True: "on", False: "off"}
     return tuple(model.model_copy(update={"sandbox": states[sandboxes(model, tenants, grows)]}) for model in models)
 
 
 def warnings(models: Iterable[ModelSettings], tenants: Sequence[Trusted], grows: bool) -> Iterator[str]:
-    """Yield what an operator should know of where blocks run; the arguments are those of `sandboxes`."""
+    """Yield what an operator should know of where blocks run.
+
+    The arguments are those of `sandboxes`.
+    """
     lesser = [tenant.name for tenant in tenants if tenant.trust == "none"]
     more = [tenant.name for tenant in tenants if tenant.trust != "none"]
     for model in models:

@@ -10,7 +10,8 @@ Size: one table, and nothing in it runs.
 vLLM calls these of ours:
 
     executor.plugin.config        `worker_cls`, `scheduler_cls`, `distributed_executor_backend`: what vLLM is told to use
-    InterposeWorker               determine_available_memory, compile_or_warm_up_model, execute_model, shutdown: as any worker's
+    InterposeWorker               load_model, determine_available_memory, compile_or_warm_up_model, execute_model, shutdown:
+                                  as any worker's
       InterposeGPUWorker          _make_model_runner: gives our runner
       InterposeCPUWorker          init_device: puts our runner in the place of vLLM's
       interpose_*                 by name, over `collective_rpc`
@@ -68,6 +69,12 @@ WORKER = Group(
     "the worker",
     "executor/plugin",
     (
+        Method(
+            f"{_WORKER}.load_model",
+            "load_dummy_weights",
+            "sandboxed processes load what they need while the model loads",
+        ),
+        Method(f"{_CPU_WORKER}.load_model", "load_dummy_weights", "the same on CPUs"),
         Method(f"{_WORKER}.determine_available_memory", "", "the start says that the model is compiled or measured"),
         Method(f"{_CPU_WORKER}.determine_available_memory", "", "the same on CPUs"),
         Method(f"{_WORKER}.compile_or_warm_up_model", "", "the module tree is recorded when the model has warmed up"),

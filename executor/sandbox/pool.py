@@ -282,7 +282,7 @@ class Pool:
     def _tell(self) -> None:
         """Give the zygote what it needs to know, and ask for processes.
 
-        What it needs to know lies in a file in memory, so that nobody waits until the zygote reads it.
+        The setup lies in a file in memory, so that the worker does not wait until the zygote reads it.
         """
         assert self._line is not None
         told = pickle.dumps(self._setup)

@@ -28,7 +28,7 @@ def route_by(routes: Routes) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Routed(View):
-    """The experts of each token, or their weights, computed from the router's logits at the time of the read.
+    """The experts of each token, or their weights, from the router's logits at the read.
 
     Attributes:
         item: 0 for the weights, 1 for the experts' numbers.
