@@ -74,7 +74,7 @@ WORKER = Group(
             "load_dummy_weights",
             "sandboxed processes load what they need while the model loads",
         ),
-        Method(f"{_CPU_WORKER}.load_model", "load_dummy_weights", "the same on CPUs"),
+        Method(f"{_CPU_WORKER}.load_model", "*, load_dummy_weights=False", "the same on CPUs"),
         Method(f"{_WORKER}.determine_available_memory", "", "the start says that the model is compiled or measured"),
         Method(f"{_CPU_WORKER}.determine_available_memory", "", "the same on CPUs"),
         Method(f"{_WORKER}.compile_or_warm_up_model", "", "the module tree is recorded when the model has warmed up"),
