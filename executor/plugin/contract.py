@@ -71,7 +71,7 @@ WORKER = Group(
     (
         Method(
             f"{_WORKER}.load_model",
-            "load_dummy_weights",
+            "*, load_dummy_weights=False",
             "sandboxed processes load what they need while the model loads",
         ),
         Method(f"{_CPU_WORKER}.load_model", "*, load_dummy_weights=False", "the same on CPUs"),
