@@ -45,19 +45,39 @@ for step in tracer.iter[:]:
     h = model.model.layers[{LAYER}].output[0]
     kept.append(torch.relu(h @ W).topk({TOP}).values.save())
 """
-# A value that decides in Python, which no tensor program can hold.
-UNPLANNABLE_ONE = f"""\
+# A value that decides between two ways of a tensor program.
+DECIDE_ONE = f"""\
 for step in tracer.iter[:]:
     h = model.model.layers[{LAYER}].output[0]
     if float(h.norm()) > 0:
         h[:] += vector
 """
-UNPLANNABLE_ALL = """\
+DECIDE_ALL = """\
 for step in tracer.iter[:]:
     for layer in model.model.layers:
         h = layer.output[0]
         if float(h.norm()) > 0:
             h[:] += vector
+"""
+# The same, with an exception that Python catches, which no tensor program can hold.
+UNPLANNABLE_ONE = f"""\
+for step in tracer.iter[:]:
+    h = model.model.layers[{LAYER}].output[0]
+    try:
+        if float(h.norm()) > 0:
+            h[:] += vector
+    except ArithmeticError:
+        pass
+"""
+UNPLANNABLE_ALL = """\
+for step in tracer.iter[:]:
+    for layer in model.model.layers:
+        h = layer.output[0]
+        try:
+            if float(h.norm()) > 0:
+                h[:] += vector
+        except ArithmeticError:
+            pass
 """
 # The same without a wait for the device: Python of the block's own in every step.
 PYTHON_ONE = f"""\
@@ -126,6 +146,8 @@ ROWS: dict[str, Row] = {
     "capture all": Row(CAPTURE_ALL, kept="all", goals=_goals(1.10, 1.15, 1.05)),
     "31 beside one": Row(CAPTURE_ONE, traced=1, kept="one", goals=_goals(None, 1.06, 1.04, large_one=False)),
     "first token": Row(CAPTURE_PROMPT, tokens=1, kept="one", goals=_goals(1.0, 1.1, 1.1)),
+    "decide one": Row(DECIDE_ONE, ("vector",), goals=_goals(1.2, 1.5, 1.2)),
+    "decide all": Row(DECIDE_ALL, ("vector",), goals=_goals(1.5, 4.0, 2.0)),
     "unplannable one": Row(UNPLANNABLE_ONE, ("vector",), goals=_goals(1.2, 1.5, 1.2)),
     "unplannable all": Row(UNPLANNABLE_ALL, ("vector",), goals=_goals(1.5, 4.0, 2.0)),
     "python one": Row(PYTHON_ONE, kept="one", goals=_goals(1.2, 1.5, 1.2), extra=True),

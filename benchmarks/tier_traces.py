@@ -107,7 +107,7 @@ def _probe(model: Any, some: Sequence[list[int]], sampling: dict[str, Any], valu
     return kept
 
 
-def _unplannable_one(
+def _decide_one(
     model: Any, some: Sequence[list[int]], sampling: dict[str, Any], values: dict[str, Any]
 ) -> Sequence[Any]:
     vector = values["vector"]
@@ -121,7 +121,7 @@ def _unplannable_one(
     return []
 
 
-def _unplannable_all(
+def _decide_all(
     model: Any, some: Sequence[list[int]], sampling: dict[str, Any], values: dict[str, Any]
 ) -> Sequence[Any]:
     vector = values["vector"]
@@ -133,6 +133,41 @@ def _unplannable_all(
                         h = layer.output[0]
                         if float(h.norm()) > 0:
                             h[:] += vector
+    return []
+
+
+def _unplannable_one(
+    model: Any, some: Sequence[list[int]], sampling: dict[str, Any], values: dict[str, Any]
+) -> Sequence[Any]:
+    vector = values["vector"]
+    with model.trace(**sampling) as tracer:
+        for prompt in some:
+            with tracer.invoke(prompt):
+                for _ in tracer.iter[:]:
+                    h = model.model.layers[LAYER].output[0]
+                    try:
+                        if float(h.norm()) > 0:
+                            h[:] += vector
+                    except ArithmeticError:
+                        pass
+    return []
+
+
+def _unplannable_all(
+    model: Any, some: Sequence[list[int]], sampling: dict[str, Any], values: dict[str, Any]
+) -> Sequence[Any]:
+    vector = values["vector"]
+    with model.trace(**sampling) as tracer:
+        for prompt in some:
+            with tracer.invoke(prompt):
+                for _ in tracer.iter[:]:
+                    for layer in model.model.layers:
+                        h = layer.output[0]
+                        try:
+                            if float(h.norm()) > 0:
+                                h[:] += vector
+                        except ArithmeticError:
+                            pass
     return []
 
 
@@ -160,6 +195,8 @@ TRACES: dict[str, Trace] = {
     "capture all": _capture_all,
     "31 beside one": _capture_one,
     "first token": _capture_prompt,
+    "decide one": _decide_one,
+    "decide all": _decide_all,
     "unplannable one": _unplannable_one,
     "unplannable all": _unplannable_all,
     "python one": _python_one,

@@ -65,8 +65,8 @@ GROUPS = (
     Group(1, ("first token",), 1),
     Group(32, ("first token",), 1),
     Group(32, (*FAST, "31 beside one"), 4),
-    Group(1, ("unplannable one", "python one", "unplannable all"), 2),
-    Group(32, ("unplannable one", "python one"), 2),
+    Group(1, ("decide one", "decide all", "unplannable one", "python one", "unplannable all"), 2),
+    Group(32, ("decide one", "decide all", "unplannable one", "python one"), 2),
     Group(32, ("unplannable all",), 2),
 )
 

@@ -330,7 +330,7 @@ def outputs_of(plan: Plan) -> Iterator[int]:
     """Return the outputs that the block's lists and names get."""
 
     def of(item: Item) -> Iterator[int]:
-        if item.kind == "tensor":
+        if item.kind in ("tensor", "scalar"):
             yield item.output
             if item.snapshot >= 0:
                 yield item.snapshot

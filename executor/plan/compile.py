@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from executor.model.tree import ModuleTree
 from executor.plan.containers import Written
+from executor.plan.decide import Decisions
 from executor.plan.eligible import Region
 from executor.plan.environment import Environment, SourceOf, Walk, of_every_rank
 from executor.plan.functional import first_unstable, functional
@@ -90,6 +91,7 @@ class _Compilation:
             region, namespace, context.source_of, self._stand_in, self._recorder.line, self._tracing.added
         )
         self._recorder.add_files(self._walk.filenames)
+        self._decisions: Decisions | None = None
         self._step = step
         self._live = live
 
@@ -108,6 +110,7 @@ class _Compilation:
         before = {name: names[name] for name in region.reads if name in region.writes and name in names}
         if region.target:
             names[region.target] = Step(self._step, self._guards)
+        self._decisions = decisions = Decisions(self._recorder, self._tracing, names, region.tracers)
 
         def run() -> None:
             with saving_with(self._tracing.save):
@@ -117,6 +120,7 @@ class _Compilation:
             used = {name: line for name, line in lines.items() if name in region.after}
             given = {name: line for name, line in lines.items() if name in self._live}
             shared = self._context.shared | region.outside
+            self._check_torn(decisions, names, {*before, *used, *(shared & given.keys())})
             self._tracing.close(names, used, given, frozenset(given) if shared & _BY_TEXT else shared)
 
         self._context.run_as(self._tracing, lambda: self._guarded(lambda: self._recorder.run(run)))
@@ -125,10 +129,27 @@ class _Compilation:
         carried = self._carried(names, before, results)
         return self._made(results, carried)
 
+    def _check_torn(self, decisions: Decisions, names: Mapping[str, Any], read: Collection[str]) -> None:
+        """Refuse names that a decision left without a value, where other code reads them.
+
+        Args:
+            decisions: of the step.
+            names: the names that have a value.
+            read: the names that the next step or other code may read.
+        """
+        torn = {name: line for name, line in decisions.torn.items() if name not in names}
+        for name, line in torn.items():
+            if name in read:
+                raise _undecided(name, line)
+        self._tracing.results.dropped.extend(torn)
+
     def _guarded(self, do: Callable[[], None]) -> None:
         try:
             do()
         except Exception as error:
+            torn = self._decisions.torn if self._decisions is not None else {}
+            if isinstance(error, NameError) and error.name in torn:
+                raise _undecided(error.name, torn[error.name]) from error
             raise explained(error, self._line_of(error)) from error
 
     def _line_of(self, error: Exception) -> int:
@@ -218,3 +239,11 @@ class _Compilation:
             dropped=tuple(results.dropped),
             unstable=first_unstable(pure, shared, [node.name for node in holders]),
         )
+
+
+def _undecided(name: str, line: int) -> Refused:
+    return Refused(
+        line,
+        f"a value decides what {name} is, and not between tensors of one form",
+        "give it tensors of one shape and dtype both ways",
+    )

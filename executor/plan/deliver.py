@@ -46,6 +46,8 @@ class Delivery:
         if item.kind == "number":
             assert item.number is not None
             made = item.number.of(self._step)
+        elif item.kind == "scalar":
+            made = self.tensor(item.output).item()
         elif item.kind == "value":
             made = item.value
         elif item.kind == "dict":

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Literal
 
 from executor.core.programs import Unit
+from executor.plan.choices import RESERVED, is_item, with_choices
 from executor.plan.refuse import ATTRIBUTES, BUILTINS, STATEMENTS, Refused
 from interpose.capture.analysis import block_reads_writes
 from interpose.capture.rewrite import FLAGS, SAVE, parse_block, rewrite
@@ -150,11 +151,13 @@ def _region(
     check(body)
     reads, writes = block_reads_writes(body)
     lines = _first_uses(body)
+    if not RESERVED.isdisjoint(lines):
+        raise Refused(line, f"the name {min(RESERVED & lines.keys())} is the plans' own", "use another name")
     after, _ = block_reads_writes(rest)
     once = ast.For(
         target=ast.Name(id="_", ctx=ast.Store()),
         iter=ast.Tuple(elts=[ast.Constant(value=None)], ctx=ast.Load()),
-        body=list(body),
+        body=with_choices(body),
         orelse=[],
     )
     filename = unit.filename
@@ -295,7 +298,11 @@ class _Check(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
             self._refuse(node, *BUILTINS[node.func.id])
-        self.generic_visit(node)
+        if not self._function and is_item(node):
+            assert isinstance(node.func, ast.Attribute)
+            self.visit(node.func.value)  # a decision may take it
+        else:
+            self.generic_visit(node)
 
 
 def _only_no_grad(node: ast.With) -> bool:

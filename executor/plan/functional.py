@@ -92,6 +92,12 @@ def tidy(graph: fx.Graph) -> None:
                 node.args = (*node.args[:first], dim, start, end, stride)
         elif node.target is aten.copy.default and _alike(node.args[0], node.args[1]):
             node.replace_all_uses_with(node.args[1])
+        elif node.target in (aten.zero.default, aten.fill.Scalar):
+            source = node.args[0]
+            with graph.inserting_before(node):
+                filled = graph.call_function(aten.full_like.default, (source, *(node.args[1:] or (0,))))
+            filled.meta["val"] = source.meta["val"]
+            node.replace_all_uses_with(filled)
         elif node.target is aten.fill.Tensor:
             source = node.args[0]
             value = source.meta["val"]

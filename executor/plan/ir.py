@@ -91,11 +91,11 @@ class Carried:
 class Item:
     """A value that a step gives to a list, a dict or a name.
 
-    It is one of five kinds: a tensor (`output`), a number made of the step (`number`), a constant (`value`), a sequence
-    (`items` in a tuple or list), or a dict (`items` under `keys`).
+    It is one of six kinds: a tensor (`output`), a number that is taken out of a scalar (`output`), a number made of the step
+    (`number`), a constant (`value`), a sequence (`items` in a tuple or list), or a dict (`items` under `keys`).
 
     Attributes:
-        kind: "tensor", "number", "value", "tuple", "list" or "dict".
+        kind: "tensor", "scalar", "number", "value", "tuple", "list" or "dict".
         saved: whether the block saved this very value.
         snapshot: of a saved tensor of a location, the output that holds its copy; -1: the tensor itself is what was saved.
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from executor.core.torch_modes import unseen
+from executor.plan.in_ways import may_be_in_way
 from executor.plan.refuse import ATTRIBUTES, Refused
 
 CONSTANT, CARRIED, SERVED = "constant", "carried", "served"
 _MASK = "keep all rows and mask: torch.where(condition, a, 0)"
-_DECIDE = "keep it a tensor; decide with torch.where(condition, a, b)"
+DECIDE = "keep it a tensor; decide with torch.where(condition, a, b)"
 _TAGS = {
-    torch.Tag.data_dependent_output: ("takes a value out of the tensors", _DECIDE),
+    torch.Tag.data_dependent_output: ("takes a value out of the tensors", DECIDE),
     torch.Tag.dynamic_output_shape: ("has a shape that depends on values", _MASK),
     torch.Tag.nondeterministic_seeded: ("draws random numbers", "draw them before the loop"),
     torch.Tag.nondeterministic_bitwise: ("gives other bits in every run", "use another operation"),
@@ -74,6 +75,8 @@ class Recorder(TorchDispatchMode):
         literals: tensors that the code made of numbers, each with its placeholder.
         changed: the storages that were written to.
         serving: the number of the location where the block is.
+        device: where the model computes.
+        condition: a scalar bool of the program: whether the block is where it is traced; None: it is.
     """
 
     def __init__(self, filenames: Iterable[str], device: torch.device) -> None:
@@ -83,11 +86,14 @@ class Recorder(TorchDispatchMode):
         self.literals: list[tuple[fx.Node, torch.Tensor]] = []
         self.changed: set[int] = set()
         self._files = set(filenames)
-        self._device = device
+        self.device = device
+        self.condition: torch.Tensor | None = None
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[torch.Tensor] = []  # so that no id and no storage is used twice
         self._owners: dict[int, tuple[str, int]] = {}
+        self._frozen: set[int] = set()
+        self._barred: set[int] = set()
         self.serving = -1
 
     def add_files(self, filenames: Iterable[str]) -> None:
@@ -96,7 +102,7 @@ class Recorder(TorchDispatchMode):
 
     def run(self, do: Callable[[], None]) -> None:
         """Run code and record it; new tensors are on the model's device, as in a block."""
-        placed: AbstractContextManager[object] = nullcontext() if self._device.type == "cpu" else self._device
+        placed: AbstractContextManager[object] = nullcontext() if self.device.type == "cpu" else self.device
         with placed, torch.no_grad(), self._fake, self, _Watch(self):
             do()
 
@@ -121,7 +127,7 @@ class Recorder(TorchDispatchMode):
 
         `device` None is the model's device.
         """
-        device = device or self._device
+        device = device or self.device
         with _disable_current_modes(), torch.no_grad(), self._fake:
             if stride is None:
                 made = torch.empty(shape, dtype=dtype, device=device)
@@ -139,6 +145,40 @@ class Recorder(TorchDispatchMode):
     def owner(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Return of what a tensor's memory is part; ("", 0) for memory that the step itself made."""
         return self._owners.get(storage_of(tensor), ("", 0))
+
+    def freeze(self, tensors: Iterable[torch.Tensor]) -> None:  # any shape
+        """Refuse changes in place of tensors from now on, because a decision chose between them."""
+        self._frozen.update(map(storage_of, tensors))
+
+    def is_chosen(self, tensor: torch.Tensor) -> bool:  # any shape
+        """Return whether a decision chose a tensor, or from it."""
+        return storage_of(tensor) in self._frozen
+
+    def bar(self, tensors: Iterable[torch.Tensor]) -> None:  # any shape
+        """Refuse all uses of tensors by the block, which are not yet what the block would find."""
+        self._barred.update(map(storage_of, tensors))
+
+    def unbar(self) -> None:
+        """The block goes on from the location of these tensors."""
+        self._barred.clear()
+
+    @contextmanager
+    def own_use(self) -> Iterator[None]:
+        """Return a context in which tensors are used that the block may not use."""
+        before, self._barred = self._barred, set()
+        try:
+            yield
+        finally:
+            self._barred = before
+
+    @contextmanager
+    def certain(self) -> Iterator[None]:
+        """Return a context without a condition."""
+        before, self.condition = self.condition, None
+        try:
+            yield
+        finally:
+            self.condition = before
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """Return where the graph has a tensor.
@@ -167,6 +207,28 @@ class Recorder(TorchDispatchMode):
         if function is torch.ops.aten.lift_fresh.default:
             return self._literal(function(*args, **named), args[0])
         self._check(function, args, named, line)
+        if self.condition is not None:
+            return self._record_in_way(function, args, named, line, self.condition)
+        return self._record(function, args, named, line)
+
+    def _record_in_way(
+        self, function: Any, args: tuple[Any, ...], named: dict[str, Any], line: int, condition: torch.Tensor
+    ) -> Any:
+        """Record an operation under a condition; it writes where the condition holds alone."""
+        arguments = function._schema.arguments
+        written = [i for i, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write]
+        if not may_be_in_way(function, args, named, written):
+            raise Refused(line, f"{_name(function)} where a value decides", DECIDE)
+        if not written:
+            return self._record(function, args, named, line)
+        target = args[0]
+        before = self._record(torch.ops.aten.clone.default, (target,), {}, line)
+        made = self._record(function, args, named, line)
+        chosen = self._record(torch.ops.aten.where.self, (condition, target, before), {}, line)
+        self._record(torch.ops.aten.copy_.default, (target, chosen), {}, line)
+        return made
+
+    def _record(self, function: Any, args: tuple[Any, ...], named: dict[str, Any], line: int) -> Any:
         made = function(*args, **named)
         placed = tree_map(self._placed, args)
         node = self.graph.call_function(function, placed, tree_map(self._placed, named))
@@ -180,11 +242,11 @@ class Recorder(TorchDispatchMode):
                     item.meta["line"] = line
                     self._result(one, item, line)
         else:
-            raise Refused(line, f"{_name(function)} takes a value out of the tensors", _DECIDE)
+            raise Refused(line, f"{_name(function)} takes a value out of the tensors", DECIDE)
         return made
 
     def _result(self, tensor: torch.Tensor, node: fx.Node, line: int) -> None:
-        here = tensor.device.type == self._device.type
+        here = tensor.device.type == self.device.type
         if not here and not (tensor.device.type == "cpu" and (node.target is _ONTO_HOST or self._on_host(node))):
             raise Refused(
                 line,
@@ -202,7 +264,15 @@ class Recorder(TorchDispatchMode):
         return bool(inputs) and all(one.meta["val"].device.type == "cpu" for one in inputs if "val" in one.meta)
 
     def _placed(self, value: Any) -> Any:
-        return self.node(value) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self._barred and storage_of(value) in self._barred:
+            raise Refused(
+                self.line(),
+                "a part of the residual stream is used after a change of the stream beside a decision on a value",
+                "use the stream itself",
+            )
+        return self.node(value)
 
     def _literal(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Note a tensor that the code made of numbers, each time anew."""
@@ -240,6 +310,10 @@ class Recorder(TorchDispatchMode):
             if not isinstance(tensor, torch.Tensor):
                 continue
             kind, number = self.owner(tensor)
+            if self._frozen and storage_of(tensor) in self._frozen:
+                raise Refused(
+                    line, "a tensor between which a value decided is changed in place", "make a new one: x = x + y"
+                )
             if kind == CONSTANT:
                 raise Refused(
                     line,

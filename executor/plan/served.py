@@ -14,6 +14,7 @@ from executor.model.rows import Rows
 from executor.model.values import Leaf, Served
 from executor.plan.forms import Form
 from executor.plan.record import SERVED, Recorder, storage_of
+from executor.views.view import Stream
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -63,7 +64,8 @@ class Traced(Served):
         return self._recorder.owner(tensor) == (SERVED, self._number)
 
     def derive(self, *args: Any) -> torch.Tensor:
-        value = super().derive(*args)
+        with self._recorder.own_use():
+            value = super().derive(*args)
         self._recorder.own(value, SERVED, self._number)
         return value
 
@@ -77,9 +79,31 @@ class Traced(Served):
                     f"the residual stream at {self.location} and the tensors that it is the sum of were both changed",
                     location=self.location,
                 )
-            held.put(held.compute(), held.value)
+            with self._recorder.own_use():
+                held.put(held.compute(), held.value)
             held.version = held.value._version
             held.sources = [(one, one._version) for one, _ in held.sources]
+
+    @property
+    def pending(self) -> list[torch.Tensor]:  # [rows, ...] each
+        """The tensors that changed derived values are still to be put into."""
+        held = [one for _, one in self._derived if one.value._version != one.version]
+        return [source for one in held for source, _ in one.sources]
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether derived values are put back by rows, and a row without a change keeps its bits."""
+        return all(isinstance(key, Stream) for key, _ in self._derived)
+
+    def items(self) -> list[Any]:
+        """Return what stands in the value now, at any depth."""
+        found: list[Any] = []
+        todo = [self.value]
+        while todo:
+            one = todo.pop()
+            found.append(one)
+            todo.extend(one.values() if isinstance(one, dict) else one if isinstance(one, tuple | list) else ())
+        return found
 
     def changed(self) -> list[Changed]:
         """Return what the traced code changed here, when it goes on."""

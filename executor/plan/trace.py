@@ -21,10 +21,11 @@ from executor.model.tree import SAMPLES, ModuleTree
 from executor.plan.containers import Written
 from executor.plan.forms import Form
 from executor.plan.ir import Append, Item, Read, Write
-from executor.plan.record import CARRIED, CONSTANT, Recorder, storage_of
+from executor.plan.record import CARRIED, CONSTANT, DECIDE, Recorder, storage_of
 from executor.plan.refuse import Refused
 from executor.plan.served import Traced
 from executor.plan.step import Step
+from executor.plan.symbols import Symbol
 
 _DEEPEST = 30
 
@@ -87,6 +88,7 @@ class Tracing:
         self._position = -1
         self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
         self._added: list[tuple[int, Any, Any, int, int]] = []
+        self._items: list[Any] = []  # of the served value, when the block was last outside of a decision
 
     # Values of the model.
 
@@ -154,6 +156,7 @@ class Tracing:
         self._recorder.serving = number
         self._served = Traced(name, number, form, inputs, self._recorder)
         self._at_now, self._position = location, position
+        self._items = self._served.items()
         return self._served
 
     def settle(self) -> None:
@@ -161,6 +164,7 @@ class Tracing:
         served = self._served
         if served is None:
             return
+        self._check_items()
         number = len(self.results.reads) - 1
         for changed in served.changed():
             if self.results.reads[number].path == SAMPLES:
@@ -172,8 +176,46 @@ class Tracing:
             output = self.results.output(changed.tensor)
             self.results.writes.append(Write(number, changed.leaf, changed.at, output, changed.mutated))
         served.leave()
+        self._recorder.unbar()
         self._served = self._at_now = None
         self._recorder.serving = -1
+
+    # Where a value decides.
+
+    def turn_way(self) -> None:
+        """The block goes on under another condition.
+
+        A changed stream is put back here, row by row. The block itself puts it back where it asks for a location next, so that no
+        code may look at the parts in between.
+        """
+        self._check_items()
+        served = self._served
+        pending = served.pending if served is not None else []
+        if served is None or not pending:
+            return
+        if not served.by_rows:
+            self._refuse("a computed value of the model is changed beside a decision on a value", DECIDE)
+        with self._recorder.certain():
+            served.put_back()
+        self._recorder.bar(pending)
+
+    def reached(self) -> list[Any]:
+        """Return what the block has of the location where it is."""
+        return [] if self._served is None else [self._served.value]
+
+    def _check_items(self) -> None:
+        """Refuse an assignment to a value of the model under a condition."""
+        if self._served is None:
+            return
+        items, before = self._served.items(), self._items
+        same = len(items) == len(before) and all(one is other for one, other in zip(items, before, strict=True))
+        if not same and self._recorder.condition is not None:
+            self._refuse("a value of the model is assigned where a value decides", "change it in place: h[:] = ...")
+        self._items = items
+
+    def _check_certain(self, what: str) -> None:
+        if self._recorder.condition is not None:
+            self._refuse(f"{what} where a value decides", DECIDE)
 
     # What a plan does not have.
 
@@ -222,6 +264,7 @@ class Tracing:
 
     def save(self, value: Any) -> Any:
         """Note a saved value; return what the block goes on with, as `SaveRegistry.save` does."""
+        self._check_certain("a value is saved")
         if isinstance(value, torch.Tensor):
             if self._served is None or not self._served.owns(value):
                 if self._recorder.owner(value)[0] == CONSTANT:
@@ -249,6 +292,7 @@ class Tracing:
 
     def added(self, container: int, key: Any, value: Any, line: int) -> None:
         """Note that the block adds to a list or dict of its own."""
+        self._check_certain("a list or dict from before the loop gets items")
         self._added.append((container, key, value, line, len(self.results.reads) - 1))
 
     def close(
@@ -307,6 +351,8 @@ class Tracing:
             return Item("tensor", self.results.output(value), saved=marked, snapshot=copy)
         if isinstance(value, Step):
             return Item("number", number=value.expression, saved=marked)
+        if isinstance(value, Symbol):
+            return Item("scalar", self.results.output(value.tensor), saved=marked)
         if isinstance(value, tuple | list):
             if type(value) not in (tuple, list, Outputs):
                 raise Refused(line, f"a {type(value).__name__} is kept", "keep a plain tuple or list")

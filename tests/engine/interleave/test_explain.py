@@ -54,9 +54,15 @@ TIERS = {
     ),
     "a decision": (
         HEAD + "    h = model.model.layers[1].output[0]\n    if h.norm() > 3:\n        h[:] = 0\n",
+        "graph",
+        0,
+        "",
+    ),
+    "a save where a value decides": (
+        HEAD + "    h = model.model.layers[1].output[0]\n    if h.norm() > 3:\n        h.save()\n",
         "block",
-        4,
-        "takes a value out",
+        5,
+        "saved where a value decides",
     ),
     "a print": (HEAD + "    print(step)\n", "block", 3, "print sends text"),
     "an attention pattern": (HEAD + "    kept.append(model.blocks[0].attn.pattern)\n", "block", 3, "attn.pattern"),

@@ -112,6 +112,21 @@ LOOPS = {
         8,
     ),
     "logits later": (loop("kept.append(model.logits.output.argmax(-1))", "tracer.iter[3:7]"), 3),
+    "decides on a value": (
+        loop("h = model.model.layers[1].output[0]\nif float(h[-1, 3]) > 0:\n    h[:] += vector\n" + KEEP),
+        8,
+    ),
+    "decides at every layer": (
+        loop(
+            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\n"
+            + KEEP
+        ),
+        8,
+    ),
+    "keeps numbers": (
+        loop("h = model.model.layers[1].output[0]\nkept.append((h[-1, 3].item(), bool(h[-1, 4] > 0)))"),
+        8,
+    ),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
     "the first steps": (loop(KEEP, "tracer.iter[0:5]"), 4),

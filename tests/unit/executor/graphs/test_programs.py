@@ -34,11 +34,13 @@ from tests.unit.executor.graphs.rides import (
 from tests.unit.executor.graphs.samples import CPU
 from tests.unit.executor.plan.bench import HIDDEN, MODEL, SOURCES, Request
 from tests.unit.executor.plan.test_cases import ELIGIBLE, block, names, plan_of
+from tests.unit.executor.plan.test_decide import DECIDED, Chooser
 from tests.unit.executor.plan.test_random import FLAGS, Author
 
 # The cases of plans that can be programs: others have steps in which they read nothing.
 NONE = ["every second step"]
-CASES = [name for name in ELIGIBLE if name not in NONE]
+EVERY = ELIGIBLE | DECIDED
+CASES = [name for name in EVERY if name not in NONE]
 SAE = ELIGIBLE["an autoencoder"][0]
 
 
@@ -52,13 +54,13 @@ def given_of(text: str, number: int = 0) -> tuple[Plan, Environment]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_gives_what_the_greenlet_gives(name: str) -> None:
-    body, before, after = ELIGIBLE[name]
+    body, before, after = EVERY[name]
     compare(Rides([block(body, before, after)] * 3, names, machine(), ahead=2).go(steps=6))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_for_its_own_rows_gives_what_the_greenlet_gives(name: str) -> None:
-    body, before, after = ELIGIBLE[name]
+    body, before, after = EVERY[name]
     compare(Rides([block(body, before, after)] * 3, names, machine(), ahead=2, run=in_own_rows).go(steps=6))
 
 
@@ -100,6 +102,16 @@ def test_operations_that_may_be_off_are_named() -> None:
 def test_random_programs(source: random.Random) -> None:
     before = "total, peak, seen = torch.zeros(()), torch.zeros(()), torch.zeros(()).save()"
     body = Author(source).body()
+    text = block(body, before, "total.save(), peak.save()\nended = [total, peak, len(kept)].save()")
+    note(text)
+    compare(Rides([text] * 2, names, machine(), ahead=1).go(steps=5, seed=source.randrange(100)))
+
+
+@settings(max_examples=20, **FLAGS)
+@given(st.randoms(use_true_random=False))
+def test_random_programs_that_decide(source: random.Random) -> None:
+    before = "total, peak, seen = torch.zeros(()), torch.zeros(()), torch.zeros(()).save()"
+    body = Chooser(source).body()
     text = block(body, before, "total.save(), peak.save()\nended = [total, peak, len(kept)].save()")
     note(text)
     compare(Rides([text] * 2, names, machine(), ahead=1).go(steps=5, seed=source.randrange(100)))

@@ -164,12 +164,12 @@ def test_a_plan_gives_what_the_greenlet_gives(name: str) -> None:
 
 # A name, the body of the loop, the line in it (counted from 1), a part of the reason, and what to write instead.
 REFUSED = {
-    "item": ("h = model.layers[0].mlp.output\nx = h[0, 0].item()", 2, r"\.item takes a value", "torch.where"),
-    "a chain of calls": ("x = (model.layers[0].mlp.output\n    .sum()\n    .item())", 3, r"\.item", "torch.where"),
+    "item": ("f = lambda x: x[0, 0].item()\nx = f(model.layers[0].mlp.output)", 1, r"\.item takes a value", "torch.where"),
+    "a chain of calls": ("x = (model.layers[0].mlp.output\n    .sum()\n    .tolist())", 3, r"\.tolist", "torch.where"),
     "tolist": ("x = model.layers[0].mlp.output.tolist()", 1, r"\.tolist", "torch.where"),
     "numpy": ("x = model.layers[0].mlp.output.numpy()", 1, r"\.numpy", "torch.where"),
-    "if on a tensor": ("h = model.layers[0].mlp.output\nif h.norm() > 3:\n    h[:] = 0", 2, "a value out", "torch.where"),
-    "float of a tensor": ("h = model.layers[0].mlp.output\nx = float(h.sum())", 2, "a value out", "torch.where"),
+    "a comparison of rows": ("h = model.layers[0].mlp.output\nif 1 < h.sum() < 3:\n    h *= 0", 2, "a value out", "torch.where"),
+    "float of a tensor": ("h = model.layers[0].mlp.output\nx = torch.full((1,), float(h.sum()))", 2, "taken out", "torch.where"),
     "an assert on a tensor": ("h = model.layers[0].mlp.output\nassert (h > 0).any()", 2, "a value out", "torch.where"),
     "max of numbers": ("h = model.layers[0].mlp.output\nx = max(h[0, 0], h[0, 1])", 2, "a value out", "torch.where"),
     "torch.equal": ("h = model.layers[0].mlp.output\nx = torch.equal(h, h)", 2, "a value out", "torch.where"),

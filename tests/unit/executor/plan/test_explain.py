@@ -21,7 +21,12 @@ def test_a_plan_names_its_locations() -> None:
     assert found.reads == ("layers.1.mlp.output", "logits.output") and found.writes == ("layers.1.mlp.output",)
 
 
-def test_a_refusal_names_the_line() -> None:
+def test_a_decision_on_a_value_is_a_plan() -> None:
     found = explained("h = model.layers[1].mlp.output\nif h.sum() > 0:\n    h[:] = 0")
+    assert (found.tier, found.why, found.writes) == ("plan", "", ("layers.1.mlp.output",))
+
+
+def test_a_refusal_names_the_line() -> None:
+    found = explained("h = model.layers[1].mlp.output\nif 0 < h.sum() < 1:\n    h[:] = 0")
     assert (found.tier, found.line, found.at, found.plan) == ("block", 2, 4, None)
     assert "torch.where" in found.instead
