@@ -8,6 +8,7 @@ numbers that a block takes out of tensors stay tensors, in the precision that Py
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import math
@@ -230,6 +231,10 @@ class Decisions:
                 if chosen is not _NONE:
                     self._names[name] = chosen
                     continue
+            if hasattr(builtins, name):
+                self._refuse(
+                    f"a value decides what {name} is, and a function of Python's has this name", "use another name"
+                )
             self._names.pop(name, None)
             self.torn[name] = self.line()
 

@@ -106,7 +106,19 @@ def tidy(graph: fx.Graph) -> None:
                 cast = graph.call_function(aten._to_copy.default, (spread,), {"dtype": value.dtype})
             spread.meta["val"] = cast.meta["val"] = value
             node.replace_all_uses_with(cast)
+    _choose_once(graph)
     graph.eliminate_dead_code()
+
+
+def _choose_once(graph: fx.Graph) -> None:
+    """Drop copies that only a choice or a conversion reads, and choices between a value and itself."""
+    aten = torch.ops.aten
+    readers = (aten.where.self, aten._to_copy.default)
+    for node in graph.nodes:
+        if node.target is aten.clone.default and node.users and all(user.target in readers for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+        elif node.target is aten.where.self and node.args[1] is node.args[2] and _alike(node, node.args[1]):
+            node.replace_all_uses_with(node.args[1])
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:

@@ -100,6 +100,8 @@ class Number(Symbol):
         return self._computed(torch.add, other)
 
     def __radd__(self, other: object) -> Number:
+        if not other:  # Python's sum() begins with 0, and rounds in a way of its own
+            self._refuse()
         return self._computed(torch.add, other, left=True)
 
     def __sub__(self, other: object) -> Number:

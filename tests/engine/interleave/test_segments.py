@@ -29,11 +29,11 @@ BLOCKS = {
         "h = model.model.layers[0].output\nmodel.model.layers[0].output = (h[0] + vector, h[1])\n" + KEEP + "\n" + LOOK
     ),
     "assigns what other code holds": loop(
-        "x = model.model.layers[0].input_layernorm.input\nif float(x.sum()) < 1e9:\n"
+        "x = model.model.layers[0].input_layernorm.input\nif x.sum().tolist() < 1e9:\n"
         "    model.model.layers[0].input_layernorm.input = x + vector\n" + KEEP
     ),
     "assigns an input at times": loop(
-        "x = model.model.layers[1].mlp.input\nif float(x.sum()) < 1e9 and step % 3 == 2:\n"
+        "x = model.model.layers[1].mlp.input\nif x.sum().tolist() < 1e9 and step % 3 == 2:\n"
         "    model.model.layers[1].mlp.input = x + vector\n" + KEEP
     ),
     "reads the stream and the heads": loop(
@@ -42,12 +42,12 @@ BLOCKS = {
     ),
     "reads the pattern": loop(GUARD + "kept.append(model.blocks[1].attn.pattern.save())\n" + KEEP),
     "asks for another location later": loop(
-        "h = model.model.layers[0].mlp.output\nh[:] += vector\nif float(h.sum()) < 1e9 and step == 7:\n"
+        "h = model.model.layers[0].mlp.output\nh[:] += vector\nif h.sum().tolist() < 1e9 and step == 7:\n"
         "    kept.append(model.model.layers[1].self_attn.output.save())\n" + KEEP
     ),
     "assigns, then asks for another location": loop(
         "h = model.model.layers[0].mlp.output\nmodel.model.layers[0].mlp.output = h + vector\n"
-        "if float(h.sum()) < 1e9 and step == 8:\n    model.model.layers[1].self_attn.output[:] *= 0.5\n" + KEEP
+        "if h.sum().tolist() < 1e9 and step == 8:\n    model.model.layers[1].self_attn.output[:] *= 0.5\n" + KEEP
     ),
     "asks for a location that has passed": loop(
         KEEP + "\nif step == 6:\n    try:\n        model.model.layers[0].output\n"
@@ -58,7 +58,7 @@ BLOCKS = {
         "h = model.model.norm.output[0]\nkept.append(model.lm_head(h).topk(3)[1].tolist())\n"
         "kept.append(model.logits.output.argmax(-1).tolist())"
     ),
-    "looks at the logits": loop("kept.append(float(model.logits.output.max()))"),
+    "looks at the logits": loop("kept.append(model.logits.output.max().tolist())"),
     "sets the samples": loop(
         GUARD + "tokens = model.samples.output\ntokens[:] = (int(tokens[0]) * 7 + 3) % 400\nkept.append(int(tokens[0]))"
     ),
@@ -122,12 +122,12 @@ def test_blocks_of_all_kinds_that_come_and_go(engines: tuple[LocalEngine, LocalE
 
 
 def test_a_block_that_fails_between_segments_fails_alone(engines: tuple[LocalEngine, LocalEngine]) -> None:
-    failing = loop("h = model.model.layers[0].output[0]\nif float(h.sum()) < 1e9 and step == 6:\n    1 / 0\n" + KEEP)
+    failing = loop("h = model.model.layers[0].output[0]\nif h.sum().tolist() < 1e9 and step == 6:\n    1 / 0\n" + KEEP)
     misfit = loop(
         "h = model.model.layers[0].output[0]\nif step == 6:\n    model.model.layers[0].output = h.sum()\n" + KEEP
     )
     spoiling = loop(
-        "h = model.model.layers[0].output[0]\nif float(h.sum()) < 1e9 and step == 6:\n    h[:] = float('nan')"
+        "h = model.model.layers[0].output[0]\nif h.sum().tolist() < 1e9 and step == 6:\n    h[:] = float('nan')"
     )
     rans = []
     for engine in engines:

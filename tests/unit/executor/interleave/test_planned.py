@@ -93,7 +93,7 @@ def test_the_account_says_which_line_keeps_a_loop_from_plans() -> None:
     precision = Precision(torch.float32, torch.float32, "", "highest")
     told = Accounting.of(request.mediator.state.record.tally.accounting(0, STEPS, 0, 0, precision))
     assert told.tiers == {"block": STEPS}
-    assert any(why.startswith("line 4: ") and "torch.where" in why for why in told.reasons)
+    assert any(why.startswith("line 5: ") and "torch.where" in why for why in told.reasons)
 
 
 def test_reasons_are_bounded() -> None:

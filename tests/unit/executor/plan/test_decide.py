@@ -153,6 +153,8 @@ REFUSED = {
     "a rounded number": (H + "n = int(h.sum())\nkept.append(n)", 2, "rounds"),
     "a division by a number": (H + "if 1 / float(h.sum()) > 2:\n    h += v", 2, "unsupported|taken out"),
     "a power": (H + "if float(h.sum()) ** 2 > 2:\n    h += v", 2, "unsupported|taken out"),
+    "Python's sum": (H + "kept.append(sum([float(h.norm()), float(h.sum())]))", 2, "taken out of the tensors"),
+    "a name of Python's": (H + "if h.sum() > 0:\n    max = h * 2\nx = max(2, 3)", 2, "of Python's has this name"),
     "a sum of integers": (H + "kept.append(h.argmax().item() + 1)", 2, "taken out of the tensors"),
     "a large integer": (H + "if float(h.sum()) > 10 ** 17:\n    h += v", 2, "taken out of the tensors"),
     "identity": (H + "x = v.expand(1, 19) * 1\nif h.sum() > 0:\n    x = h\nif x is h:\n    h += v", 5, "identity"),
