@@ -118,14 +118,13 @@ LOOPS = {
     ),
     "decides at every layer": (
         loop(
-            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\n"
-            + KEEP
+            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\nkept.append(h.clone())"
         ),
         8,
     ),
     "keeps numbers": (
         loop("h = model.model.layers[1].output[0]\nkept.append((h[-1, 3].item(), bool(h[-1, 4] > 0)))"),
-        8,
+        9,
     ),
     "is no plan": (loop(KEEP + "\nif model.model.layers[1].output[0].sum() > 1e9:\n    print(step)"), 0),
     "leaves out steps": (loop(KEEP, "tracer.iter[1::2]"), 0),
