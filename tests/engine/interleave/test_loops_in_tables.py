@@ -118,7 +118,8 @@ LOOPS = {
     ),
     "decides at every layer": (
         loop(
-            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\nkept.append(h.clone())"
+            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\n"
+            "kept.append(h.clone())"
         ),
         8,
     ),
