@@ -100,7 +100,7 @@ def _appended_at_once(plan: Plan, on: torch.device | None) -> dict[int, list[App
 
 
 def _is_tensor(append: Append) -> bool:
-    return append.key is None and append.item.kind == "tensor"
+    return append.key is None and append.when < 0 and append.item.kind == "tensor"
 
 
 def _extend(

@@ -338,6 +338,8 @@ def outputs_of(plan: Plan) -> Iterator[int]:
             yield from of(one)
 
     for append in plan.appends:
+        if append.when >= 0:
+            yield append.when
         for item in (append.item, append.key):
             if item is not None:
                 yield from of(item)

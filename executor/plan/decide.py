@@ -2,8 +2,8 @@
 
 A tensor program has no branches. So both ways of a decision become operations of the program, one after the other. An operation
 in place writes where its way is taken alone. A name that the ways leave bound to different tensors becomes a choice between
-them. What cannot be chosen afterwards is refused in a way: a save, a longer list, an assignment to a value of the model. The
-numbers that a block takes out of tensors stay tensors, in the precision that Python computes with.
+them. A list gets an item if the condition holds. What cannot be chosen afterwards is refused in a way: a save, and an assignment
+to a value of the model. The numbers that a block takes out of tensors stay tensors, in the precision that Python computes with.
 """
 
 from __future__ import annotations

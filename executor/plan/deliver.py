@@ -59,7 +59,9 @@ class Delivery:
         return made
 
     def add(self, append: Append, environment: Environment) -> None:
-        """Add to a list, or put into a dict."""
+        """Add to a list, or put into a dict, if the block does."""
+        if append.when >= 0 and not self.tensor(append.when).item():
+            return
         container, made = environment.written[append.container], self.value(append.item)
         if append.key is None:
             container.append(made)

@@ -120,6 +120,7 @@ class Append:
         item: the value.
         line: the notebook's line.
         read: the index of the location where the block is then; -1 before the first.
+        when: the output that says whether the block adds it, a scalar bool; -1: it always does.
     """
 
     container: int
@@ -127,6 +128,7 @@ class Append:
     item: Item
     line: int
     read: int
+    when: int = -1
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Tracing:
         self._served: Traced | None = None
         self._position = -1
         self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
-        self._added: list[tuple[int, Any, Any, int, int]] = []
+        self._added: list[tuple[int, Any, Any, int, int, torch.Tensor | None]] = []
         self._items: list[Any] = []  # of the served value, when the block was last outside of a decision
 
     # Values of the model.
@@ -292,8 +292,7 @@ class Tracing:
 
     def added(self, container: int, key: Any, value: Any, line: int) -> None:
         """Note that the block adds to a list or dict of its own."""
-        self._check_certain("a list or dict from before the loop gets items")
-        self._added.append((container, key, value, line, len(self.results.reads) - 1))
+        self._added.append((container, key, value, line, len(self.results.reads) - 1, self._recorder.condition))
 
     def close(
         self,
@@ -312,11 +311,12 @@ class Tracing:
                 given back only if they are saved, and are dropped else.
         """
         self.settle()
-        for container, key, value, line, read in self._added:
+        for container, key, value, line, read, condition in self._added:
+            when = -1 if condition is None else self.results.output(condition)
             of_dict = key is not None
             item = self._item(value, line, 0)
             self.results.appends.append(
-                Append(container, self._item(key, line, 0) if of_dict else None, item, line, read)
+                Append(container, self._item(key, line, 0) if of_dict else None, item, line, read, when)
             )
         for name, line in {**given, **used}.items():
             if name not in names or isinstance(names[name], Written):

@@ -70,14 +70,14 @@ def test_an_explanation_names_the_tier_and_the_line(model: interpose.Model) -> N
         for _ in tracer.iter[5:8]:
             h = model.blocks[1].resid_post
             if h.norm() > 3:
-                kept.append(h.clone())
+                h.save()
 
     found = model.explain(block, PROMPT, max_tokens=10)
     first, second = found.parts
     assert "on a CPU" in found.notes[0]
     assert (first.tier, first.best, len(first.reads)) == ("plan", "plan", 1), first
     assert "spread over ranks" in first.why, first
-    assert (second.best, second.at_text) == ("block", "kept.append(h.clone())") and "torch.where" in second.instead
+    assert (second.best, second.at_text) == ("block", "h.save()") and "torch.where" in second.instead
     with model.trace(PROMPT, max_tokens=3, ignore_eos=True) as tracer:
         for _ in tracer.iter[:]:
             model.logits.output

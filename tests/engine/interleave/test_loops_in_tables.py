@@ -123,6 +123,10 @@ LOOPS = {
         ),
         8,
     ),
+    "keeps at times": (
+        loop("h = model.model.layers[1].output[0]\nif h[-1, 3] > 0:\n    kept.append([step, h.clone()])"),
+        8,
+    ),
     "keeps numbers": (
         loop("h = model.model.layers[1].output[0]\nkept.append((h[-1, 3].item(), bool(h[-1, 4] > 0)))"),
         9,
@@ -149,7 +153,7 @@ LOOPS = {
     ),
     "is no plan after the prompt": (
         loop(
-            "h = model.model.layers[1].output[0]\nkept.append(h.clone())\nif step > 0 and h.sum() > 1e9:\n    kept.append(step)"
+            "h = model.model.layers[1].output[0]\nkept.append(h.clone())\nif step > 0 and h.sum() > 1e9:\n    h.save()"
         ),
         1,
     ),

@@ -88,7 +88,7 @@ def tiers(request: Request) -> dict[str, int]:
 
 def test_the_account_says_which_line_keeps_a_loop_from_plans() -> None:
     plans = Plans(TREE)
-    text = block("h = model.layers[1].mlp.output\nif h.norm() > 3:\n    kept.append(h)")
+    text = block("h = model.layers[1].mlp.output\nif h.norm() > 3:\n    x = h.save()")
     [request] = Run(text, [names(0)], plans=plans).go(steps_of(1, STEPS)).requests
     precision = Precision(torch.float32, torch.float32, "", "highest")
     told = Accounting.of(request.mediator.state.record.tally.accounting(0, STEPS, 0, 0, precision))

@@ -104,6 +104,13 @@ DECIDED = {
         "",
         "",
     ),
+    "a list that grows at times": (H + "if h.sum() > 0:\n    kept.append(h.clone())\nelse:\n    kept.append(step)", "", ""),
+    "a list that grows at times, with what changes": (
+        H + "if h[0, 0] > 0:\n    kept.append((h, h[0, 1].item()))\n    if h[0, 1] > 0:\n        kept += [h * 2]\nh += v",
+        "",
+        "",
+    ),
+    "a dict that grows at times": (H + "if h.sum() > 0:\n    table[step] = h.argmax().item()\nkept.append(step)", "", ""),
     "torch's functions in place": (H + "if h.sum() > 0:\n    h.mul_(2).clamp_(-1, 1)\n    h[:, :4].zero_()", "", ""),
 }  # fmt: skip
 
@@ -116,7 +123,6 @@ def test_a_plan_decides_as_the_greenlet_does(name: str) -> None:
 
 # A name, the body of the loop, the line in it (counted from 1), and a part of the reason.
 REFUSED = {
-    "a longer list": (H + "if h.sum() > 0:\n    kept.append(h.clone())", 3, "gets items where a value decides"),
     "a save": (H + "if h.sum() > 0:\n    x = (h * 2).save()", 3, "saved where a value decides"),
     "an assigned output": (H + "if h.sum() > 0:\n    model.layers[1].mlp.output = h * 2", 2, "assigned where a value"),
     "an assigned item": ("o = model.layers[1].output\nif o[0].sum() > 0:\n    o[0] = o[0] * 2", 2, "assigned where a value"),
@@ -225,6 +231,9 @@ class Chooser(Author):
             f"peak = torch.maximum(peak, ({value}).max())",
             f"seen += ({value}).mean()",
             f"extra = ({value}) * 2",
+            f"kept.append({value})",
+            f"kept.append(({value}).sum().item())",
+            f"table[step, {self.count}, '{source.random()}'] = ({value})[:, :5]",
         ]
         test = source.choice(
             [
