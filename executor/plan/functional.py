@@ -111,7 +111,7 @@ def tidy(graph: fx.Graph) -> None:
 
 
 def _choose_once(graph: fx.Graph) -> None:
-    """Drop copies that only a choice or a conversion reads, and choices between a value and itself."""
+    """Drop copies that only a choice reads, and choices between a value and itself."""
     aten = torch.ops.aten
     readers = (aten.where.self, aten._to_copy.default)
     for node in graph.nodes:
