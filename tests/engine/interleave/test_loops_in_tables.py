@@ -116,13 +116,6 @@ LOOPS = {
         loop("h = model.model.layers[1].output[0]\nif float(h[-1, 3]) > 0:\n    h[:] += vector\n" + KEEP),
         8,
     ),
-    "decides at every layer": (
-        loop(
-            "for layer in model.model.layers:\n    h = layer.mlp.output\n    if h[-1, 5] > 0:\n        h *= 0.5\n"
-            "kept.append(h.clone())"
-        ),
-        8,
-    ),
     "keeps at times": (
         loop("h = model.model.layers[1].output[0]\nif h[-1, 3] > 0:\n    kept.append([step, h.clone()])"),
         8,
