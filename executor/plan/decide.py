@@ -32,7 +32,7 @@ from executor.plan.trace import Tracing
 from interpose.capture.rewrite import GUARD, SAVE
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, Step)
-_MOST_WAYS = 64  # of one step; each is traced
+_MOST_WAYS = 512  # of one step; each is traced
 
 
 @dataclass(frozen=True)
