@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -204,6 +205,17 @@ def test_a_hostile_block_fails_alone(worker: Worker, name: str) -> None:
     worker.budget.step_seconds = 60.0  # another process may have to begin, on cores that have much to do
     after = worker.run("h = model.layers[1].output[0].save()")
     assert after.failure is None and after.saved["h"].tolist() == after.outputs[0].tolist()
+
+
+def test_a_process_that_ended_while_it_waited_is_given_to_no_trace(worker: Worker, processes: Pool) -> None:
+    first = processes.take()
+    processes._waiting.appendleft(first)
+    os.kill(first.number, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while first.waits and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ran = worker.run("h = model.layers[1].output[0].save()")
+    assert ran.failure is None and not first.open
 
 
 def test_a_killed_zygote_is_started_again(processes: Pool) -> None:

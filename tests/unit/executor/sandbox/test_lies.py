@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -290,3 +291,34 @@ def test_no_bytes_of_any_kind_do_more_than_be_refused() -> None:
         except Malformed:
             refused += 1
     assert refused > 5_000
+
+
+def test_a_process_that_talks_all_the_time_is_ended(liar: Liar) -> None:
+    mediator = block(liar)
+
+    def talk(end: ChildEnd) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                end.send(Kind.LOG, (mediator.identity.request_id, "x"))
+
+    liar.answers(talk)
+    mediator.start()
+    ending = mediator.state.ending
+    assert ending.failure is not None and not liar.process.open
+    assert ending.failure.code == pb.ERROR_CODE_DEADLINE_EXCEEDED
+
+
+def test_a_process_that_sends_a_blob_bit_by_bit_is_ended(liar: Liar) -> None:
+    mediator = block(liar)
+
+    def trickle(end: ChildEnd) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            for _ in range(1000):
+                end.send(Kind.PIECE, ("trace/0/0", 1 << 19, b"x"))
+                end.next()
+                threading.Event().wait(0.05)
+
+    liar.answers(trickle)
+    mediator.start()
+    ending = mediator.state.ending
+    assert ending.failure is not None and ending.failure.code == pb.ERROR_CODE_DEADLINE_EXCEEDED
