@@ -94,7 +94,6 @@ def with_tenants(
         "model": str(checkpoint),
         "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
         "autoscaling_config": AUTOSCALING,
-        "sandbox": "auto",  # the blocks of tenants, which have no trust, run in processes of their own
         "lora_modules": {name: str(path) for name, path in (adapters or {}).items()},
     }
     sessions = {"warm": 1, "per_actor": 2, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
