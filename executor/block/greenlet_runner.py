@@ -7,7 +7,7 @@ each turn. A block that did in its turn what no block may is failed here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -76,6 +76,7 @@ class GreenletRunner(Runner):
         self._random = bounds.random_state
         self._own = OwnState()
         self._block = block(state, program, tree, applier)
+        self._of = lambda code: GreenletRunner(state, replace(program, code=code), tree, applier, bounds, block)
         self._fiber = self._block.fiber
 
     @property
@@ -104,6 +105,10 @@ class GreenletRunner(Runner):
     @property
     def alive(self) -> bool:
         return self._fiber.alive
+
+    def with_code(self, code: CodeType) -> GreenletRunner:
+        """Return a runner of other code of the block, with the same names."""
+        return self._of(code)
 
     def start(self) -> None:
         self._turn(self._fiber.switch, None)

@@ -1,5 +1,7 @@
 """Follows a plan's program without values, as operations of the tables on columns of sites.
 
+Size: all that a program may do to the columns of a site.
+
 A node that depends on no location is a `Constant`, which torch computes as the block would, when a request joins. A node that the
 tables cannot give is `Unknown`; the host may compute it from what taps read (`executor.graphs.tail`).
 """
@@ -15,7 +17,7 @@ import torch
 from torch import fx
 
 from executor.graphs.operands import Constant, Operand, Sketch, Spread, filling, runs_of
-from executor.graphs.operations import Code, Tap
+from executor.graphs.operations import ALL, Code, Tap
 from executor.plan.ir import Plan
 
 _ATEN = torch.ops.aten
@@ -37,6 +39,10 @@ class Cells:
         wide: whether the block has them in float32, where the model has a narrower dtype: 1 as they are, 2 after an operation
             whose result is not rounded yet.
         picks: the columns that the block has, of all in `columns`, counted from the first of these; None: all of them.
+        rows: the first row and the row after the last, of a prompt of several rows; None: all of them.
+        lines: the rows that the block has, if they are not side by side, or not in their order; then `rows` is None.
+
+    Size: data: how the block's tensor lies in the site's.
     """
 
     read: int
@@ -47,6 +53,13 @@ class Cells:
     flat: bool = False
     wide: int = 0
     picks: tuple[int, ...] | None = None
+    rows: tuple[int, int] | None = None
+    lines: tuple[int, ...] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all rows, and columns that are side by side, in the model's dtype."""
+        return not self.wide and self.picks is None and self.rows is None and self.lines is None
 
     @classmethod
     def of_leaf(cls, read: int, leaf: int, width: int) -> Cells:
@@ -55,12 +68,23 @@ class Cells:
 
     def then(self, code: Code, operand: Operand | None = None, **numbers: float) -> Cells:
         """Return the columns after one more operation on them."""
-        tap = replace(Tap(-1, code, self.columns), **numbers)  # type: ignore[arg-type]
-        return replace(self, done=(*self.done, Sketch(tap, operand)))
+        tap = replace(Tap(-1, code, self.columns, self.rows or (0, ALL)), **numbers)  # type: ignore[arg-type]
+        if self.lines is None:
+            return replace(self, done=(*self.done, Sketch(tap, operand)))
+        done = list(self.done)
+        for first, after in runs_of(self.lines):
+            start = self.lines[first]
+            given = operand and replace(operand, lines=(first, after), start=start)
+            done.append(Sketch(replace(tap, rows=(start, start + after - first)), given))
+        return replace(self, done=tuple(done))
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of the block's tensor."""
-        return self.parts if self.flat else (rows, *self.parts)
+        return self.parts if self.flat else (self.count(rows), *self.parts)
+
+    def count(self, rows: int) -> int:
+        """Return how many of the request's rows the block's tensor has."""
+        return len(self.lines) if self.lines is not None else self.rows[1] - self.rows[0] if self.rows else rows
 
 
 @dataclass(frozen=True)
@@ -150,7 +174,7 @@ class Walk:
         It is the sum, or the way back (`executor.views.view.Stream`).
         """
         first, second = args[0], args[1] if len(args) > 1 else None
-        if any(isinstance(one, Cells) and (one.wide or one.picks is not None) for one in (first, second)):
+        if any(isinstance(one, Cells) and not one.complete for one in (first, second)):
             return None
         if target is _ATEN.add.Tensor and isinstance(first, Cells) and isinstance(second, Cells):
             raw = not first.done and not second.done and first.columns == second.columns and first.columns[0] == 0
@@ -186,10 +210,10 @@ class Walk:
             return cells
         if target in _SHAPES:
             return self._shaped(cells, tuple(node.meta["val"].shape))
-        if cells.picks is not None:
+        if cells.picks is not None or cells.lines is not None:
             return None
         if target in (_ATEN.index.Tensor, _ATEN.index_put.default):
-            part = self._picked(cells, args[1])
+            part = self._lined(cells, args[1]) or self._picked(cells, args[1])
             if part is None or target is _ATEN.index.Tensor:
                 return part
             return None if any(args[3:]) else self._scattered(cells, args[2], part)
@@ -207,7 +231,9 @@ class Walk:
 
     def _shaped(self, cells: Cells, shape: tuple[int, ...]) -> Cells | None:
         """Return the same columns with heads apart or not, or with a single row's dimension or not."""
-        rows, width = self.plan.rows, math.prod(cells.parts)
+        rows, width = cells.count(self.plan.rows), math.prod(cells.parts)
+        if cells.lines is not None:
+            return None
         for flat in (cells.flat, not cells.flat):
             if flat != cells.flat and rows != 1:
                 continue
@@ -218,7 +244,11 @@ class Walk:
 
     def _selected(self, cells: Cells, dim: int, index: int) -> Cells | None:
         if dim == 0 and not cells.flat:
-            return replace(cells, flat=True) if self.plan.rows == 1 and index in (0, -1) else None
+            if self.plan.rows == 1:
+                return replace(cells, flat=True) if index in (0, -1) else None
+            count, first = cells.count(self.plan.rows), cells.rows[0] if cells.rows else 0
+            first += index % count
+            return replace(cells, flat=True, rows=(first, first + 1))
         if dim != (not cells.flat):  # a column of each head, which are not side by side
             return None
         size = cells.parts[1] if len(cells.parts) == 2 else 1
@@ -238,6 +268,26 @@ class Walk:
             return None
         return replace(cells, parts=(len(numbers),), picks=tuple(one % width for one in numbers))
 
+    def _lined(self, cells: Cells, indices: Sequence[Any]) -> Cells | None:
+        """Return the rows of a list in the block's text, None of another list."""
+        if cells.flat or self.plan.rows == 1 or len(indices) != 1 or not isinstance(indices[0], fx.Node):
+            return None
+        found, count = self._literal(indices[0]), cells.count(self.plan.rows)
+        if found is None or found.dim() != 1 or found.dtype.is_floating_point or found.dtype == torch.bool:
+            return None
+        numbers = [int(one) for one in found]
+        if not all(-count <= one < count for one in numbers):
+            return None
+        return self._with_lines(cells, [one % count for one in numbers])
+
+    def _with_lines(self, cells: Cells, numbers: Sequence[int]) -> Cells | None:
+        """Return some rows of columns; each may be there once."""
+        first = cells.rows[0] if cells.rows else 0
+        lines = tuple(first + one for one in numbers)
+        if not lines or len(set(lines)) < len(lines) or len(runs_of(lines)) > _MOST_RUNS:
+            return None
+        return replace(cells, rows=None, lines=lines)
+
     def _literal(self, node: fx.Node) -> torch.Tensor | None:  # any shape
         """Return the tensor that the block's text made of numbers."""
         while node.target in _SAME and isinstance(node.args[0], fx.Node):
@@ -249,16 +299,29 @@ class Walk:
         return self.plan.literals[int(number)] if kind == "literal" else None
 
     def _sliced(self, cells: Cells, dim: int, begin: int, end: int | None, step: int) -> Cells | None:
-        if end is None or step < 1 or (dim == 0 and not cells.flat):
+        if end is None or step < 1:
             return None
+        if dim == 0 and not cells.flat:
+            count = cells.count(self.plan.rows)
+            begin, end = _bounds(begin, end, count)
+            if not begin < end:
+                return None
+            if (begin, end, step) == (0, count, 1):
+                return cells
+            if self.plan.rows == 1:
+                return None
+            if step != 1:
+                return self._with_lines(cells, range(begin, end, step))
+            first = cells.rows[0] if cells.rows else 0
+            return replace(cells, rows=(first + begin, first + end))
         if step != 1:
             picks = tuple(range(begin, min(end, cells.parts[0]), step))
             fits = len(cells.parts) == 1 and dim == (not cells.flat) and begin >= 0 and picks
             return replace(cells, parts=(len(picks),), picks=picks) if fits else None
         if dim != (not cells.flat):  # some columns of each head are not side by side
             return None
-        begin, end = min(begin, cells.parts[0]), min(end, cells.parts[0])
-        if not 0 <= begin < end:
+        begin, end = _bounds(begin, end, cells.parts[0])
+        if not begin < end:
             return None
         unit = cells.parts[1] if len(cells.parts) == 2 else 1
         start = cells.columns[0]
@@ -272,7 +335,12 @@ class Walk:
             return None
         new, (start, stop) = source.done[len(cells.done) :], part.columns
         inside = all(start <= one.tap.columns[0] and one.tap.columns[1] <= stop for one in new)
+        if part.lines is not None:
+            inside = inside and all(set(part.lines).issuperset(range(*one.tap.rows)) for one in new)
+        elif part.rows is not None:
+            inside = inside and all(part.rows[0] <= one.tap.rows[0] and one.tap.rows[1] <= part.rows[1] for one in new)
         same = (source.columns, source.parts, source.picks) == (part.columns, part.parts, part.picks)
+        same = same and (source.rows, source.lines) == (part.rows, part.lines)
         if self.plan.rows == 1 and part.picks is not None:  # `index_put` takes a value of fewer dimensions
             source = replace(source, flat=part.flat)
         same = same and source.flat == part.flat
@@ -288,6 +356,8 @@ class Walk:
         if cells.wide == 2:
             return None
         cells = replace(cells, wide=2 * cells.wide)
+        if cells.picks is not None and cells.lines is not None:
+            return None
         if cells.picks is not None:
             return self._spread(cells, cells.picks, target, args)
         if target is _ATEN.neg.default:
@@ -343,7 +413,7 @@ class Walk:
             held = torch.full((len(picks),), number, dtype=self._dtype(cells))
             if float(held[0]) != float(torch.tensor(number, dtype=torch.float32)):  # it would be rounded
                 return None
-            sketch = Sketch(Tap(-1, code, cells.columns, vector=spread.of(held)))
+            sketch = Sketch(Tap(-1, code, cells.columns, cells.rows or (0, ALL), vector=spread.of(held)))
         else:
             return None
         return replace(cells, done=(*cells.done, sketch))
@@ -363,19 +433,28 @@ class Walk:
         spreads = len(like.shape) <= len(shape) and all(
             one in (1, other) for one, other in zip(reversed(like.shape), reversed(shape), strict=False)
         )
-        return cells.then(code, Operand(value.node, shape, cells.flat, dtype, negated)) if fits and spreads else None
+        start = cells.rows[0] if cells.rows else 0
+        operand = Operand(value.node, shape, cells.flat, dtype, negated, start=start)
+        return cells.then(code, operand) if fits and spreads else None
 
     def _copied(self, cells: Cells, source: Cells) -> Cells | None:
         """Return columns into which the block wrote what it made of them."""
-        same = (cells.read, cells.leaves, cells.columns, cells.parts, cells.flat, cells.picks, cells.wide)
-        fits = same == (source.read, source.leaves, source.columns, source.parts, source.flat, source.picks, 0)
+        where = (source.read, source.leaves, source.columns, source.parts, source.flat, source.picks)
+        same = where == (cells.read, cells.leaves, cells.columns, cells.parts, cells.flat, cells.picks)
+        fits = same and not cells.wide and (source.rows, source.lines) == (cells.rows, cells.lines)
         return replace(source, wide=0) if fits else None
 
 
 def _is_half(cells: Cells, pair: Cells, which: int) -> bool:
     """Return whether columns are one tensor of a pair, as the model gave it."""
     same = (cells.read, cells.columns, cells.leaves) == (pair.read, pair.columns, pair.leaves[which : which + 1])
-    return same and not cells.done
+    return same and not cells.done and cells.complete
+
+
+def _bounds(begin: int, end: int, size: int) -> tuple[int, int]:
+    """Return the bounds of a slice of so many items, counted from the first."""
+    first, after = (min(max(one + size if one < 0 else one, 0), size) for one in (begin, end))
+    return first, after
 
 
 _MOST_RUNS = 32

@@ -134,6 +134,7 @@ class TableLoop:
         next: the next step of the request.
         sites: where it has taps.
         program: the key of its program, "" for a loop of taps alone.
+        once: whether its block asks for nothing in a step after its window: it is of the prompt's step alone.
         within, outside: whether a part of it runs in the model's pass, and at the logits or samples.
         back: lets its block go on.
     """
@@ -144,6 +145,7 @@ class TableLoop:
     next: int
     sites: frozenset[int]
     program: str
+    once: bool
     within: bool
     outside: bool
     back: ComeBack
@@ -209,6 +211,7 @@ class TableLoops:
         self._lowered_once: OrderedDict[tuple[object, ...], _Lowered] = OrderedDict()
         self._free = list(range(tables.slots))[::-1]
         self._loops: dict[str, TableLoop] = {}
+        self._resting: dict[str, TableLoop] = {}  # out of the tables; what they have read waits for the end
         self._keys: dict[int, str] = {}
         self._present: list[TableLoop] = []
         self._outgoing: tuple[Outgoing, Outgoing] | None = None
@@ -221,10 +224,10 @@ class TableLoops:
         self.refused: dict[str, int] = {}
 
     def __contains__(self, key: object) -> bool:
-        return key in self._loops
+        return key in self._loops or key in self._resting
 
     def __bool__(self) -> bool:
-        return bool(self._loops)
+        return bool(self._loops or self._resting)
 
     def enter(
         self,
@@ -236,6 +239,7 @@ class TableLoops:
         back: ComeBack,
         rows: int = 1,
         alike: object = None,
+        once: bool = False,
     ) -> str:
         """Put a loop into the tables; return why this cannot be, "" if it is there.
 
@@ -248,6 +252,7 @@ class TableLoops:
             back: lets its block go on.
             rows: the rows of the request in the next step.
             alike: an object that stands for the tensors that its block reads, which nothing changes; None: none does.
+            once: as of `TableLoop`.
         """
         if not self._free:
             return "more requests than the tables have places"
@@ -263,7 +268,7 @@ class TableLoops:
         self._stale = True
         window = Window(since, steps[0].first, steps[-1].until)
         self._loops[key] = TableLoop(
-            slot, made.phases, window, since, made.sites, made.program, made.within, made.outside, back
+            slot, made.phases, window, since, made.sites, made.program, once, made.within, made.outside, back
         )
         self._keys[slot] = key
         return ""
@@ -395,7 +400,7 @@ class TableLoops:
 
     def changes(self, keys: Iterable[str]) -> list[str]:
         """Return the requests among some whose loops change the model's values."""
-        return [key for key in keys if self._loops[key].writes]
+        return [key for key in keys if (self._loops.get(key) or self._resting[key]).writes]
 
     def begin_step(self, batch: Iterable[tuple[str, int]], riding: Collection[str], padded: int) -> None:
         """Write the tables of a step.
@@ -524,6 +529,25 @@ class TableLoops:
         edges = (min(loop.window.until, self._tables.edge(loop.slot)) - loop.next for loop in self._present)
         self._quiet = min(min(edges, default=0), self._outputs.room(self._outgoing))
 
+    def rest(self) -> list[str]:
+        """Take the loops of the step out of the tables whose blocks ask for nothing in a later step.
+
+        What they have read is taken by `leave`, at the end of their requests. Called when the step has ended.
+
+        Returns:
+            Their requests.
+        """
+        keys = [self._keys[one.slot] for one in self._present if one.once and one.next >= one.window.until]
+        for key in keys:
+            loop = self._resting[key] = self._out(key)
+            self._watch(loop, key)
+        return keys
+
+    def _watch(self, loop: TableLoop, key: str) -> None:
+        """Have it looked at whether a loop that has gone left numbers that are not finite."""
+        if loop.writes:
+            self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
+
     @property
     def repeats(self) -> bool:
         """Whether the next step needs nothing but `repeat` if its batch is that of the last step."""
@@ -571,11 +595,16 @@ class TableLoops:
             steps: how many steps the request had; more may have run. None: as many as ran.
             watched: whether the cache's guard is to say what the loop left in the cache; `flagged` has said it otherwise.
         """
-        loop = self._out(key)
-        if loop.writes and watched:
-            self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
+        self._settle()  # what is collected counts the steps
+        loop = self._resting.pop(key, None)
+        if loop is None:
+            loop = self._out(key)
+            if watched:
+                self._watch(loop, key)
+            stop = loop.next if steps is None else min(loop.next, steps)
+        else:
+            stop = loop.next
         window = loop.window
-        stop = loop.next if steps is None else min(loop.next, steps)
         ran = max(0, min(stop, window.until) - window.first)
         self.steps += ran
         return Left(loop, max(0, stop - window.since), ran, self._outputs.collect(key))
@@ -588,6 +617,8 @@ class TableLoops:
         """Forget the loop of a request, if it has one."""
         if key in self._loops:
             self._out(key)
+            self._outputs.drop(key)
+        elif self._resting.pop(key, None) is not None:
             self._outputs.drop(key)
 
     def _out(self, key: str) -> TableLoop:

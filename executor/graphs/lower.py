@@ -242,7 +242,7 @@ class _Gathered:
     def _readable(self, cells: Cells) -> bool:
         """Return whether the model has the columns at a site at some point."""
         key = (cells.read, cells.leaves)
-        if cells.wide or cells.picks is not None:
+        if cells.wide or cells.picks is not None or cells.lines is not None:
             return False
         if cells.done != self.final.get(key, ())[: len(cells.done)] or self._site(key) is None:
             return False
@@ -268,11 +268,10 @@ class _Gathered:
                     raise Refused("a tensor that stands in a value twice is assigned")
             if isinstance(value, Half) and value.leaf == write.leaf and write.mutated:
                 halves.setdefault(write.read, {})[write.leaf] = value.now
-            elif isinstance(value, Cells) and (value.read, value.leaves, value.wide, value.columns[0], value.picks) == (
-                *key,
-                0,
-                0,
-                None,
+            elif (
+                isinstance(value, Cells)
+                and value.complete
+                and (value.read, value.leaves, value.columns[0]) == (*key, 0)
             ):
                 self.final[key] = value.done
             else:
@@ -301,13 +300,14 @@ class _Gathered:
             done = self.final.get(key, ())
             mine = {node: cells for node, cells in self.wanted.items() if (cells.read, cells.leaves) == key}
             for k in range(len(done) + 1):
-                at: dict[tuple[int, int], int] = {}  # one tap for all nodes that are the same columns
+                at: dict[object, int] = {}  # one tap for all nodes that are the same columns and rows
                 for node, cells in mine.items():
                     if len(cells.done) == k:
-                        if cells.columns not in at:
-                            at[cells.columns] = len(taps)
-                            taps.append(Sketch(Tap(site, Code.READ, cells.columns)))
-                        tap_of[node] = at[cells.columns]
+                        where = cells.columns, cells.rows
+                        if where not in at:
+                            at[where] = len(taps)
+                            taps.append(Sketch(Tap(site, Code.READ, cells.columns, cells.rows or (0, ALL))))
+                        tap_of[node] = at[where]
                 if k < len(done):
                     taps.append(replace(done[k], tap=replace(done[k].tap, site=site)))
         return taps, tap_of

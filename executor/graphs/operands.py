@@ -74,6 +74,8 @@ class Operand:
         negated: whether it is subtracted.
         part: the numbers that the operation takes, the first and the one after the last; None: all.
         into: for an operation on columns that are not side by side, how it spreads over all of them; None: they are.
+        start: the request's row that the first of its rows is beside.
+        lines: the rows of the shape that the operation takes, the first and the one after the last; None: all.
     """
 
     node: fx.Node
@@ -83,28 +85,34 @@ class Operand:
     negated: bool = False
     part: tuple[int, int] | None = None
     into: Spread | None = None
+    start: int = 0
+    lines: tuple[int, int] | None = None
 
     def of(self, value: torch.Tensor) -> dict[str, Any]:  # any shape that spreads to `shape`
-        """Return the tap's vector or number.
+        """Return the tap's vector or number, and its rows where each has a vector of its own.
 
         Raises:
-            Refused: the rows of the request get several vectors.
+            Refused: the rows get several vectors in columns that are not side by side.
         """
         if value.requires_grad:
             raise Refused("a constant has gradients")
         if value.dim() == 0 and self.into is None:
             return {"number": -float(value) if self.negated else float(value)}
         spread = value.detach().to(self.dtype).broadcast_to(self.shape)
+        several = not self.flat and self.shape[0] > 1 and value.dim() == len(self.shape) and value.shape[0] > 1
         if not self.flat:
-            several = self.shape[0] > 1 and value.dim() == len(self.shape) and value.shape[0] > 1
-            if several and not all(same_bits(row, value[0]) for row in value):
-                raise Refused("the rows of a request get several vectors")
-            spread = spread[0]
-        vector = spread.reshape(-1)
+            spread = spread[slice(*(self.lines or (0, self.shape[0])))]
+            several = several and len(spread) > 1 and not all(same_bits(row, spread[0]) for row in spread)
+            spread = spread if several else spread[0]
+        vector = spread.reshape(len(spread), -1) if several else spread.reshape(-1)
         if self.part is not None:
-            vector = vector[slice(*self.part)]
-        vector = -vector if self.negated else vector.clone()
-        return {"vector": vector if self.into is None else self.into.of(vector)}
+            vector = vector[..., slice(*self.part)]
+        vector = -vector if self.negated else vector.clone(memory_format=torch.contiguous_format)
+        if not several:
+            return {"vector": vector if self.into is None else self.into.of(vector)}
+        if self.into is not None:
+            raise Refused("the rows of a request get several vectors in columns that are not side by side")
+        return {"vector": vector, "rows": (self.start, self.start + len(vector))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,13 @@ The block's own code runs up to a loop, so that the loop is judged with the name
 decided by the same code that decides for a trace: `executor.plan.compile` and `executor.graphs.lower`. A tensor of the model has
 no elements here; a plan depends on none. Code before a loop that depends on elements ends the block; the loops after it are
 judged by their text.
+
+Size: the block's run on shapes, and what is said of each part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +42,7 @@ from executor.interleave.planned import (
 )
 from executor.model.items import Path
 from executor.model.meta_tensors import is_fake, needs_elements
-from executor.model.tree import ModuleTree
+from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
 from executor.plan.compile import Context
 from executor.plan.eligible import Region, regions
@@ -59,6 +61,9 @@ _TRIES = 3  # steps in which a loop is tried that may be a plan later
 
 ORDER = ("block", "plan", "graph")  # from the slowest tier to the fastest
 NO_LOOP = "a block without a loop over steps runs as it is, in the step of the prompt"
+NEW_LENGTH = "the step of a prompt is planned when the block comes with this length of the prompt for the second time"
+AS_IT_IS = "line {}: the step of the prompt runs as it is: {}"
+IN_SEGMENTS = "what runs as it is runs between segments of captured graphs, once its steps ask for the same locations"
 BY_TEXT = "the block did not come to this loop on shapes alone, so that only its text was looked at"
 LEAVES_OUT = "the loop is not over consecutive steps of a slice, so that it stays out of the tables"
 ONE_STEP = "the last step of a loop is the block's own, and this loop has no other"
@@ -79,6 +84,8 @@ class Facts:
         plans, graphs: whether blocks run as plans, and in the tables.
         loops: the loops in the tables; None: none is.
         spread: whether a rank holds a part of the tensor at a path of a location.
+        segments: whether blocks that run as they are have segments of captured graphs.
+        alone: whether there is one rank, so that blocks start before the prompt's step.
     """
 
     tree: ModuleTree
@@ -88,6 +95,8 @@ class Facts:
     graphs: bool
     loops: TableLoops | None = None
     spread: Callable[[str, str, Path], bool] = lambda path, kind, at: False
+    segments: bool = False
+    alone: bool = True
 
     @property
     def notes(self) -> list[str]:
@@ -101,10 +110,15 @@ class Facts:
         most = 0 if not self.plans else 1 if not self.graphs else 2
         return ORDER[min(most, ORDER.index(best))]
 
-    def why_no_graph(self, plan: Plan, member: Member, window: Window | None) -> tuple[str, int, str]:
+    def why_no_graph(self, plan: Plan, member: Member, window: Window | None, rows: int = 1) -> tuple[str, int, str]:
         """Return why a loop cannot be in the tables, the line, and what to write instead.
 
         The texts are "" and the line is 0 where there are none.
+
+        Args:
+            plan, member: of the loop.
+            window: its steps; None if they are no consecutive steps.
+            rows: of the request in the first of them.
         """
         if window is None:
             return LEAVES_OUT, 0, ALL_STEPS
@@ -117,7 +131,7 @@ class Facts:
         why = (
             self._refusal(plan, member, steps)
             if self.loops is None
-            else self.loops.why_not("", [PlannedSteps(plan, *steps)], member)
+            else self.loops.why_not("", [PlannedSteps(plan, *steps)], member, rows)
         )
         return why, line_of(why, plan) if why else 0, ""
 
@@ -175,6 +189,7 @@ class ExplainingRunner(Runner):
         self._regions: list[Region] | None = None
         self._found: dict[int, Explanation] = {}  # by the line of the part
         self._tries: dict[int, int] = {}
+        self._of_prompt: dict[int, str] = {}  # by the line of the part: why the prompt's step is not in the tables
         self._notes = facts.notes
         self._excused = False
         state.record.explains = self
@@ -191,8 +206,13 @@ class ExplainingRunner(Runner):
     def alive(self) -> bool:
         return self._inner.alive
 
+    @property
+    def may_start_early(self) -> bool:
+        return self._facts.alone and self._facts.loops is not None
+
     def start(self) -> None:
-        self._turn(self._inner.start)
+        if self._bounded_look(self._look_at_block):
+            self._turn(self._inner.start)
 
     def serve(self, served: Served) -> None:
         self._turn(lambda: self._inner.serve(served))
@@ -219,7 +239,20 @@ class ExplainingRunner(Runner):
                 self._found.setdefault(region.line, Explanation(region.line, "plan", why=BY_TEXT))
         for found in sorted(self._found.values(), key=lambda one: one.line)[:MOST_PARTS]:
             message.parts.append(self._part(found))
+        message.notes.extend(self._last_notes())
         return message
+
+    def _last_notes(self) -> Iterator[str]:
+        """Return what holds for the prompt's step, and for what runs as it is."""
+        if not self._facts.graphs or not self._facts.plans:
+            return
+        for line, why in self._of_prompt.items():
+            if why and self._found[line].tier == "graph":
+                yield clip(AS_IT_IS.format(line, why), LONGEST)
+        if any(one.kind == "prompt" and self._found[one.line].tier == "graph" for one in self._regions or ()):
+            yield NEW_LENGTH
+        if self._facts.segments and any(one.tier == "block" for one in self._found.values()):
+            yield IN_SEGMENTS
 
     def excuses(self, failure: pb.Failure) -> bool:
         """Return whether a failure of the block is of the explanation alone, and of no trace."""
@@ -229,17 +262,31 @@ class ExplainingRunner(Runner):
 
     def _turn(self, turn: Callable[[], None]) -> None:
         turn()
-        progress, failure = self._state.progress, self._state.ending.failure
-        try:
-            _, seconds = self._bounds.budget.run(self._look, progress.used, self._bounds.blame)
-        except BudgetExceeded as error:
-            if failure is None and self._inner.alive:
-                self._inner.throw(error)
-            return
-        progress.used += seconds
-        if self._inner.alive and self._settled:
+        if self._bounded_look(self._look) and self._inner.alive and self._settled:
             self._inner.cancel()
             self._state.ending.ended = Ended.DONE
+
+    def _bounded_look(self, look: Callable[[], None]) -> bool:
+        """Look at the block within its budget; return whether it may go on."""
+        progress, failure = self._state.progress, self._state.ending.failure
+        try:
+            _, seconds = self._bounds.budget.run(look, progress.used, self._bounds.blame)
+        except BudgetExceeded as error:
+            if failure is None and (self._inner.alive or progress.step <= 0):
+                self._inner.throw(error)
+            return False
+        progress.used += seconds
+        return True
+
+    def _look_at_block(self) -> None:
+        """Judge a block of the prompt's step before it runs."""
+        self._regions = self._found_regions()
+        if self._regions and self._regions[0].kind == "prompt":
+            [region] = self._regions
+            found = self._judged(region, 0, Window(0, 0, 1), max(1, self._state.progress.prompt_tokens))
+            if found.tier == "plan":  # programs at hooks are for steps after the prompt
+                found = replace(found, tier="block")
+            self._found[region.line] = found
 
     @property
     def _settled(self) -> bool:
@@ -291,15 +338,39 @@ class ExplainingRunner(Runner):
             return []
 
     def _judge(self, region: Region, step: int, window: Window | None) -> None:
-        names = with_zeros(self._inner.names)
-        with torch.inference_mode(False), torch.no_grad():
-            found = explain_region(region, names, self._text.live, step, self._context)
-            if found.plan is not None and found.environment is not None:
-                member = Member(found.environment, names, lambda *_: None, lambda *_: None)
-                why, at, instead = self._facts.why_no_graph(found.plan, member, window)
-                found = replace(found, tier="plan" if why else "graph", why=why, at=at, instead=instead)
+        if window is not None and (window.since, window.first) == (0, 0):
+            rows = max(1, self._state.progress.prompt_tokens)
+            found = self._judged(region, 0, replace(window, until=min(1, window.until)), rows)
+            self._of_prompt[region.line] = found.why
+            if found.why:  # the block runs the step, and the loop is tried after it
+                return
+            step, window = 1, replace(window, first=1)
+        elif (
+            self.may_start_early and window is not None and window.since == 1
+        ):  # the block has asked for something before its loop
+            self._of_prompt.setdefault(region.line, "the block asks for something of the model before the loop")
+        found = self._judged(region, step, window)
         self._found[region.line] = self._bounded(found)
         self._tries[region.line] = self._tries.get(region.line, 0) + 1 if found.later else _TRIES
+
+    def _judged(self, region: Region, step: int, window: Window | None, rows: int = 1) -> Explanation:
+        """Return how a part can run in a step, with so many rows of the request."""
+        names, context = with_zeros(self._inner.names), self._context
+        if rows > 1:
+            forms = self._facts.forms
+
+            def form_of(path: str, kind: str) -> Form | None:
+                form = forms.get((path, kind))
+                return form if form is None or path in PSEUDO else replace(form, rows=rows)
+
+            context = replace(context, form_of=form_of)
+        with torch.inference_mode(False), torch.no_grad():
+            found = explain_region(region, names, self._text.live, step, context)
+            if found.plan is not None and found.environment is not None:
+                member = Member(found.environment, names, lambda *_: None, lambda *_: None)
+                why, at, instead = self._facts.why_no_graph(found.plan, member, window, rows)
+                found = replace(found, tier="plan" if why else "graph", why=why, at=at, instead=instead)
+        return found
 
     def _bounded(self, found: Explanation) -> Explanation:
         """Return an explanation as far as what the block did before the loop allows."""

@@ -276,6 +276,15 @@ class Interleaver:
             for request_id in filter(self.loops.due, request_ids):
                 self._bring_back(request_id, again=True)
 
+    def end_tables(self) -> None:
+        """The step was given to the device: loops leave whose blocks ask for nothing later."""
+        loops = self.loops
+        assert loops is not None
+        loops.end_step()
+        for key in loops.rest():
+            if not loops.changes((key,)):
+                self.ended[key] = Ended.READ_ONLY
+
     def _bring_back(self, key: str, steps: int | None = None, again: bool = False) -> None:
         """Bring a request's loop back from the tables, if it has one there.
 

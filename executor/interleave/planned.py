@@ -12,6 +12,9 @@ taps have read.
 A block whose loop may be in the tables in the prompt's step starts before that step. It runs up to the loop and parks. If the
 tables do not take the loop, the block goes on in the prompt's step, and the loop is tried again after that step.
 
+A block without a loop is of the prompt's step. If the tables take all of it, up to where it asks for the result, then none of it
+runs as a greenlet but the code from there on.
+
 Size: a block's run in three forms: its own code, a plan's step, and a loop in the tables.
 
 Of a trace with several invokes, blocks are planned that share nothing that can change (`executor.plan.apart`): other blocks may
@@ -41,6 +44,7 @@ from executor.block.identity import Identity
 from executor.block.runner import Runner
 from executor.block.state import BlockState
 from executor.block.tally import Tally
+from executor.core.ended import Ended
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
@@ -222,11 +226,28 @@ class PlannedRunner(Runner):
             self._regions = self._regions or regions(self._unit)
         except Refused:
             return False
-        return self._regions[0].kind == "loop"
+        return True
 
     def start(self) -> None:
+        region = self._regions[0] if self._state.progress.step < 0 and self._regions else None
+        if region is not None and region.kind == "prompt" and self._enter_prompt(region):
+            return
         self._inner.start()
         self._enter_tables()
+
+    def finish(self) -> None:
+        region = self._region
+        if region is None or region.kind != "prompt":
+            super().finish()
+            return
+        self._state.waits.location = None
+        self._hand_back()
+        if region.rest is None:
+            self._state.ending.ended = Ended.DONE
+        else:
+            self._state.waits.result_asked = True
+            self._inner = self._inner.with_code(region.rest)
+            self._inner.start()
 
     def serve(self, served: Served) -> None:
         step = self._step
@@ -382,6 +403,30 @@ class PlannedRunner(Runner):
             self._inner.resume(Passed(following))
             self._enter_tables()
 
+    def _enter_prompt(self, region: Region) -> bool:
+        """Put a block of the prompt's step into the tables; return whether they took it."""
+        loops, window, state = self._plans.loops, Window(0, 0, 1), self._state
+        if loops is None or self._text.tenant is None:
+            return False
+        self._region = region
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                steps = self._bounded(lambda: self._planned_steps(window))
+        except BudgetExceeded as error:
+            self.throw(error)
+            return True
+        except Exception as error:  # the block runs as it is; an error of its own then comes at its line
+            why = str(error) if isinstance(error, Refused) else f"no plan could be made ({error})"
+        else:
+            reads = steps[0].plan.reads
+            why = self._entered(loops, steps, window, once=True) if reads else "the block asks for no location"
+        if why:
+            self._region = self._member = None
+            state.record.tally.why = why
+            return False
+        state.waits.away, state.waits.location = True, Location("", Kind.RESULT, 0)
+        return True
+
     def _enter_tables(self) -> None:
         """Put the loop where the block waits for a step into the tables, if they take it."""
         waits, loop, loops = self._state.waits, self._inner.loop, self._plans.loops
@@ -410,11 +455,11 @@ class PlannedRunner(Runner):
             return
         if not steps:
             return
-        key, tenant, member, rows = self._state.identity.request_id, self._text.tenant, self._member, self._rows(window)
+        key, member = self._state.identity.request_id, self._member
         assert member is not None
-        why = loops.enter(key, tenant, steps, member, window.since, self._come_back, rows)
+        why = self._entered(loops, steps, window)
         if why and len(steps) > 1:
-            why = loops.enter(key, tenant, steps[:1], member, window.since, self._come_back, rows)
+            why = self._entered(loops, steps[:1], window)
         waits.away = not why
         if waits.away and window.since == 0 and self._text.learn is not None:
             self._text.learn(steps, member)
@@ -443,6 +488,15 @@ class PlannedRunner(Runner):
             return
         adopted.back = self._come_back
         waits.away = True
+
+    def _entered(self, loops: TableLoops, steps: list[PlannedSteps], window: Window, once: bool = False) -> str:
+        """Put planned steps into the tables; return why they are not there, "" if they are."""
+        key, tenant, member = self._state.identity.request_id, self._text.tenant, self._member
+        assert member is not None and tenant is not None
+        try:
+            return loops.enter(key, tenant, steps, member, window.since, self._come_back, self._rows(window), once)
+        except Exception as error:  # of torch's, which computes the block's constants
+            return f"its constants could not be computed ({error})"
 
     def _not_entered(self, window: Window, error: Exception) -> None:
         """Note that no plan could be made for a loop; before the prompt's step it is left for later."""
@@ -480,20 +534,28 @@ class PlannedRunner(Runner):
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""
-        state, loop = self._state, self._inner.loop
-        assert loop is not None and self._member is not None and self._region is not None
+        state, loop, region = self._state, self._inner.loop, self._region
+        assert self._member is not None and region is not None
         state.waits.away = False
-        land(left, self._member, self._plans.tree.device if self._region.after else None, self._text.unseen)
-        for _ in range(left.ran):
-            loop.asked = next(loop.coming, loop.asked)
-        state.waits.location = Location("", Kind.STEP, loop.asked)
+        land(left, self._member, self._plans.tree.device if region.after else None, self._text.unseen)
+        if region.kind == "prompt":
+            location = Location("", Kind.RESULT, 0)
+            if not left.ran:  # the request ends before its step
+                state.waits.location = self._region = self._member = None
+                return location
+        else:
+            assert loop is not None
+            for _ in range(left.ran):
+                loop.asked = next(loop.coming, loop.asked)
+            location = Location("", Kind.STEP, loop.asked)
+        state.waits.location = location
         state.progress.step += left.passed
         state.progress.counted = state.progress.step
         counted(left, state.record.tally)
         self._plans.steps += left.ran
         if again:
             self._enter_tables()
-        return state.waits.location
+        return state.waits.location or location
 
     def withdraw(self) -> None:
         self._leave_tables()

@@ -59,6 +59,7 @@ def scan(
     key = f"{request.trace}:scan"
     interleaver.admit(key, request, len(prompt), 0)
     interleaver.admitted([key])
+    interleaver.start_early([key])
     for step in range(steps):
         if interleaver.waits(key):
             _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)

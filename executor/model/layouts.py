@@ -116,7 +116,8 @@ class Replicated:
             Refusal: they differ.
         """
         group = get_tp_group()
-        bits = shard.detach().contiguous().reshape(-1).view(torch.uint8).to("cpu", torch.int64)
+        flat = shard.detach().contiguous().as_strided((shard.numel(),), (1,))
+        bits = flat.view(torch.uint8).to("cpu", torch.int64)
         weights = torch.arange(1, bits.numel() + 1, dtype=torch.int64) % 65521
         mine = torch.stack([bits.sum(), (bits * weights).sum(), torch.tensor(bits.numel())])
         theirs = [torch.empty_like(mine) for _ in range(group.world_size)]

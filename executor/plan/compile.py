@@ -22,6 +22,7 @@ from executor.plan.refuse import Refused
 from executor.plan.segments import parts_of
 from executor.plan.step import Guard, Step
 from executor.plan.trace import FormOf, Results, Tracing, explained
+from executor.plan.weight import check_weight
 from interpose.contract.saving import saving_with
 
 MOST_OPERATIONS = 20_000
@@ -214,6 +215,9 @@ class _Compilation:
         if len(rows) != 1:
             raise Refused(region.line, "locations with several numbers of rows", "")
         pure = functional(graph)
+        given = zip((node for node in pure.nodes if node.op == "placeholder"), holders, strict=True)
+        served = [node for node, holder in given if not holder.name.startswith(("const_", "literal_"))]
+        check_weight(pure, served, max(rows), region.line)
         reads = [read.inputs for read in results.reads]
         constants = tuple(Constant(name, tuple(tensor.shape), tensor.dtype) for name, tensor in environment.constants)
         shared = frozenset(node.name for node in holders if node.name.startswith(("const_", "literal_")))

@@ -37,6 +37,7 @@ class Region:
         filename: of the notebook's cell.
         target: the name that the loop binds to the step, "" in a block of the prompt's step.
         code: the statements, compiled; they run once for a step.
+        rest: of a block of the prompt's step, the code after the statements, which runs at the end; None: there is none.
         digest: stands for the statements.
         reads: the names that may be read before they are assigned, with the line of their first use.
         writes: the names that are assigned.
@@ -52,6 +53,7 @@ class Region:
     filename: str
     target: str
     code: CodeType
+    rest: CodeType | None
     digest: str
     reads: dict[str, int]
     writes: tuple[str, ...]
@@ -163,6 +165,9 @@ def _region(
     filename = unit.filename
     module = ast.fix_missing_locations(ast.Module(body=[ast.copy_location(once, body[0])], type_ignores=[]))
     code = compile(module, filename, "exec", flags=FLAGS, dont_inherit=True)
+    behind = None
+    if kind == "prompt" and rest:
+        behind = compile(ast.Module(list(rest), type_ignores=[]), filename, "exec", flags=FLAGS, dont_inherit=True)
     text = ast.dump(ast.Module(body=list(body), type_ignores=[]), include_attributes=True)
     digest = hashlib.sha256(f"{kind} {target} {filename} {text}".encode()).hexdigest()
     read = {name: lines.get(name, line) for name in reads if name not in (target, SAVE)}
@@ -174,6 +179,7 @@ def _region(
         filename,
         target,
         code,
+        behind,
         digest,
         read,
         writes,

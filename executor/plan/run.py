@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from executor.model.bits import same_bits
 from executor.model.items import kind_of, made_of
 from executor.plan.deliver import Delivery, Mark
 from executor.plan.environment import Environment
@@ -275,10 +276,7 @@ def _shared(plan: Plan, members: Sequence[Member]) -> frozenset[int]:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements, bit for bit, in the same layout."""
-    if one.stride() != other.stride():
-        return False
-    first, second = (tensor.detach().reshape(-1).clone().view(torch.uint8) for tensor in (one, other))
-    return bool(torch.equal(first, second))
+    return one.stride() == other.stride() and same_bits(one.detach(), other.detach())
 
 
 def _shareable(plan: Plan, members: Sequence[Member]) -> bool:

@@ -26,6 +26,7 @@ from executor.plan.refuse import Refused
 from executor.plan.served import Traced
 from executor.plan.step import Step
 from executor.plan.symbols import Symbol
+from executor.saves.registry import refuse_names
 
 _DEEPEST = 30
 
@@ -285,8 +286,7 @@ class Tracing:
             self._refuse(
                 "a list from before the loop is saved in every step", "save it before the loop: kept = [].save()"
             )
-        if isinstance(value, ModuleName):
-            self._refuse("the name of a module is saved", "save its output")
+        refuse_names(value)
         self._saved[id(value)] = (value, None)
         return value
 

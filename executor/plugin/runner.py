@@ -226,8 +226,10 @@ class InterleavingRunner(_Base):
         """Note that a step with loops in the tables was given to the device."""
         if self.repeats:
             loops.repeat()
-        else:
-            loops.end_step()
+            return
+        assert self.interleaver is not None
+        self.interleaver.end_tables()
+        self.riding = loops.present(self.riding)
 
     def _admit(self, interleaver: Interleaver, scheduler_output: SchedulerOutput) -> None:
         traced = []
@@ -253,7 +255,7 @@ class InterleavingRunner(_Base):
                 self._start_early(interleaver, scheduler_output, traced)
 
     def _start_early(self, interleaver: Interleaver, scheduler_output: SchedulerOutput, traced: Sequence[str]) -> None:
-        """Start new blocks whose loops may be in the tables in the step that begins.
+        """Start new blocks that may be in the tables in the step that begins.
 
         The step has their whole prompts.
         """

@@ -225,8 +225,9 @@ class InterposeWorker(_Base):
             sites = sites_of(observed, self.model_config.dtype) if self._fits_tables else []
             numbers = {site.key: number for number, site in enumerate(sites)}
             loops = runner.interleaver.loops
+            segments = alone and self.vllm_config.lora_config is None and getattr(runner, "graphs", None) is not None
             known = self.interpose_facts = Facts(
-                tree, forms, numbers, settings["plans"], self._has_tables, loops, observed.is_spread
+                tree, forms, numbers, settings["plans"], self._has_tables, loops, observed.is_spread, segments, alone
             )
         return known
 

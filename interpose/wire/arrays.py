@@ -170,7 +170,8 @@ def tensor_bytes(tensor: Any) -> memoryview:
     with torch.no_grad():
         dense = tensor.detach().as_subclass(torch.Tensor)
         dense = dense.resolve_conj().resolve_neg().cpu().contiguous()
-        return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+        # A tensor of one element is contiguous whatever its stride.
+        return memoryview(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy())
 
 
 def ndarray_bytes(array: np.ndarray) -> memoryview:

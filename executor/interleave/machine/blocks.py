@@ -129,7 +129,7 @@ class Blocks:
         block.waits = returned.waits
         block.away = returned.away
         block.looked_at |= returned.looked_at
-        if not block.away:
+        if not block.away and not block.resting:
             self.live[block.key] = block
 
     def remove(self, block: Block) -> None:

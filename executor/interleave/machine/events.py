@@ -137,7 +137,7 @@ class Returned(Event):
     Attributes:
         key: the block.
         steps: how many steps of the request went by.
-        waits: the step that the block waits for now.
+        waits: what the block waits for now: a step, or the result.
         away: whether its loop is in the tables again, with another plan.
         looked_at: whether the cache was looked at for what the loop changed.
     """

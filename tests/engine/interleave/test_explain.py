@@ -84,7 +84,7 @@ TIERS = {
         0,
         "state of the process",
     ),
-    "no loop": ("kept = model.model.layers[1].output[0].save()\n", "block", 0, "without a loop"),
+    "no loop": ("print(1)\nkept = model.model.layers[1].output[0].save()\n", "block", 1, "print sends text"),
 }
 
 
@@ -115,6 +115,59 @@ def _ran(text: str, names: dict[str, Any]) -> Any:
     linecache.cache[filename] = (len(text), None, [line + "\n" for line in text.splitlines()], filename)
     exec(compile(text, filename, "exec"), names)
     return names["tracer"].accounting
+
+
+# A block, the tier of its part, a part of the reason, and of the note about the prompt's step.
+PROMPTS = {
+    "reads": ("kept = model.model.layers[1].output[0].save()\n", "graph", "", "for the second time"),
+    "patches": (
+        "h = model.model.layers[1].output[0]\nh[[1, 3]] = vector\nh[-1] += vector\n",
+        "graph",
+        "",
+        "second time",
+    ),
+    "a probe": ("kept = torch.relu(model.model.layers[1].output[0]).save()\n", "block", "aten.relu", ""),
+    "a loop that reads": (HEAD + "    kept.append(model.model.layers[1].output[0].save())\n", "graph", "", ""),
+    "a loop with a product": (
+        HEAD + "    kept.append(torch.relu(model.model.layers[1].output[0]).save())\n",
+        "graph",
+        "",
+        "line 2: the step of the prompt runs as it is: the tables",
+    ),
+    "a loop after a read": (
+        "first = model.model.layers[0].output[0].save()\n" + HEAD + "    kept.append(model.model.norm.input)\n",
+        "graph",
+        "",
+        "line 3: the step of the prompt runs as it is: the block asks for something",
+    ),
+    "a loop from the second step on": (
+        "kept = [].save()\nfor step in tracer.iter[1:]:\n    kept.append(model.model.layers[1].output[0].save())\n",
+        "graph",
+        "",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_prompt_s_step_runs_in_the_tier_that_the_explanation_names(engine: LocalEngine, name: str) -> None:
+    text, tier, why, note = PROMPTS[name]
+    model = notebook(engine)
+    vector = torch.ones(128)
+    scope = {"model": model, "torch": torch, "vector": vector}
+    found = model.explain(text, PROMPT)
+    [part] = found.parts
+    assert (part.tier, part.best) == (tier, tier) and why in part.why and bool(part.why) == bool(why)
+    assert len(found.notes) == bool(note) and note in "".join(found.notes), found.notes
+    lines = ["with model.trace(prompt, **every) as tracer:", *(f"    {one}" for one in text.splitlines())]
+    names = scope | {"prompt": PROMPT, "every": EVERY | {"max_tokens": 1}}
+    for _ in range(2):  # the second time, the length is known
+        ran = _ran("\n".join(lines), names)
+    skipped = "tracer.iter[1:]" in text
+    as_it_is = tier == "block" or "runs as it is" in note
+    assert ran.tiers == ({} if skipped else {"block": 1} if as_it_is else {"graph": 1}) or (
+        skipped and "graph" not in ran.tiers
+    )
 
 
 def test_a_block_where_it_stands_does_not_run(model: Any, engine: LocalEngine) -> None:

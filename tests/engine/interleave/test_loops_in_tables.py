@@ -131,7 +131,7 @@ LOOPS = {
     "keeps the last row": (loop("kept.append(model.model.layers[1].output[0][-1].save())"), 9),
     "keeps rows of its prompt": (loop("kept.append(model.blocks[1].resid_post[:3].double())"), 9),
     "counts its rows": (loop("h = model.model.layers[1].output[0]\nkept.append((len(h), h[len(h) - 1].save()))"), 9),
-    "changes the last row": (loop("h = model.model.layers[1].output[0]\nh[-1] += vector\nkept.append(h.clone())"), 8),
+    "changes the last row": (loop("h = model.model.layers[1].output[0]\nh[-1] += vector\nkept.append(h.clone())"), 9),
     "does something else with the prompt": (
         loop("h = model.model.layers[1].output[0]\nh *= 0.5 if step == 0 else 2.0\n" + KEEP),
         9,
@@ -204,6 +204,9 @@ def same(one: Any, other: Any) -> None:
         assert len(one) == len(other)
         for mine, theirs in zip(one, other, strict=True):
             same(mine, theirs)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        same(list(one.values()), list(other.values()))
     elif isinstance(one, Cache):
         assert one.entries.keys() == other.entries.keys()
         for mine, theirs in zip(one.entries.values(), other.entries.values(), strict=True):

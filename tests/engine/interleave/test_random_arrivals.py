@@ -1,4 +1,4 @@
-"""Loops of random kinds and lengths, while plain requests come, end and are given up in any step.
+"""Loops and blocks of the prompt of random kinds and lengths, while plain requests come, end and are given up in any step.
 
 `python -m tests.engine.interleave.test_random_arrivals SECONDS [SEED]` tries as many as fit into the time.
 """
@@ -23,6 +23,7 @@ from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block, LocalEngine, Ran
 from tests.engine.interleave.test_deferred import ended
 from tests.engine.interleave.test_loops_in_tables import LOOPS, block, check_same, in_tables
+from tests.engine.interleave.test_prompts_in_tables import BLOCKS
 
 # Room for all; chunked prompts; a cache so small that requests are preempted; steps that are scheduled ahead.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -66,11 +67,16 @@ def arriving(engine: LocalEngine, seed: int) -> Iterator[None]:
 def blocks_of(seed: int) -> list[Block]:
     """Return some blocks with prompts and lengths of their own."""
     rng = random.Random(seed)
-    texts = [text for text, _ in LOOPS.values() if "torch.stack" not in text]  # fails where a generation is short
+    loops = [text for text, _ in LOOPS.values() if "torch.stack" not in text]  # fails where a generation is short
+    others = [text for text, taken in BLOCKS.values() if taken and "tracer.result\n" not in text]
     found = []
     for _ in range(rng.randrange(1, 14)):
         often = rng.random() < 0.5  # a text and a length that come again
-        text, length = (LOOPS[rng.choice(OFTEN)][0], 6) if often else (rng.choice(texts), rng.randrange(1, 20))
+        text, length = (
+            (LOOPS[rng.choice(OFTEN)][0], 6)
+            if often
+            else (rng.choice(loops if rng.random() < 0.7 else others), rng.randrange(1, 20))
+        )
         one = block(text, rng.randrange(3), max_tokens=rng.randrange(1, 16))
         found.append(replace(one, prompt=[rng.randrange(5, 490) for _ in range(length)]))
     return found

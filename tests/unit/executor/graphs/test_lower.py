@@ -230,8 +230,6 @@ TAILS = [one_half, half_and_sum, kept_elsewhere, not_the_last, strided, widened]
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("block", [*BLOCKS, *TAILS, row])
 def test_taps_give_the_bits_of_the_program(block: Block, rows: int, dtype: torch.dtype) -> None:
-    if block is row:
-        rows = 1
     plan, graph = plan_of(block, dtype, rows)
     made = lowered(block, dtype, rows)
     assert all(tap.exact for tap in made.taps)
@@ -282,11 +280,6 @@ REFUSED: list[tuple[Block, str]] = [
 def test_other_programs_stay_plans(block: Block, why: str) -> None:
     with pytest.raises(Refused, match=why):
         lowered(block)
-
-
-def test_a_row_of_several_is_refused() -> None:
-    with pytest.raises(Refused, match="aten.select"):
-        lowered(row, rows=3)
 
 
 def test_a_location_without_a_site_is_refused() -> None:

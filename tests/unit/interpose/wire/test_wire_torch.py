@@ -33,6 +33,12 @@ def test_tensors(name, shape, inline_bytes):
     assert back.numel() == 0 or back.zero_() is back
 
 
+def test_one_element_with_a_stride_of_its_own():
+    column = torch.arange(12.0).reshape(1, 12)[:, 5]
+    assert column.stride() == (12,)
+    assert torch.equal(round_trip(column, 0), column)
+
+
 def test_without_torch_tensors_are_arrays():
     back = round_trip([torch.ones(2, 3).bfloat16(), torch.float32, torch.Size([2])], library="numpy")
     assert same(back, [np.ones((2, 3), ml_dtypes.bfloat16), np.dtype("float32"), (2,)])
