@@ -17,6 +17,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `capture`, `cache`, `dispatch` | how a graph is captured, how many are kept, and which step replays which graph |
 | `segments`, `chain` | passes that are broken where blocks wait that are no plans, and their graphs |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
+| `lengths` | the taps for a prompt's length, out of those for a shorter and a longer prompt |
 | `merge` | the taps of a prompt's step and of the steps after it, each once |
 | `operands` | what taps take from a plan's constants |
 | `template` | the taps of a plan, before and after the constants of a request are known |

@@ -66,11 +66,13 @@ class PlannedSteps:
     Attributes:
         plan: the plan; its guards hold in the steps. A plan for several rows is for the prompt's step.
         first, until: the first step, and the step after the last.
+        longer: of a prompt's step without a plan of its own: the plan for a longer prompt; `plan` is for a shorter prompt.
     """
 
     plan: Plan
     first: int
     until: int
+    longer: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -328,10 +330,10 @@ class TableLoops:
         changes = any(plan.reads[write.read].path not in PSEUDO for plan, write in writes)
         if changes and self._cache.why_not_looked_at:
             raise Refused(self._cache.why_not_looked_at)
-        lowered = [self._lowered(one, member) for one in steps[:-1]]
+        lowered = [self._lowered(one, member, rows) for one in steps[:-1]]
         last, why = steps[-1], ""
         try:
-            lowered.append(self._lowered(last, member))
+            lowered.append(self._lowered(last, member, rows))
             taps, numbers = merged([one.taps for one in lowered])
             self._tables.join(slot, tenant, taps, rows, changes=changes)
             found = zip(steps, lowered, numbers, strict=True)
@@ -357,13 +359,16 @@ class TableLoops:
         found = zip(steps, (*before, made.lowered), (*numbers, of_program), strict=True)
         return _lowered_of(tuple(Phase(*one) for one in found), taps, changes, made.key)
 
-    def _lowered(self, steps: PlannedSteps, member: Member) -> Lowered:
+    def _lowered(self, steps: PlannedSteps, member: Member, rows: int) -> Lowered:
         """Return some steps as taps.
 
         Raises:
             Refused: they cannot be.
         """
-        plan = steps.plan
+        plan, longer = steps.plan, steps.longer
+        if longer is not None:
+            span = steps.first, steps.until
+            return self._lowerer.lower_between(plan, longer, rows, inputs_of(plan, member), span)
         return self._lowerer.lower(plan, inputs_of(plan, member), (steps.first, steps.until))
 
     def due(self, key: str) -> bool:

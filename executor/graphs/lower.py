@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from executor.graphs.cells import Cells, Half, Unknown, Walk
+from executor.graphs.lengths import between
 from executor.graphs.operands import Constant, Sketch
 from executor.graphs.operations import ALL, Code, Refused, Tap
 from executor.graphs.tail import MOST_ELEMENTS, Passed, Tail, allowed, checked
@@ -30,6 +31,7 @@ from executor.model.items import Path
 from executor.plan.ir import Item, Plan, Write
 
 _MOST_STEPS = 4096
+OTHER_LENGTH = "the block may do something else with prompts of other lengths"
 
 # The tensors of a site: the module, "input" or "output", and the paths in the location's value. A fourth item, True, stands in
 # the key of a site whose tensor is replaced.
@@ -52,6 +54,7 @@ class Lowerer:
         self._tails = tails
         self._most = most
         self._templates: OrderedDict[str, Template | str] = OrderedDict()
+        self._between: OrderedDict[tuple[str, str, int], Template | str] = OrderedDict()
 
     def lower(self, plan: Plan, constants: Mapping[int, torch.Tensor], steps: tuple[int, int] = (0, ALL)) -> Lowered:
         """Return a plan as taps; the constants have any shape.
@@ -65,6 +68,38 @@ class Lowerer:
         Raises:
             Refused: the plan is not for the tables; the text says why.
         """
+        return self._template(plan, steps).filled(constants, steps)
+
+    def lower_between(
+        self,
+        low: Plan,
+        high: Plan,
+        rows: int,
+        constants: Mapping[int, torch.Tensor],  # of any shape
+        steps: tuple[int, int],
+    ) -> Lowered:
+        """Return the plan of a region for a prompt of so many rows as taps.
+
+        Args:
+            low, high: the plans for a shorter and a longer prompt.
+            rows: of the prompt.
+            constants, steps: as of `lower`.
+
+        Raises:
+            Refused: the plans have no taps, or these do not say what those for `rows` are.
+        """
+        one, other, key = self._template(low, steps), self._template(high, steps), (low.key, high.key, rows)
+        found = self._between.get(key)
+        if found is None:
+            found = self._between[key] = between((low, one), (high, other), rows) or ""
+            if len(self._between) > self._most:
+                self._between.popitem(last=False)
+        if isinstance(found, str):
+            raise Refused(OTHER_LENGTH)
+        return found.filled(constants, steps)
+
+    def _template(self, plan: Plan, steps: tuple[int, int]) -> Template:
+        """Return a plan in the tables, before its constants are known; raises as `lower`."""
         if plan.guards and not (steps[1] - steps[0] <= _MOST_STEPS and all(map(plan.holds, range(*steps)))):
             raise Refused("the block does something else in some of the steps")
         found = self._templates.get(plan.key)
@@ -80,7 +115,7 @@ class Lowerer:
             self._templates.move_to_end(plan.key)
         if isinstance(found, str):
             raise Refused(found)
-        return found.filled(constants, steps)
+        return found
 
 
 def lower(

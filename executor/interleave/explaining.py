@@ -61,7 +61,9 @@ _TRIES = 3  # steps in which a loop is tried that may be a plan later
 
 ORDER = ("block", "plan", "graph")  # from the slowest tier to the fastest
 NO_LOOP = "a block without a loop over steps runs as it is, in the step of the prompt"
-NEW_LENGTH = "the step of a prompt is planned when the block comes with this length of the prompt for the second time"
+NEW_LENGTH = (
+    "the prompt's step is planned when the block comes with its length for the second time, or between other lengths"
+)
 AS_IT_IS = "line {}: the step of the prompt runs as it is: {}"
 IN_SEGMENTS = "what runs as it is runs between segments of captured graphs, once its steps ask for the same locations"
 BY_TEXT = "the block did not come to this loop on shapes alone, so that only its text was looked at"

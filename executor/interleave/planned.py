@@ -50,6 +50,7 @@ from executor.core.location import Kind, Location
 from executor.core.programs import Unit
 from executor.graphs.landing import land
 from executor.graphs.loops import AHEAD, Left, PlannedSteps, TableLoop, TableLoops, Window
+from executor.graphs.lower import OTHER_LENGTH
 from executor.graphs.operations import ALL
 from executor.model.bits import digests
 from executor.model.tree import PSEUDO, ModuleTree
@@ -341,7 +342,7 @@ class PlannedRunner(Runner):
         region, member = self._surveyed()
         names = member.namespace
         plans, live, context = self._plans, self._text.live, self._context
-        key = (member.environment.fingerprint, live, context.shared)
+        key = self._key_of(member)
         if rows == 1:
             make = functools.partial(compile_region, region, names, live, number, context)
             plan = plans.cache.get(key, number, make, region.line)
@@ -461,7 +462,7 @@ class PlannedRunner(Runner):
         if why and len(steps) > 1:
             why = self._entered(loops, steps[:1], window)
         waits.away = not why
-        if waits.away and window.since == 0 and self._text.learn is not None:
+        if waits.away and window.since == 0 and self._text.learn is not None and steps[0].longer is None:
             self._text.learn(steps, member)
         if waits.away and self._plans.several:  # which do not start early, so that there is one plan
             taken = Window(window.since, steps[0].first, steps[0].until)
@@ -494,9 +495,13 @@ class PlannedRunner(Runner):
         key, tenant, member = self._state.identity.request_id, self._text.tenant, self._member
         assert member is not None and tenant is not None
         try:
-            return loops.enter(key, tenant, steps, member, window.since, self._come_back, self._rows(window), once)
+            rows = self._rows(window)
+            why = loops.enter(key, tenant, steps, member, window.since, self._come_back, rows, once=once)
         except Exception as error:  # of torch's, which computes the block's constants
             return f"its constants could not be computed ({error})"
+        if why == OTHER_LENGTH and steps[0].longer is not None:
+            self._plans.cache.note_apart(steps[0].plan, steps[0].longer)
+        return why
 
     def _not_entered(self, window: Window, error: Exception) -> None:
         """Note that no plan could be made for a loop; before the prompt's step it is left for later."""
@@ -523,7 +528,7 @@ class PlannedRunner(Runner):
         if rows == 1 or window.first > 0:
             plan = self._plan_of(window.first)
             return [PlannedSteps(plan, window.first, held(plan, window).until)]
-        steps = [PlannedSteps(self._plan_of(0, rows), 0, 1)]
+        steps = [self._planned_prompt(rows)]
         if window.until > 1:
             try:
                 plan = self._plan_of(1)
@@ -531,6 +536,18 @@ class PlannedRunner(Runner):
                 return steps
             steps.append(PlannedSteps(plan, 1, held(plan, replace(window, first=1)).until))
         return steps
+
+    def _planned_prompt(self, rows: int) -> PlannedSteps:
+        """Return the plan for a prompt of two or more rows; raises as `_plan_of`."""
+        self._region, self._member = self._surveyed()
+        around = self._plans.cache.around(self._key_of(self._member), rows)
+        if around is not None:
+            return PlannedSteps(around[0], 0, 1, around[1])
+        return PlannedSteps(self._plan_of(0, rows), 0, 1)
+
+    def _key_of(self, member: Member) -> tuple[object, ...]:
+        """Return what the plans of a region are kept under."""
+        return member.environment.fingerprint, self._text.live, self._context.shared
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""

@@ -12,7 +12,7 @@ further: as taps, or as a program for all rows. Not yet there:
 
 - `PlannedStep` in a worker: the interleaver would group the requests that wait for one plan at one location, gather their rows
   once through `Layouts`, and give `Serving` the written rows for its digests, its tally and the cache guard.
-- Blocks of the prompt's step (`Region.kind` "prompt") have plans and are tested, and no worker runs them.
+- Blocks of the prompt's step (`Region.kind` "prompt") run in the tables, and no worker runs them as programs.
 - Standing edits and modules that a block applies stay with the greenlet. Of several invokes in a trace, so do blocks that share
   what can change (`apart`).
 """

@@ -13,6 +13,10 @@ MOST_VARIANTS = 16
 # A plan takes milliseconds, in which the engine waits. So a region has a plan for a prompt's length when the region has come with
 # this length so many times; and for so many lengths at most.
 SIGHTINGS, MOST_LENGTHS = 2, 64
+# Of a region that has come so many times, plans for a shorter and a longer prompt may do for all lengths between them. So the
+# shortest or the longest prompt so far has a plan at once, but so many times at most.
+MOST_ENDS = 8
+_MOST_NOTES = 1024
 
 
 class PlanCache:
@@ -30,6 +34,8 @@ class PlanCache:
         self._plans: OrderedDict[tuple[object, ...], list[Plan]] = OrderedDict()
         self._refused: OrderedDict[tuple[object, ...], Refused] = OrderedDict()
         self._lengths: OrderedDict[tuple[object, ...], Counter[int]] = OrderedDict()
+        self._ends: dict[tuple[object, ...], int] = {}  # how many plans were made for the ends
+        self._apart: dict[tuple[str, str], None] = {}  # plans that say nothing of the lengths between theirs
         self.made = 0
 
     def __len__(self) -> int:
@@ -83,18 +89,56 @@ class PlanCache:
         lengths = self._lengths.setdefault(key, Counter())
         self._lengths.move_to_end(key)
         self._drop(self._lengths)
+        if len(self._ends) > self._most:
+            self._ends = {one: made for one, made in self._ends.items() if one in self._lengths}
         room = sum(count >= SIGHTINGS for count in lengths.values()) < MOST_LENGTHS
         if room or lengths[rows] >= SIGHTINGS:
             lengths[rows] += 1
-        if lengths[rows] < SIGHTINGS:
+        if lengths[rows] < SIGHTINGS and not self._is_end(key, rows):
             raise Refused(line, "a prompt of a new length", "", later=True)
         return self.get((*key, rows), 0, make, line)
+
+    def _is_end(self, key: tuple[object, ...], rows: int) -> bool:
+        """Return whether a prompt has a plan because it is the shortest or longest so far."""
+        made, lengths = self._ends.get(key, 0), self._lengths[key]
+        if rows < 2 or made >= MOST_ENDS or sum(lengths.values()) < SIGHTINGS:
+            return False
+        planned = [one for one in lengths if one > 1 and (*key, one) in self._plans]
+        if any((*key, one) in self._refused for one in lengths) or (planned and min(planned) < rows < max(planned)):
+            return False
+        self._ends[key] = made + 1
+        return True
+
+    def around(self, key: tuple[object, ...], rows: int) -> tuple[Plan, Plan] | None:
+        """Return the plans for the next shorter and the next longer prompt that have one.
+
+        Args:
+            key: as of `of_prompt`.
+            rows: of the prompt.
+
+        Returns:
+            The two; None if there is a plan for the length itself, or if no others are, or none that tell.
+        """
+        lengths = self._lengths.get(key, ())
+        planned = sorted(one for one in lengths if one > 1 and (*key, one) in self._plans)
+        low, high = [one for one in planned if one < rows], [one for one in planned if one > rows]
+        if rows in planned or not low or not high:
+            return None
+        one, other = self._plans[(*key, low[-1])][0], self._plans[(*key, high[0])][0]
+        return None if one.sized or other.sized or (one.key, other.key) in self._apart else (one, other)
+
+    def note_apart(self, one: Plan, other: Plan) -> None:
+        """Note that the plans for two lengths say nothing of the lengths between them."""
+        self._apart[one.key, other.key] = None
+        if len(self._apart) > _MOST_NOTES:
+            del self._apart[next(iter(self._apart))]
 
     def clear(self) -> None:
         """Forget everything, as when the model's modules change."""
         self._plans.clear()
         self._refused.clear()
         self._lengths.clear()
+        self._ends.clear()
 
     def _drop(self, entries: OrderedDict[tuple[object, ...], Any]) -> None:
         while len(entries) > self._most:

@@ -242,6 +242,7 @@ class _Compilation:
             results=tuple(results.left),
             dropped=tuple(results.dropped),
             unstable=first_unstable(pure, shared, [node.name for node in holders]),
+            sized=recorder.sized,
         )
 
 

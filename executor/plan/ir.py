@@ -152,6 +152,7 @@ class Plan:
         results: the names that the step leaves, with their values.
         dropped: the names that the step binds to what no plan can keep, such as a function; they end unbound.
         unstable: the first operation whose last bits may depend on how many rows it is given; "" if there is none.
+        sized: whether the code may have seen a number that depends on how many rows there are.
     """
 
     key: str
@@ -171,6 +172,7 @@ class Plan:
     results: tuple[tuple[str, Item], ...]
     dropped: tuple[str, ...]
     unstable: str
+    sized: bool = True
 
     def holds(self, step: int) -> bool:
         """Return whether the plan is for a step."""

@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):
         serving: the number of the location where the block is.
         device: where the model computes.
         condition: a scalar bool of the program: whether the block is where it is traced; None: it is.
+        sized: whether code outside of this package asked a tensor for its size, or took one apart into a list of its parts.
     """
 
     def __init__(self, filenames: Iterable[str], device: torch.device) -> None:
@@ -95,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self._frozen: set[int] = set()
         self._barred: set[int] = set()
         self.serving = -1
+        self.sized = False
 
     def add_files(self, filenames: Iterable[str]) -> None:
         """Note further files of the user's code."""
@@ -236,6 +239,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(made, torch.Tensor):
             self._result(made, node, line)
         elif isinstance(made, tuple | list):
+            self.sized |= isinstance(made, list)
             for i, one in enumerate(made):
                 if isinstance(one, torch.Tensor):
                     item = self.graph.call_function(operator.getitem, (node, i))
@@ -369,6 +373,9 @@ def _denied() -> dict[Any, str]:
 
 
 _DENIED = _denied()
+_SIZES = {getattr(torch.Tensor, name) for name in "size numel nelement __len__ __iter__ stride storage_offset".split()}
+_SIZES |= {torch.numel, *(getattr(torch.Tensor, name).__get__ for name in ("shape", "nbytes"))}
+_HERE = str(Path(__file__).resolve().parents[1])
 _AS_TEXT = ("makes text of a tensor", "save the tensor itself")
 
 
@@ -386,4 +393,6 @@ class _Watch(TorchFunctionMode):
         if name is not None:
             what, instead = ATTRIBUTES.get(name, _AS_TEXT)
             raise Refused(self._recorder.line(), f".{name} {what}", instead)
+        if function in _SIZES and not sys._getframe(1).f_code.co_filename.startswith(_HERE):
+            self._recorder.sized = True
         return function(*args, **(kwargs or {}))

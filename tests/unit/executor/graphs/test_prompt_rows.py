@@ -14,14 +14,17 @@ from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Refused
 from executor.graphs.tables import PROMPT, Tables
 from executor.graphs.taps import Taps
+from executor.graphs.template import Lowered
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.deliver import Delivery
 from executor.plan.eligible import regions
+from executor.plan.ir import Plan
+from executor.plan.refuse import Refused as Unplanned
 from executor.plan.run import Member, inputs_of, leave
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 from tests.unit.executor.graphs.test_blocks import NUMBERS, SITES, names, same
 from tests.unit.executor.graphs.test_random_blocks import LOCATIONS
-from tests.unit.executor.plan.bench import HIDDEN, SOURCES, TREE, Forms, Run, hooked
+from tests.unit.executor.plan.bench import HIDDEN, SOURCES, TREE, Forms, Request, Run, hooked
 from tests.unit.executor.plan.test_random import FLAGS
 
 ROWS, REQUESTS = 6, 2
@@ -196,3 +199,89 @@ def compare_random(source: random.Random) -> None:
 def test_random_blocks_of_a_prompt() -> None:
     compare_random()
     assert sum(taken) > len(taken) // 4, (sum(taken), len(taken))
+
+
+# Lengths between two others.
+
+SHORT, LONG = 6, 11
+PLANNED = {rows: Forms(rows=rows) for rows in range(SHORT, LONG + 1)}
+
+
+def planned(text: str, rows: int) -> tuple[Plan, dict[int, torch.Tensor]]:
+    request = Request(text, named(0), 0)
+    [region] = regions(request.unit)
+    member = Member(survey(region, request.names, SOURCES.get), request.names, lambda *_: None, lambda *_: None)
+    context = Context(TREE, PLANNED[rows], run_as, SOURCES.get)
+    plan = compile_region(region, request.names, frozenset(request.writes), 0, context)
+    return plan, inputs_of(plan, member)
+
+
+def content(made: Lowered) -> object:
+    """Return all of what a plan has become."""
+    taps = [{**vars(tap), "vector": None if tap.vector is None else tap.vector.tolist()} for tap in made.taps]
+    return taps, made.reads, {output: value.tolist() for output, value in made.known.items()}
+
+
+def between_lengths(text: str) -> int:
+    """Compare the taps for lengths between two others with those of a plan of their own.
+
+    Returns:
+        For how many lengths they follow from the others.
+    """
+    lowerer, found = Lowerer(NUMBERS), 0
+    (low, constants), (high, _) = planned(text, SHORT), planned(text, LONG)
+    for rows in range(SHORT + 1, LONG):
+        try:
+            made = lowerer.lower_between(low, high, rows, constants, (0, 1))
+        except Refused:
+            continue
+        found += 1
+        plan, own = planned(text, rows)
+        assert content(made) == content(lowerer.lower(plan, own, (0, 1))), (text, rows)
+        assert (plan.appends, plan.results, plan.dropped) == (low.appends, low.results, low.dropped)
+    return found
+
+
+@pytest.mark.parametrize("text", [text for text, taps in BLOCKS.items() if taps and "many" not in text])
+def test_lengths_between_two_others(text: str) -> None:
+    """In a longer prompt every second row has more operations, and a repeated number is longer."""
+    assert between_lengths(text) == (0 if "::2" in text or "w[3]" in text else LONG - SHORT - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "follow"),
+    [
+        (f"h = {Y}\nif len(h) > 8:\n    h *= 2\nkept = h.save()", 0),
+        (f"h = {Y}\nh[h.shape[0] // 2] = w\n", 0),
+        (f"h = {Y}\nparts = h.unbind(0)\nif len(parts) > 8:\n    h *= 2\n", 0),
+        (f"h = {Y}\nif h[-1].storage_offset() > 100:\n    h *= 2\n", 0),
+        (f"h = {Y}\nn = h.numel()\nh[-1] = n\n", 0),
+        (f"h = {Y}\nfor row in h:\n    row *= 2\n", 0),
+        (f"h = {Y}\nkept = [h[-1].save(), len(h)]\n", 0),
+        (f"h = {Y}\nh[5] += w\nh[-3] *= 2\n", 3),  # for 8 rows they are the same row
+        (f"h = {Y}\nh[8:] = w\nkept = h.save()\n", 0),  # not there in a short prompt
+        (f"h = {Y}\nh[:8] = w\nkept = h.save()\n", 0),
+        (f"h = {Y}\nh[1:-1][1:-1] *= alpha\nlast = h[-2].save()\n", 4),
+    ],
+)
+def test_lengths_that_may_be_otherwise(text: str, follow: int) -> None:
+    assert between_lengths(text) == follow
+
+
+@settings(max_examples=40, **FLAGS)
+@given(st.randoms(use_true_random=False))
+def compare_lengths(source: random.Random) -> None:
+    text = Author(source).text()
+    note(text)
+    try:
+        follows.append(between_lengths(text) > 0)
+    except Unplanned:
+        follows.append(False)
+
+
+follows: list[bool] = []
+
+
+def test_random_blocks_for_lengths_between() -> None:
+    compare_lengths()
+    assert sum(follows) > len(follows) // 8, (sum(follows), len(follows))
