@@ -118,7 +118,7 @@ LOOPS = {
     ),
     "keeps at times": (
         loop("h = model.model.layers[1].output[0]\nif h[-1, 3] > 0:\n    kept.append([step, h.clone()])"),
-        8,
+        9,
     ),
     "keeps numbers": (
         loop("h = model.model.layers[1].output[0]\nkept.append((h[-1, 3].item(), bool(h[-1, 4] > 0)))"),
