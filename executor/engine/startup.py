@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from executor.cluster.start_failure import noted
 from executor.cluster.verdicts import Verdicts
 from executor.engine.compiler import Compiler
 from executor.engine.options import engine_options
 from executor.engine.rpc import call_workers
+from executor.engine.stat_logger import StatLogger
 from executor.model.lora import Adapters
 from executor.plugin.config import check_config, prepare_environment
 from interpose.v1 import model_pb2
@@ -68,7 +68,7 @@ async def started(model: ModelSettings, progress: Callable[[str], None], metrics
     verdicts = Verdicts()
     # The constructor of AsyncLLM blocks until the workers are up, which takes minutes for a large model.
     loop = asyncio.get_running_loop()
-    loggers: list[Any] | None = [RayPrometheusStatLogger] if metrics else None
+    loggers: list[Any] | None = [StatLogger] if metrics else None
     with noted():
         llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config, stat_loggers=loggers))
     try:

@@ -1060,6 +1060,14 @@ ENGINE = Group(
     (
         Call("vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", "vllm_config, *, stat_loggers", "the engine"),
         Import("vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger", "vLLM's own metrics go to Ray's agent"),
+        Method(
+            "vllm.v1.metrics.loggers.PrometheusStatLogger.record",
+            "scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0",
+            "one latency of a step is observed, not one for each request",
+        ),
+        Attributes(
+            "vllm.v1.metrics.stats.IterationStats", _names("inter_token_latencies_iter"), "the latencies of a step"
+        ),
         Call(
             "vllm.v1.engine.async_llm.AsyncLLM.generate",
             "prompt, sampling_params, request_id, *, lora_request",

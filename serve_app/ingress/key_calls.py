@@ -9,7 +9,7 @@ from actors.telemetry.telemetry import Telemetry
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import keys_pb2
 from interpose.v1 import trace_pb2 as pb
-from serve_app.ingress.calls import unary
+from serve_app.ingress.calls import caller, unary
 from serve_app.settings import Tenant
 from serve_app.tenants.book import Keyring
 
@@ -26,6 +26,10 @@ class KeyCalls(ABC):
     keys: Keyring
     max_message_bytes: int
     telemetry: Telemetry
+
+    @abstractmethod
+    def _audit(self, line: dict[str, Any]) -> None:
+        """Write a line of the audit log."""
 
     @abstractmethod
     def _directory(self) -> Any:
@@ -57,5 +61,6 @@ class KeyCalls(ABC):
         if name != tenant.name and not tenant.operator:
             message = "only an operator revokes keys of other tenants"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message))
+        self._audit({"action": "revoke", "tenant": tenant.name, "key": caller().key, "of": name, "revoked": request.label})
         self.keys.update(await self._directory().revoke_key.remote(name, request.label))
         return keys_pb2.RevokeKeyReply()

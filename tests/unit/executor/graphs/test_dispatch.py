@@ -78,6 +78,12 @@ def test_a_graph_is_captured_once_compared_once_and_replayed_then() -> None:
     assert device.take() == ["capture", "compare", "replay", "replay"]
     assert dispatcher.counts.captured == 1
     assert dispatcher.counts.steps == {"in a captured graph": 3}
+    numbers = dispatcher.numbers()
+    assert (numbers["steps_in_graphs"], numbers["steps_eager"], numbers["graphs_captured"]) == (
+        3,
+        0,
+        dispatcher.counts.captured,
+    )
 
 
 def test_graphs_have_the_usual_sites_and_so_serve_other_requests() -> None:
@@ -118,6 +124,7 @@ def test_a_step_that_no_graph_can_hold_runs_eager(one: Step, options: dict[str, 
     decision = dispatcher.decide(one)
     assert (decision.kind, decision.why) == (Kind.EAGER, why)
     assert device.take() == [] and dispatcher.counts.steps == {why: 1}
+    assert (dispatcher.numbers()["steps_in_graphs"], dispatcher.numbers()["steps_eager"]) == (0, 1)
 
 
 def test_prompts_run_in_graphs_where_attention_allows_it() -> None:
