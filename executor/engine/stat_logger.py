@@ -1,4 +1,4 @@
-"""vLLM's own metrics on their way to Ray's agent, at a cost that does not grow with the batch."""
+"""vLLM's own metrics on their way to Ray's agent, at a cost that the batch does not raise."""
 
 from __future__ import annotations
 

@@ -61,6 +61,8 @@ class KeyCalls(ABC):
         if name != tenant.name and not tenant.operator:
             message = "only an operator revokes keys of other tenants"
             raise ServiceFailure(failure(pb.ERROR_CODE_PERMISSION_DENIED, message))
-        self._audit({"action": "revoke", "tenant": tenant.name, "key": caller().key, "of": name, "revoked": request.label})
+        self._audit(
+            {"action": "revoke", "tenant": tenant.name, "key": caller().key, "of": name, "revoked": request.label}
+        )
         self.keys.update(await self._directory().revoke_key.remote(name, request.label))
         return keys_pb2.RevokeKeyReply()

@@ -14,6 +14,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from actors.telemetry.metrics import METRICS, Kind
 from tools.dashboards.boards import boards
+from tools.k8s import render
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards" / "grafana"
@@ -83,3 +84,15 @@ def test_grafana_and_prometheus_find_their_files() -> None:
     assert set(scraped["names"]) == nodes
     for name in nodes:
         assert f"--metrics-export-port={scraped['port']}" in str(services[name]["command"])
+
+
+def test_kubernetes_gets_the_dashboards_and_lets_prometheus_in() -> None:
+    dashboards, policy = sorted(render.render(ROOT / "k8s" / "monitoring"), key=lambda one: str(one["kind"]))
+    assert dashboards["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert dashboards["data"] == {path.name: path.read_text() for path in FILES}
+    [service] = [one for one in render.render(ROOT / "k8s" / "overlays" / "gpu") if one["kind"] == "RayService"]
+    pods = service["spec"]["rayClusterConfig"]
+    for group in (pods["headGroupSpec"], *pods["workerGroupSpecs"]):
+        labels = group["template"]["metadata"]["labels"]
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["metadata"]["namespace"] == service["metadata"]["namespace"]

@@ -245,3 +245,40 @@ def test_two_applications_cannot_serve_models_of_one_name(clock: Clock) -> None:
     assert [one.replica for one in board.state(X).each] == ["a"] and len(board.announced()) == 1
     board.report(report("a", healthy=False))
     assert board.report(again) == "", "when that one has gone, it can"
+
+
+def test_a_draining_replica_gives_its_sessions_to_others(clock: Clock) -> None:
+    board = ReplicaBoard()
+    for name in "ab":
+        board.report(report(name))
+    first = board.place("s", X)
+    other = "b" if first == "a" else "a"
+    assert board.drain(X, first, end=False) and board.draining == [f"x/{first}"]
+    assert board.place("s", X) == other and board.state(X).state == "RUNNING"
+    assert {one.replica: state for one, state in board.reports()} == {first: "draining", other: "running"}
+    assert not board.drain(X, "c", end=False) and not board.drain(Target("app", "engine-y"), first, end=False)
+    assert board.drain(X, other, end=False) and board.place("s", X) == "" and board.state(X).state == "DRAINING"
+    assert board.drain(X, first, end=True) and board.place("s", X) == first
+
+
+def test_a_draining_replica_that_is_gone_is_forgotten(clock: Clock) -> None:
+    board = ReplicaBoard()
+    board.report(report("a"))
+    board.drain(X, "a", end=False)
+    clock.now += replicas.SILENCE_SECONDS + replicas.ABSENCE_SECONDS + 1
+    board.report(report("b"))
+    assert board.draining == [] and board.place("s", X) == "b"
+
+
+def test_models_and_the_service_drain(clock: Clock) -> None:
+    board, other = ReplicaBoard(), Target("app", "engine-y")
+    board.report(report("a"))
+    board.report(report("b", target=other, model=ModelSettings(model="m", name="y")))
+    board.drain(X, "", end=False)
+    assert board.draining == ["x"] and (board.place("s", X), board.place("s", other)) == ("", "b")
+    board.drain(None, "", end=False)
+    assert board.closed and board.draining == ["service", "x"] and board.place("s", other) == ""
+    board.drain(None, "", end=True)
+    assert not board.closed and board.place("s", other) == "b" and board.place("s", X) == ""
+    board.drain(X, "", end=True)
+    assert board.place("s", X) == "a" and board.draining == []
