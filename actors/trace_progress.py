@@ -59,7 +59,13 @@ class TraceProgress:
         self.failure = self.failure or failed
 
     def accounted(self, accounting: pb.Accounting) -> None:
-        """Take the account of an invoke that has ended."""
+        """Take the account of an invoke that has ended.
+
+        Outputs of an invoke may come together at its end, but its account says when it began.
+        """
+        began = max(self._submitted_at, time.monotonic() - accounting.seconds)
+        if self._started_at is None or began < self._started_at:
+            self._started_at = began
         for count in accounting.tiers:
             self.tiers[count.tier] += count.steps
         self.block_seconds += accounting.block_seconds

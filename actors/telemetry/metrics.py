@@ -71,8 +71,12 @@ TRACES = _counter(
 )
 INVOKES = _counter("invokes", _OF_TENANT, "invokes of these traces")
 TOKENS = _counter("tokens", (*_OF_TENANT, "kind"), "tokens of these traces; kind: `prompt` or `generated`")
-QUEUE_SECONDS = _histogram("queue_seconds", _OF_TENANT, "seconds from the submission of a trace to its first event")
-RUNNING_SECONDS = _histogram("running_seconds", _OF_TENANT, "seconds from the first event of a trace to its end")
+QUEUE_SECONDS = _histogram(
+    "queue_seconds",
+    _OF_TENANT,
+    "seconds from the submission of a trace to the beginning of its first block, or its first event",
+)
+RUNNING_SECONDS = _histogram("running_seconds", _OF_TENANT, "seconds from there to the end of the trace")
 STEPS = _counter(
     "steps", (*_OF_TENANT, "tier"), "steps of blocks; tier: `graph`, `plan`, `block` or `idle` ([tiers](tiers.md))"
 )

@@ -22,7 +22,7 @@ class TraceRecord:
         outcome: "done", "failed" or "cancelled".
         code: the code of the first failure, "" if there is none.
         invokes, prompt_tokens, generated_tokens, saved_bytes: how much it was.
-        queued, running: the seconds before and after its first event.
+        queued, running: the seconds before and after its first block began, or its first event came.
         tiers: the steps of its blocks in each tier.
         block_seconds: the seconds for which forward passes waited for its blocks.
     """

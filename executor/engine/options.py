@@ -44,6 +44,7 @@ def engine_options(model: Any) -> dict[str, Any]:
     if current_platform.is_cpu() and all(options.get(name) is None for name in _COMPILING):
         options["enforce_eager"] = True  # Compiling takes minutes, and a step with a block runs uncompiled.
     options.setdefault("max_num_batched_tokens", STEP_TOKENS)
+    options.setdefault("served_model_name", model.name)  # the label of vLLM's metrics
     return {
         **options,
         **Adapters(model.lora_modules).options(options),

@@ -69,7 +69,7 @@ def _overview() -> list[Panel]:
             },
         ),
         Panel(
-            "Seconds from the first event to the end",
+            "Seconds from the first block to the end",
             "s",
             {
                 f"p{part * 100:g} {{{{model}}}}": _quantile(part, metrics.RUNNING_SECONDS, "model", *of)
