@@ -4,7 +4,8 @@ All requests of a batch begin in one step and end in one step, as requests do th
 The blocks are loops over all steps, which run in the tables. A figure is CPU time of the engine's thread, in microseconds for
 each request. "begin" is what the first two steps take more than those of plain requests, with the parts admission (the block is
 bound) and entering (its loop goes into the tables). "finish" is all from the last step to the serialized events, with the parts
-leaving (the loop comes back from the tables), block's rest (its code after the loop) and encoding (what it saved).
+leaving (the loop comes back from the tables), block's rest (its code after the loop) and encoding (what it saved). A block
+of which all that it does is known does not run, and has no rest.
 """
 
 from __future__ import annotations

@@ -82,9 +82,11 @@ class Edges:
 
     def __init__(self, engine: Engine) -> None:
         from executor.block.mediator import Mediator
+        from executor.graphs.loops import TableLoops
         from executor.interleave.finish import Endings
         from executor.interleave.interleaver import Interleaver
         from executor.interleave.planned import PlannedRunner
+        from executor.saves.lists import Lists
 
         self._engine = engine
         self._clock = clock = Clock()
@@ -93,6 +95,11 @@ class Edges:
         clock.watch(Interleaver, "_bring_back", LEAVING)
         clock.watch(Mediator, "finish", BLOCK)
         clock.watch(Endings, "_saves", ENCODING)
+        # The same parts of requests whose blocks do not run.
+        clock.watch(Interleaver, "defer", ADMISSION)
+        clock.watch(TableLoops, "enter", ENTERING)
+        clock.watch(TableLoops, "leave", LEAVING)
+        clock.watch(Lists, "event", ENCODING)
 
     def answer(self, row: str, batch: int, prompt_tokens: int, tokens: int) -> dict[str, float]:
         """Return the seconds of a batch by part.
