@@ -15,9 +15,17 @@ from typing import Any
 
 WAYS, WAY = "__interpose_ways__", "__interpose_way__"
 EITHER, BOTH, ANY, NOT = "__interpose_either__", "__interpose_both__", "__interpose_any__", "__interpose_not__"
-NUMBER, ITEM, SAME = "__interpose_number__", "__interpose_item__", "__interpose_same__"
-RESERVED = frozenset({WAYS, WAY, EITHER, BOTH, ANY, NOT, NUMBER, ITEM, SAME})
+NUMBER, ITEM, SAME, CHAIN = "__interpose_number__", "__interpose_item__", "__interpose_same__", "__interpose_chain__"
+RESERVED = frozenset({WAYS, WAY, EITHER, BOTH, ANY, NOT, NUMBER, ITEM, SAME, CHAIN})
 _NUMBERS = frozenset({"float", "int", "bool"})
+_SIGNS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -85,6 +93,17 @@ class _Chooser(ast.NodeTransformer):
                 made = _call(name, node, one, _later(made))
             return made
         made_node: ast.expr = self.visit(node)
+        if (
+            isinstance(made_node, ast.Compare)
+            and len(made_node.ops) > 1
+            and not any(map(_binds, made_node.comparators))
+        ):
+            signs = [_SIGNS.get(type(one)) for one in made_node.ops]
+            if None not in signs:
+                first, *others = made_node.comparators
+                constants: list[ast.expr] = [ast.copy_location(ast.Constant(value=sign), node) for sign in signs]
+                named = ast.copy_location(ast.Tuple(elts=constants, ctx=ast.Load()), node)
+                return _call(CHAIN, node, named, made_node.left, first, *map(_later, others))
         return made_node
 
 

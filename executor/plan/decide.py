@@ -12,7 +12,8 @@ import builtins
 import dis
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -87,6 +88,7 @@ class Decisions:
             choices.NUMBER: self.number,
             choices.ITEM: self.item,
             choices.SAME: self.same,
+            choices.CHAIN: self.chain,
         }
         names |= helpers
         self._hidden |= helpers.keys() | {choices.WAY}
@@ -168,6 +170,19 @@ class Decisions:
         if isinstance(other, bool):
             return True if other else Truth(condition, self._recorder)
         return Truth(condition | other, self._recorder)
+
+    def chain(self, signs: Sequence[str], one: Any, other: Any, *later: Callable[[], Any]) -> Any:
+        """Return the truth of `a < b < c`.
+
+        Args:
+            signs: the comparisons, by their names in Python's module operator.
+            one, other: the first two values.
+            later: give the values after them.
+        """
+        first = getattr(operator, signs[0])(one, other)
+        if not later:
+            return first
+        return self.both(first, lambda: self.chain(signs[1:], other, later[0](), *later[1:]))
 
     def _second(self, condition: torch.Tensor, second: Callable[[], Any]) -> torch.Tensor | bool:  # []
         """Return the truth of what is asked under a condition alone; a bool if no tensor decides it."""

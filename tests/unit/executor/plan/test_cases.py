@@ -168,7 +168,7 @@ REFUSED = {
     "a chain of calls": ("x = (model.layers[0].mlp.output\n    .sum()\n    .tolist())", 3, r"\.tolist", "torch.where"),
     "tolist": ("x = model.layers[0].mlp.output.tolist()", 1, r"\.tolist", "torch.where"),
     "numpy": ("x = model.layers[0].mlp.output.numpy()", 1, r"\.numpy", "torch.where"),
-    "a comparison of rows": ("h = model.layers[0].mlp.output\nif 1 < h.sum() < 3:\n    h *= 0", 2, "a value out", "torch.where"),
+    "a truth of a tensor": ("h = model.layers[0].mlp.output\nx = not h.sum()", 2, "a value out", "torch.where"),
     "float of a tensor": ("h = model.layers[0].mlp.output\nx = torch.full((1,), float(h.sum()))", 2, "taken out", "torch.where"),
     "an assert on a tensor": ("h = model.layers[0].mlp.output\nassert (h > 0).any()", 2, "a value out", "torch.where"),
     "max of numbers": ("h = model.layers[0].mlp.output\nx = max(h[0, 0], h[0, 1])", 2, "a value out", "torch.where"),

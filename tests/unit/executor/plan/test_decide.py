@@ -83,6 +83,12 @@ DECIDED = {
         "",
         "",
     ),
+    "a chain of comparisons": (
+        H + "if -2 < h.sum() < 2 and 0 <= step < 4:\n    h += v\n"
+        "if h[0, 0].item() < h[0, 1].item() < 1 != h[0, 2].item():\n    h *= 2",
+        "",
+        "",
+    ),
     "integers": (H + "if h.argmax().item() > 9 and int((h > 0).sum()) != 8:\n    h += v", "", ""),
     "a float of a bool": (H + "if float(h.sum() > 0) == 1:\n    h += v", "", ""),
     "a name in the test": (H + "if (n := h.sum().item()) > 0:\n    h += v\nkept.append(n)", "", ""),
@@ -169,7 +175,6 @@ REFUSED = {
         4,
         "identity",
     ),
-    "a chain of comparisons": (H + "if 0 < h.sum() < 1:\n    h += v", 2, "takes a value"),
     "a truth outside of a decision": (H + "x = h.sum() > 0 and step\nkept.append(x)", 2, "takes a value"),
     "a way that goes on": (
         "for i in (0, 1):\n    h = model.layers[i].mlp.output\n    if h.sum() > 0:\n        continue",

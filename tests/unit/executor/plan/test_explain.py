@@ -27,6 +27,6 @@ def test_a_decision_on_a_value_is_a_plan() -> None:
 
 
 def test_a_refusal_names_the_line() -> None:
-    found = explained("h = model.layers[1].mlp.output\nif 0 < h.sum() < 1:\n    h[:] = 0")
+    found = explained("h = model.layers[1].mlp.output\nx = not h.sum()\nh[:] = 0")
     assert (found.tier, found.line, found.at, found.plan) == ("block", 2, 4, None)
     assert "torch.where" in found.instead
