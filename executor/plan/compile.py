@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from executor.model.tree import ModuleTree
+from executor.model.tree import SAMPLES, ModuleTree
 from executor.plan.containers import Written
 from executor.plan.decide import Decisions
 from executor.plan.eligible import Region
@@ -120,6 +120,8 @@ class _Compilation:
             lines = {name: line for name, line in lines.items() if name not in self._stand_ins}
             used = {name: line for name, line in lines.items() if name in region.after}
             given = {name: line for name, line in lines.items() if name in self._live}
+            if decisions.taken is not None and any(read.path == SAMPLES for read in self._tracing.results.reads):
+                raise Refused(decisions.taken, "a number is taken beside the samples", "keep the tensor: x.clone()")
             shared = self._context.shared | region.outside
             self._check_torn(decisions, names, {*before, *used, *(shared & given.keys())})
             self._tracing.close(names, used, given, frozenset(given) if shared & _BY_TEXT else shared)

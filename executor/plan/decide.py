@@ -68,12 +68,14 @@ class Decisions:
 
     Attributes:
         torn: the names that the ways of a decision left bound to what cannot be chosen from, with the line of the decision.
+        taken: the line where a number was taken out of a tensor first; None: none was.
     """
 
     def __init__(
         self, recorder: Recorder, tracing: Tracing, names: dict[str, Any], tracers: frozenset[str] = frozenset()
     ) -> None:
         self.torn: dict[str, int] = {}
+        self.taken: int | None = None
         self._recorder = recorder
         self._tracing = tracing
         self._names = names
@@ -131,6 +133,8 @@ class Decisions:
             self._refuse("a number is taken out of a tensor that is none")
         if value.device.type != self._recorder.device.type:
             self._refuse("a number is taken out of a tensor on another device")
+        if self.taken is None:
+            self.taken = self.line()
         return value.reshape(()).clone()  # the block has the number of this moment
 
     def _condition(self, test: Any) -> torch.Tensor | None:  # []
