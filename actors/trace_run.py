@@ -375,8 +375,15 @@ class TraceRun:
 
         Returns:
             Whether the message has changed (`named`).
+
+        Raises:
+            ServiceFailure: the message names values of other traces that this trace does not use.
         """
         own, earlier, changed = named(message)
+        if not earlier <= self.remotes.keys():  # no block gives that; a process of a block's might
+            raise ServiceFailure(
+                failure(pb.ERROR_CODE_INTERVENTION, "the trace saved a value that it never had", trace_id=self.id)
+            )
         self.arrivals.expect_values(own)
         self.again.update((name, self.remotes[name]) for name in earlier)
         return changed

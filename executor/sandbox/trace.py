@@ -27,6 +27,7 @@ from interpose.wire.walk import blob_of, parts
 
 _CODES = frozenset(pb.ErrorCode.values())
 _SENT = ("saves", "failed")
+_MOST_EVENT = 64 << 20  # bytes
 _MOST_BARRIERS = 10_000  # of one trace
 _ANOTHER = "the sandboxed process of the trace was ended, which another block of the trace brought about"
 
@@ -210,6 +211,8 @@ class SandboxedTrace(Scope):
             raise Lost("it sent no events")
         events = []
         for data in found:
+            if not isinstance(data, bytes) or len(data) > _MOST_EVENT:
+                raise Lost("it sent an event that is too large, or none")
             try:
                 event = pb.Event.FromString(data)
             except Exception:

@@ -18,7 +18,7 @@ from actors.session import Session
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, Tensor, Value
+from interpose.v1.value_pb2 import DTYPE_UINT8, Blob, Objects, RemoteTensor, Tensor, Value
 from interpose.wire.request import TraceRequest
 from tests.unit.actors.local_directory import LocalDirectory
 from tests.unit.actors.reading import events_of
@@ -407,6 +407,17 @@ async def test_a_limit_that_a_block_has_reached_says_when_to_come_back(session: 
     ]
     assert failed.retry_after > 0
     assert (await session.job("s", "t")).failure.retry_after > 0
+
+
+async def test_values_that_a_trace_does_not_use_cannot_be_among_its_saves(session: Session, engine: Engine) -> None:
+    """An engine whose block runs in a process of its own tells what that process says."""
+    engine.last = pb.Event(saves=pb.Saves())
+    engine.last.saves.names.add(name="x", value=Value(remote=RemoteTensor(blob_id="other/0/0", session_id="other")))
+    engine.gate.set()
+    with pytest.raises(ServiceFailure) as caught:
+        await kinds(session.run(*submission(job=False), "f"))
+    assert caught.value.failure.code == pb.ERROR_CODE_INTERVENTION
+    assert "never had" in caught.value.failure.message
 
 
 async def test_a_full_session_says_when_the_next_results_go(
