@@ -86,18 +86,14 @@ def write_tenants(file: Path, **keys: list[str]) -> Path:
 
 
 def with_tenants(
-    checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None, sandbox: str = "off"
+    checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None
 ) -> Iterator[RunningService]:
-    """Run a service with two tenants, and one worker for each of its replicas, which come and go.
-
-    With `sandbox` "auto", the blocks of the tenants, which have no trust, run in processes of their own.
-    """
+    """Run a service with two tenants, and one worker for each of its replicas, which come and go."""
     model = {
         "name": "tiny",
         "model": str(checkpoint),
         "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
         "autoscaling_config": AUTOSCALING,
-        "sandbox": sandbox,
         "lora_modules": {name: str(path) for name, path in (adapters or {}).items()},
     }
     sessions = {"warm": 1, "per_actor": 2, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
@@ -132,7 +128,7 @@ def second(
 ) -> Iterator[RunningService]:
     """A service of its own, beside the shared one, with tenants, and with adapters where they can be had in float32."""
     adapters = {name: weights.parent for name, weights in merged.items()}
-    yield from with_tenants(checkpoints["llama"], tmp_path_factory.mktemp("second"), adapters, "auto")
+    yield from with_tenants(checkpoints["llama"], tmp_path_factory.mktemp("second"), adapters)
 
 
 @pytest.fixture
