@@ -16,7 +16,7 @@ def counters(runner: Any, sandboxes: Any) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     if sandboxes is not None:
-        found["sandbox_starts"] = sandboxes.taken
+        found |= sandboxes.numbers()
     graphs = getattr(runner, "graphs", None)
     if graphs is not None:
         found |= graphs.dispatcher.numbers()

@@ -50,11 +50,15 @@ class Line:
         self._notices = notices
         self._step_seconds = step_seconds
 
-    def end(self) -> None:
-        """End the process. Idempotent."""
+    def end(self, lost: bool = False) -> None:
+        """End the process. Idempotent.
+
+        Args:
+            lost: whether it is ended because a question to it did not end well.
+        """
         self.open = False
         if self._process is not None:
-            self._process.end()
+            self._process.end(lost)
         self._notices.clear()
 
     def ask(

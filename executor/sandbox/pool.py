@@ -56,11 +56,13 @@ class Process:
     Attributes:
         number: as given.
         open: whether it can still be asked.
+        lost: whether it was ended because a question to it did not end well.
     """
 
     def __init__(self, line: socket.socket, memory: int, handle: int, number: int) -> None:
         self.number = number
         self.open = True
+        self.lost = False
         self._line = line
         self._line.setblocking(False)
         self._handle = handle
@@ -149,10 +151,14 @@ class Process:
         if left <= 0 or not self._poll.poll(left * 1000):
             raise Lost("it took too long", overdue=True)
 
-    def end(self) -> None:
-        """End the process, whatever it does. Idempotent."""
+    def end(self, lost: bool = False) -> None:
+        """End the process, whatever it does. Idempotent.
+
+        Args:
+            lost: whether it is ended because a question to it did not end well.
+        """
         if self.open:
-            self.open = False
+            self.open, self.lost = False, lost
             try:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             except ProcessLookupError:  # it has ended
@@ -170,13 +176,15 @@ class Pool:
     Attributes:
         lacks: what this machine lacks for such processes; [] if there is all. Where something lacks, there is no process.
         taken: processes that were given to a trace so far.
+        killed: processes of these that were lost, as far as the pool has looked.
     """
 
     def __init__(self, ready: int = READY) -> None:
         self.lacks = missing()
         self._setup: Setup | None = None
         self._ready = ready
-        self.taken = 0
+        self.taken = self.killed = 0
+        self._given: list[Process] = []  # processes that serve a trace, or did so a moment ago
         self._asked = 0  # processes that the zygote was asked for and has not given yet
         self._forks = False  # whether the zygote has given one
         self._waiting: deque[Process] = deque()
@@ -234,7 +242,19 @@ class Pool:
             ) from None
         self._ask()
         self.taken += 1
+        self._look()
+        self._given.append(found)
         return found
+
+    def numbers(self) -> dict[str, float]:
+        """Return how many processes were given to traces, and how many of these were lost."""
+        self._look()
+        return {"sandbox_starts": self.taken, "sandbox_kills": self.killed}
+
+    def _look(self) -> None:
+        """Count the processes that were lost since the last look."""
+        self.killed += sum(process.lost for process in self._given)
+        self._given = [process for process in self._given if process.open]
 
     def _why(self) -> str:
         """Return why there are no processes."""

@@ -184,6 +184,7 @@ class SandboxedTrace(Scope):
         failure = self._failure_of(error, invoke)
         if self._lost is None:
             self._lost = failure
+        self._line.end(lost=True)
         self.end()
         return failure
 
