@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
         UnknownLocation,
+        UnsavedWarning,
         VersionMismatch,
     )
     from interpose.contract.explanation import ExplainedPart, Explanation
@@ -100,6 +101,7 @@ _HOMES = {
         "Unauthenticated",
         "Unavailable",
         "UnknownLocation",
+        "UnsavedWarning",
         "VersionMismatch",
     ),
     "contract.errors",
@@ -143,6 +145,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownLocation",
+    "UnsavedWarning",
     "VersionMismatch",
     "__version__",
     "connect",

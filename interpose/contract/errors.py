@@ -127,6 +127,13 @@ class InterposeWarning(UserWarning):
     """Warning about code that runs, but probably does not do what the user meant."""
 
 
+class UnsavedWarning(InterposeWarning):
+    """Warning about a name that a block assigned and did not save.
+
+    The notebook has no such name.
+    """
+
+
 class InterventionError(InterposeError):
     """The user's code raised; the message is the exception's last line, e.g. `ValueError: boom`."""
 

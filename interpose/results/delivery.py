@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from interpose import capture
-from interpose.contract.errors import InterposeWarning
+from interpose.contract.errors import InterposeWarning, UnsavedWarning
 from interpose.results.outcome import Delivered, update_in_place
 from interpose.results.session_names import SessionNames, still_there
+from interpose.results.unsaved import unsaved
 from interpose.v1.trace_pb2 import SessionVariable
 
 
@@ -140,6 +141,28 @@ class Delivery:
                 names = in_sequences([names_of.get(one, {}) for one in group]) if first else {}
             merged.append((invoke, names, updates))
         return merged
+
+    def warn_of_unsaved(self, saved: Collection[str]) -> None:
+        """Warn once of names that a block assigned and did not save, and the notebook reads.
+
+        Args:
+            saved: the names that the trace saved.
+        """
+        blocks = {id(block): block for block, _ in self._blocks}
+        for invoke, (block, _) in enumerate(self._blocks):
+            others = [other for other in blocks.values() if other is not block]
+            scope = self.scope_of(invoke)
+            found = unsaved(block, scope, saved, others)
+            if found:
+                names = ", ".join(map(repr, found))
+                first = next(iter(found))
+                message = (
+                    f"the block assigned {names} and did not save {'it' if len(found) == 1 else 'them'}, so the notebook has no "
+                    f"such name: write {first} = ….save()"
+                )
+                registry = scope.globals.setdefault("__warningregistry__", {})
+                warnings.warn_explicit(message, UnsavedWarning, block.filename, found[first], registry=registry)
+                return
 
     def scope_of(self, invoke: int) -> capture.Scope:
         """Return the scope for an invoke's names.

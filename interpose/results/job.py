@@ -26,6 +26,7 @@ from interpose.contract.shown import shown
 from interpose.modules.tree import Node
 from interpose.results.outcome import Delivered, Outcome, take_event, values_of
 from interpose.rpc.channel import Stream
+from interpose.rpc.progress import write
 from interpose.rpc.session import Session
 from interpose.rpc.transfer import BACKOFF_SECONDS
 from interpose.v1 import service_pb2
@@ -351,7 +352,7 @@ class Job:
         """
         fresh = text[skipped:]
         self._printed += len(fresh)
-        print(fresh, end="", flush=True)
+        write(fresh)
         return max(0, skipped - len(text))
 
     def __dir__(self) -> list[str]:

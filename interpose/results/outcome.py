@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from interpose.contract.result import Logprob, Result
 from interpose.modules.envoy import Envoy
 from interpose.modules.tree import Node
 from interpose.rpc.call import Running
-from interpose.rpc.progress import Progress
+from interpose.rpc.progress import Progress, write
 from interpose.rpc.remote import RemoteDecoder, RemoteValue
 from interpose.rpc.session import Session
 from interpose.v1.trace_pb2 import (
@@ -123,8 +122,7 @@ def take_event(outcome: Outcome, event: Event) -> None:
     elif kind == "failed":
         outcome.failures.append(event.failed)
     elif kind == "log":
-        sys.stdout.write(event.log.text)
-        sys.stdout.flush()
+        write(event.log.text)
     elif kind == "accounting":
         outcome.accounting[event.accounting.invoke] = Accounting.of(event.accounting)
     elif kind == "explanation":

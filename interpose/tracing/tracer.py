@@ -311,7 +311,10 @@ class Tracer(InBlock, CapturedBlock):
 
     def _deliver(self, outcome: Outcome, values: Iterable[Delivered], delivery: Delivery) -> None:
         self._outcome = outcome
+        values = list(values)
         delivery.deliver(values, variables=outcome.variables)
+        if not outcome.failures and not self._streams and outcome.explanation is None:
+            delivery.warn_of_unsaved({name for _, names, _ in values for name in names})
         if outcome.failures:
             failure = outcome.failures[0]
             numbers = (number for number, group in enumerate(self._groups) if failure.invoke in group)
