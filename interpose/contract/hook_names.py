@@ -9,21 +9,22 @@ from __future__ import annotations
 import difflib
 import re
 
-# For each hook of a layer: the part of `model.blocks[i]`, and the names of the value. Of several, the model has one.
+# For each hook of a layer: the part of `model.blocks[i]`, and the names of the value, of which a model has one or takes the
+# first. The order is the order of the forward pass.
 OF_LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hook_resid_pre": ("", ("resid_pre",)),
-    "hook_resid_mid": ("", ("resid_mid",)),
-    "hook_resid_post": ("", ("resid_post",)),
     "attn.hook_q": ("attn", ("q",)),
     "attn.hook_k": ("attn", ("k",)),
     "attn.hook_v": ("attn", ("v",)),
     "attn.hook_rot_q": ("attn", ("rot_q",)),
     "attn.hook_rot_k": ("attn", ("rot_k",)),
-    "attn.hook_z": ("attn", ("z",)),
     "attn.hook_pattern": ("attn", ("pattern",)),
+    "attn.hook_z": ("attn", ("z",)),
+    "hook_resid_mid": ("", ("resid_mid",)),
     "mlp.hook_pre": ("mlp", ("gate", "up")),
     "mlp.hook_pre_linear": ("mlp", ("up",)),
     "mlp.hook_post": ("mlp", ("act",)),
+    "hook_resid_post": ("", ("resid_post",)),
 }
 OF_MODELS: dict[str, tuple[str, tuple[str, ...]]] = {"hook_embed": ("embed", ("output",))}
 

@@ -29,6 +29,23 @@ def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("page", ["from-nnsight.md", "from-transformer-lens.md"])
+def test_the_blocks_of_a_migration_guide(service: RunningService, tmp_path: Path, page: str) -> None:
+    """Blocks marked "py" are the other tool's; ours run, and give no warning."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    script = tmp_path / "guide.py"
+    script.write_text(
+        "\n".join([*blocks, "model.clear_edits()", "client.close()\n"])
+        .replace("localhost:9000", service.address)
+        .replace("smollm2", "llama")
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(script)], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.timeout(600)
 def test_the_demo(tmp_path: Path) -> None:
     """`make demo` after its set-up: its own service, a client in another process, a picture, nothing left.
