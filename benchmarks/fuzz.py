@@ -22,7 +22,7 @@ import psutil
 from google.protobuf.message import Message
 
 import interpose
-from benchmarks.fuzz_messages import Messages
+from benchmarks.fuzz_messages import Messages, parts_of
 from benchmarks.processes import title
 from benchmarks.served import Service
 from interpose.contract.errors import FAILURE_METADATA, InterposeError
@@ -204,16 +204,18 @@ class Fuzz:
             for event in reply.bundle.events if reply.HasField("bundle") else [reply]:
                 if event.HasField("accepted"):
                     self._opened(event.accepted.session_id)
-                    with self._lock:
-                        self._messages.learn(event.accepted.trace_id if hasattr(event.accepted, "trace_id") else "")
                 if event.HasField("failed"):
                     self._typed(name, data, event.failed)
+                for part in parts_of(event.saves) if event.HasField("saves") else ():
+                    if isinstance(part, value_pb2.Blob):
+                        with self._lock:
+                            self._messages.learn(part.id)
 
     def _opened(self, session: str) -> None:
         with self._lock:
             if session:
                 self._sessions.add(session)
-                self._messages.learn(session)
+                self._messages.live(session)
 
     def _failed(self, name: str, data: bytes, error: grpc.RpcError) -> str:
         """Return the outcome of a failed call; a failure without a type is a fault."""
@@ -359,7 +361,7 @@ def run(
         address = service.address()
         fuzz = Fuzz(address, KEYS["stranger"], KEYS["neighbour"], "llama", SEED if seed is None else seed)
         fuzz_warm = Fuzz(address, KEYS["stranger"], KEYS["neighbour"], "llama", 1)
-        fuzz_warm.run(1000)
+        fuzz_warm.run(1000, seconds=15.0)
         processes = service.process.children(recursive=True)
         before, engines = resident(processes), _engines(processes)
         began = time.monotonic()

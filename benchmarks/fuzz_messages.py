@@ -7,7 +7,7 @@ it, or puts in the same kind of message from another call.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,6 +45,8 @@ _INTEGERS = (
 _FLOATS = (0.0, -0.0, 1e308, -1e308, float("inf"), float("-inf"), float("nan"), 5e-324, 0.5)
 _DEPTHS = (3, 30, 90)
 _MOST_BYTES = 200_000
+_OPEN = 6  # sessions that were opened last
+_LEARNED = 600
 
 _NUMBERS = {
     FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64,
@@ -66,10 +68,12 @@ class Messages:
         self._random = random.Random(seed)
         self._parts: defaultdict[str, list[Message]] = defaultdict(list)
         self._texts: list[str] = list(_TEXTS)
+        self._sessions: deque[str] = deque(maxlen=_OPEN)
         self._bytes: list[bytes] = [b"", b"\xff", bytes(70)]
         for messages in real.values():
             for message in messages:
                 self._collect(message)
+        self._first = len(self._texts)  # the texts after these come and go
 
     def message(self, method: str) -> bytes:
         """Return one message for a method."""
@@ -81,6 +85,7 @@ class Messages:
             return self._spoiled(chosen.SerializeToString())
         message = type(chosen)()
         message.CopyFrom(chosen)
+        self._enliven(message)
         for _ in range(self._random.choice((0, 1, 1, 1, 2, 3, 8))):
             self._change(message)
         if roll < 0.2:
@@ -95,7 +100,22 @@ class Messages:
         """Take a text of the service's, as the id of a session, for further messages."""
         if text and text not in self._texts:
             self._texts.append(text)
-            del self._texts[len(_TEXTS) + 400 :]
+            if len(self._texts) > self._first + _LEARNED:
+                del self._texts[self._first]
+
+    def live(self, session: str) -> None:
+        """Take the id of a session that was just opened: most messages are about such sessions."""
+        self._sessions.append(session)
+        self.learn(session)
+
+    def _enliven(self, message: Any) -> None:
+        """Let a message mean an open session, and a trace that no message has brought before."""
+        fields = message.DESCRIPTOR.fields_by_name
+        if "session_id" in fields and self._sessions and self._random.random() < 0.7:
+            message.session_id = self._random.choice(self._sessions)
+        if "trace" in fields and self._random.random() < 0.8:
+            message.trace.id = f"{self._random.getrandbits(64):x}"
+            self.learn(message.trace.id)
 
     def _collect(self, message: Message) -> None:
         self._parts[message.DESCRIPTOR.full_name].append(message)
@@ -127,7 +147,7 @@ class Messages:
 
     def _change(self, message: Message) -> None:
         """Change one field somewhere in a message."""
-        part = self._random.choice(list(_messages(message)))
+        part = self._random.choice(list(parts_of(message)))
         there = [field for field, _ in part.ListFields()]
         fields = there if there and self._random.random() < 0.7 else list(part.DESCRIPTOR.fields)
         if not fields:
@@ -185,7 +205,7 @@ class Messages:
 
     def _nest(self, message: Message) -> None:
         """Put a value into itself many times, where the grammar allows it."""
-        parts = [part for part in _messages(message) if _ways_back(part)]
+        parts = [part for part in parts_of(message) if _ways_back(part)]
         if not parts:
             return
         part = self._random.choice(parts)
@@ -214,14 +234,14 @@ def _ways_back(message: Message) -> list[tuple[FieldDescriptor, FieldDescriptor]
     ]
 
 
-def _messages(message: Message) -> Iterator[Message]:
+def parts_of(message: Message) -> Iterator[Message]:
     """Yield a message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for one in value if field.is_repeated else [value]:
                 if isinstance(one, Message):
-                    yield from _messages(one)
+                    yield from parts_of(one)
 
 
 def _tried(give: Callable[[Any], object], value: Any) -> None:
