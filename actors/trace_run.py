@@ -1,4 +1,7 @@
-"""One trace of a session: its engine call, its event log, and the saved values it owns."""
+"""One trace of a session: its engine call, its event log, and the saved values it owns.
+
+Size: one class, whose methods are the ways in which a trace goes on and ends.
+"""
 
 from __future__ import annotations
 
