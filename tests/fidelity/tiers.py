@@ -262,18 +262,18 @@ def main() -> int:
     on_gpu = torch.cuda.is_available()
     options: dict[str, Any] = {"enforce_eager": False} if on_gpu else {}
     dtype = "bfloat16" if on_gpu else "float32"
-    wrong, measured = 0, {}
+    device = f"one {torch.cuda.get_device_name()}, captured graphs" if on_gpu else "CPU, at hooks"
+    wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for column in asked:
-            measured[column] = measure(column, Path(folder), dtype, **options)
-            for tier, seen in measured[column].items():
+            found = measure(column, Path(folder), dtype, **options)
+            record(f"{device}, {dtype}", {column: found})
+            for tier, seen in found.items():
                 print(f"{column}, {tier}: {seen.equal} of {seen.took} equal, off {seen.off:.1e}", flush=True)
                 print("   ", dict(seen.reasons.most_common(4)), flush=True)
                 for row in seen.differ:
                     print(f"    differs: {row}", flush=True)
                 wrong += len(seen.differ) + (not seen.took)
-    device = f"one {torch.cuda.get_device_name()}, captured graphs" if on_gpu else "CPU, at hooks"
-    record(f"{device}, {dtype}", measured)
     return 1 if wrong else 0
 
 
