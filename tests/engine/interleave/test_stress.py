@@ -169,7 +169,7 @@ def check(case: Case, ran: Ran) -> None:
 
 
 def account(ran: Ran) -> pb.Accounting | None:
-    """Return a run's accounting without the tiers.
+    """Return a run's accounting without the tiers and the seconds.
 
     Where plans run, the first run of a block may find no plan yet.
     """
@@ -177,7 +177,8 @@ def account(ran: Ran) -> pb.Accounting | None:
         return None
     told = pb.Accounting()
     told.CopyFrom(ran.accounting)
-    told.ClearField("tiers")
+    for name in ("tiers", "block_seconds", "seconds"):
+        told.ClearField(name)
     return told
 
 

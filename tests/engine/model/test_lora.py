@@ -196,6 +196,8 @@ def test_loops_in_the_tables_give_what_their_blocks_give(adapted: Adapted, tmp_p
             check_same(one, other)
         tokens = [ran.token_ids for ran in rans[0][:3]]
         assert tokens[0] != tokens[1] != tokens[2]
-        assert loops.interleaver.loops.steps == 8 * 3 * len(names), loops.interleaver.loops.refused
+        # The prompt's step is in the tables too where blocks before have shown what a prompt of that length needs.
+        count = 3 * len(names)
+        assert 8 * count <= loops.interleaver.loops.steps <= 9 * count, loops.interleaver.loops.refused
     finally:
         loops.close()
