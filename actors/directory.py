@@ -305,7 +305,7 @@ class Directory:
         """Take what an ingress replica counted.
 
         Args:
-            options: what the session actors that start from now on write for operators.
+            options: what the session actors write for operators.
             counted: what the replica counted since the last call.
         """
         self._pool.options = options

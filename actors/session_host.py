@@ -58,7 +58,7 @@ class SessionHost:
             options: what the actor writes for operators.
         """
         if options is not None:
-            self._telemetry = Telemetry("session", options)
+            self._telemetry.heed(options)
         for target in targets:
             with contextlib.suppress(Exception):  # the engine may have gone: the next call that uses it says so
                 self._engines.warm(target)

@@ -52,12 +52,12 @@ class SessionPool:
     Attributes:
         settings: as given.
         targets: the engines that actors should be ready for.
-        options: what the next actors write for operators.
+        options: what the actors write for operators.
     """
 
     def __init__(self, settings: Any, spawn: Spawn, counted: Callable[[Counted], None] = lambda counted: None) -> None:
         self.settings = settings
-        self.options = Options()
+        self._options = Options()
         self._counted = counted
         self.targets: list[Target] = []
         self._spawn = spawn
@@ -65,6 +65,18 @@ class SessionPool:
         self._starting = 0
         self._waiting = 0
         self._changed = asyncio.Event()
+
+    @property
+    def options(self) -> Options:
+        """What the actors write for operators; they are told of a change."""
+        return self._options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        if options != self._options:
+            self._options = options
+            for member in self._members:
+                member.actor.prepare.remote([], options)
 
     @property
     def ready(self) -> int:
@@ -216,5 +228,8 @@ class SessionPool:
             )
             .remote(name, here)
         )
-        await actor.prepare.remote(self.targets, self.options)
+        told = None
+        while told != self._options:
+            told = self._options
+            await actor.prepare.remote(self.targets, told)
         return actor

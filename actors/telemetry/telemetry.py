@@ -31,15 +31,26 @@ class Telemetry:
     """
 
     def __init__(self, part: str, options: Options | None = None) -> None:
-        self._options = options or Options()
+        self._part = part
         self.counts = Counts()
-        self.spans = Spans(part, self._options)
         self._traces: LineFile | None = None
         self._audit: LineFile | None = None
-        if self._options.json_lines:
+        self._begin(options or Options())
+
+    def heed(self, options: Options) -> None:
+        """Write what these options say from now on; what was counted stays."""
+        if options != self._options:
+            self.close()
+            self._traces = self._audit = None
+            self._begin(options)
+
+    def _begin(self, options: Options) -> None:
+        self._options = options
+        self.spans = Spans(self._part, options)
+        if options.json_lines:
             log_in_lines()
-            logger.info("a process begins: %s", part)
-        if self._options.traces and not self._options.folder:
+            logger.info("a process begins: %s", self._part)
+        if options.traces and not options.folder:
             TRACE_LOG.setLevel(logging.INFO)
 
     def take(self) -> Counted:

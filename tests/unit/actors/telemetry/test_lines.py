@@ -59,6 +59,18 @@ def test_without_a_folder_traces_go_to_the_log(caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
+def test_a_process_that_is_told_later_goes_on_in_the_folder_with_its_counts(tmp_path: Path) -> None:
+    telemetry = Telemetry("session")
+    telemetry.trace_ended(record())
+    before = telemetry.counts
+    telemetry.heed(Options(folder=str(tmp_path)))
+    telemetry.trace_ended(record(outcome="failed", code="ENGINE"))
+    telemetry.close()
+    [file] = tmp_path.iterdir()
+    assert [json.loads(line)["code"] for line in file.read_text().splitlines()] == ["ENGINE"]
+    assert telemetry.counts is before
+
+
 def test_a_record_of_a_log_becomes_a_json_line() -> None:
     try:
         raise ValueError("two\nlines")
