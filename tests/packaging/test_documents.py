@@ -112,8 +112,10 @@ def test_names_exist(name: str) -> None:
     while parts and not (file := ROOT.joinpath(*parts).with_suffix(".py")).is_file():
         parts.pop()
     if not parts:
-        file = ROOT.joinpath(*name.split(".")[:2], "__init__.py")
         parts = name.split(".")[:2]
+        while len(parts) > 1 and not ROOT.joinpath(*parts, "__init__.py").is_file():
+            parts.pop()
+        file = ROOT.joinpath(*parts, "__init__.py")
     assert file.is_file(), name
     text = file.read_text()
     undefined = [part for part in name.split(".")[len(parts) :] if not re.search(rf"\b{part}\b", text)]

@@ -73,7 +73,9 @@ def plan_of(block: Block, dtype: torch.dtype = torch.bfloat16, rows: int = 1, **
         carried=(),
         guards=(),
         holds=lambda step: True,
-        appends=tuple(SimpleNamespace(item=Item("tensor", output=i), key=None) for i in range(3, len(results))),
+        appends=tuple(
+            SimpleNamespace(item=Item("tensor", output=i), key=None, when=-1) for i in range(3, len(results))
+        ),
         results=(("step", Item("number")),),
     )
     vars(plan).update(rest)
