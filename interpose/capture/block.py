@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from interpose.capture.analysis import block_reads_writes
+from interpose.capture.parsing import parse_text
 from interpose.capture.refuse import refuse_unsupported
 from interpose.capture.source import Source, With
 
@@ -119,7 +120,7 @@ def _with_later_items(source: Source, node: With, index: int) -> tuple[ast.With,
     for header in ("with ", "with ("):
         text = " " * node.col_offset + header + "".join(lines)
         try:
-            parsed = ast.parse("if 1:\n" + text if node.col_offset else text).body
+            parsed = parse_text("if 1:\n" + text if node.col_offset else text).body
         except SyntaxError:
             continue
         found = parsed[0].body if node.col_offset and isinstance(parsed[0], ast.If) else parsed

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from interpose.capture.block import Block
 from interpose.capture.flags import future_flags
+from interpose.capture.parsing import parse_text
 from interpose.capture.recent import Recent
 from interpose.capture.rewrite import GUARD, SAVE, rewrite
 from interpose.capture.scope import Scope
@@ -83,7 +84,7 @@ def _function(name: str, body: list[ast.stmt]) -> ast.stmt:
 
     Parsing one finds the fields that this Python's functions have.
     """
-    function = ast.parse(f"def {name}(): pass").body[0]
+    function = parse_text(f"def {name}(): pass").body[0]
     assert isinstance(function, ast.FunctionDef)
     function.body = body
     return ast.copy_location(function, next(statement for statement in body if hasattr(statement, "lineno")))

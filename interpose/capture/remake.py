@@ -11,6 +11,7 @@ import ast
 import types
 from collections.abc import Container, Iterator
 
+from interpose.capture.parsing import parse_text
 from interpose.capture.rewrite import FLAGS, move, parse_block, rewrite
 from interpose.capture.syntax import is_constant
 
@@ -30,7 +31,7 @@ def compile_function(
     statement: ast.stmt
     if source.lstrip().startswith("lambda"):
         # The parentheses let the expression go on over several lines, as those around the call it stood in did.
-        expression = ast.parse(f"({source}\n)", filename, "eval").body
+        expression = parse_text(f"({source}\n)", filename, "eval").body
         move(expression, first_line - 1, indent - 1, 0)
         target = ast.Name(id=name, ctx=ast.Store())
         statement = ast.copy_location(ast.Assign(targets=[target], value=expression), expression)

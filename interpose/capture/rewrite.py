@@ -16,6 +16,7 @@ import ast
 import types
 from typing import Any
 
+from interpose.capture.parsing import parse_text
 from interpose.capture.syntax import bound_names, is_steps
 
 SAVE = "__interpose_save__"
@@ -44,14 +45,14 @@ def compile_block(
 def parse_block(source: str, filename: str, first_line: int, indent: int) -> ast.Module:
     """Parses a block's text, dedented or not, and gives every node its position in `filename`."""
     if source[:1] in (" ", "\t"):
-        tree = ast.parse("if 1:\n" + source, filename)
+        tree = parse_text("if 1:\n" + source, filename)
         wrapper = tree.body[0]
         if len(tree.body) != 1 or not isinstance(wrapper, ast.If):
             raise SyntaxError(f"{filename}, line {first_line}: the block's text does not hold together")
         tree.body = wrapper.body
         move(tree, first_line - 2, 0, 0)
     else:
-        tree = ast.parse(source, filename)
+        tree = parse_text(source, filename)
         move(tree, first_line - 1, indent, indent)
     return tree
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from interpose.capture.errors import CaptureError
 from interpose.capture.fileless import find_lines
+from interpose.capture.parsing import parse_text
 from interpose.capture.recent import Recent
 
 _ENTER = frozenset(
@@ -94,7 +95,7 @@ def parse(filename: str, lines: list[str], named: str = "") -> Source:
 
     `named` is the name that their code has for them, if it is another.
     """
-    tree = ast.parse("".join(lines), filename)
+    tree = parse_text("".join(lines), filename)
     withs: dict[int, With] = {}
     classes: set[int] = set()
     stack: list[tuple[ast.AST, bool]] = [(tree, False)]

@@ -6,13 +6,13 @@ result, or prints it. Where the call is a statement of its own, the generation r
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import fields
 from typing import Any
 
 from interpose import capture
+from interpose.capture.parsing import parse_text
 from interpose.capture.source import parse
 from interpose.contract.errors import InvalidArgument
 from interpose.contract.result import Result
@@ -114,6 +114,6 @@ def _no_block(written: Written | None) -> capture.Block:
     """Return an empty block at the line of the user's call."""
     filename, line = (written.filename, written.line) if written is not None else ("<generate>", 1)
     source = parse(filename, ["pass\n"])
-    body = ast.parse("pass", filename).body
+    body = parse_text("pass", filename).body
     body[0].lineno = body[0].end_lineno = line
     return capture.Block("pass\n", filename, line, 0, (), (), body, None, True, source)

@@ -34,7 +34,7 @@ from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
 
 ROWS, WIDTH = 3, 8
-STEP_SECONDS = 1.5
+STEP_SECONDS = 4.0
 MEMORY_BYTES, SAVED_BYTES = 256 << 20, 16 << 20
 
 

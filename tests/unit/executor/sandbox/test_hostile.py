@@ -15,7 +15,7 @@ from tests.unit.executor.sandbox.hostile import blocks
 from tests.unit.executor.sandbox.parts import Worker, plain
 
 BLOCKS = blocks()
-STEP_SECONDS = 0.15
+STEP_SECONDS = 0.5
 GRACE_SECONDS = 0.25
 CODES = (
     pb.ERROR_CODE_INTERVENTION,
