@@ -21,7 +21,7 @@ from executor.core.errors import Refusal
 from executor.sandbox.channel import HEAD, MOST_BODY, Kind, Shared
 from executor.sandbox.codec import Malformed, decode, encode
 from executor.sandbox.kernel import missing
-from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
+from executor.sandbox.zygote import FAILED, FORK, FORKED, LENGTH, MOST_REASON, Setup
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -337,6 +337,9 @@ class Pool:
             raise Lost("it took too long", overdue=True) from None
         except OSError:
             raise Lost("the zygote is gone") from None
+        if told[:1] == FAILED:
+            reason = told[1:] + self._line.recv(MOST_REASON)
+            raise Lost(f"the zygote cannot go on: {reason.decode(errors='replace')}")
         if told[:1] != FORKED or len(descriptors) != 3:
             raise Lost("the zygote is gone")
         self._asked -= 1

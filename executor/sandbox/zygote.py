@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -31,7 +32,8 @@ from executor.sandbox.skeleton import Skeleton
 from executor.sandbox.warm import Warm
 
 LENGTH = struct.Struct("<Q")
-FORK, FORKED = b"f", b"+"
+FORK, FORKED, FAILED = b"f", b"+", b"-"
+MOST_REASON = 500  # bytes of what the worker is told of a zygote that cannot go on
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # of the memory: no further seals, no shrinking, no growing
 
 # What blocks import. What a sandboxed process has not loaded it cannot load.
@@ -72,7 +74,11 @@ def serve(descriptor: int) -> None:
         descriptor: of the line.
     """
     with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=descriptor) as line:
-        _serve(line)
+        try:
+            _serve(line)
+        except Exception as error:
+            line.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:MOST_REASON])
+            raise
 
 
 def _serve(line: socket.socket) -> None:
@@ -135,9 +141,10 @@ def _check_single() -> None:
 
     After a fork others would not be there, and the locks that they hold would.
     """
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        raise RuntimeError(f"the zygote has {threads} threads")
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) != 1:
+        names = sorted(Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in tasks)
+        raise RuntimeError(f"the zygote has {len(tasks)} threads: {', '.join(names)}")
 
 
 def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree, warm: Warm) -> None:
