@@ -206,7 +206,7 @@ class TenantUsage:
     """What one tenant uses, over all its sessions.
 
     Attributes:
-        traces_running: traces that have not ended; those that wait are among them.
+        traces_running: traces that have not ended, waiting traces included.
         traces_waiting: traces that wait for the tenant's quota of running traces.
         done: the work of the tenant so far.
         stored_bytes: bytes that the sessions hold.

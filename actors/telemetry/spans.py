@@ -45,7 +45,7 @@ class Span(Protocol):
         """
 
     def child(self, name: str, seconds: float, **attributes: str | int | float) -> None:
-        """Make a span within this one that ends now and began some seconds ago."""
+        """Make a span within this span, which ends now and began some seconds ago."""
 
 
 class _NoSpan:

@@ -155,7 +155,7 @@ def key_of(opened: Opened) -> Key | None:
 
 
 def _form(tensor: Tensor) -> tuple[object, ...] | None:  # of any shape
-    """Return all of a tensor's message but its elements; None for one that no known block reads."""
+    """Return a tensor's message without its elements; None if no known block reads it."""
     payload = tensor.WhichOneof("payload")
     if tensor.library != ARRAY_LIBRARY_TORCH or tensor.shape_only or payload is None:
         return None

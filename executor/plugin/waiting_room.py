@@ -310,7 +310,7 @@ class _Choice:
         return True
 
     def closed_for(self, entry: Traced) -> bool:
-        """Return whether a request waits for one that came before."""
+        """Return whether a request waits for an earlier request."""
         return self.closed_traced or entry.flow.tenant in self._closed_tenants
 
     def take(self, entry: Traced) -> None:

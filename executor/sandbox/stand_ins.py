@@ -88,7 +88,7 @@ class FarApplier:
         """Return the call as it was written.
 
         Raises:
-            Refusal: INVALID_ARGUMENT, a value is not one that a module is applied to.
+            Refusal: INVALID_ARGUMENT, no module is applied to such a value.
         """
         for value in (*args, *kwargs.values()):
             if value is not None and type(value) not in _APPLIED:

@@ -124,7 +124,7 @@ class Transport:
         address: "host:port" or "grpc://…"; "grpcs://…" for TLS.
         api_key: the key that is sent with every call; "": no key.
         timeout: seconds, for calls with a quick reply.
-        ca: a PEM file with the certificates to trust; default: the variable INTERPOSE_CA, else those that grpc trusts.
+        ca: a PEM file with the certificates to trust; default: the variable INTERPOSE_CA, else grpc's certificates.
         certificate: PEM files with the client's certificate and its key; default: the variables INTERPOSE_CERTIFICATE and
             INTERPOSE_CERTIFICATE_KEY, else none.
         stub: makes the service's methods of a channel.

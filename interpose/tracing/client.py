@@ -47,7 +47,7 @@ def connect(
         api_key: default: the variable INTERPOSE_API_KEY.
         timeout: seconds, for calls with a quick reply. A trace has no such limit.
         progress: whether long transfers and generations show a progress bar (where tqdm is installed).
-        ca: for TLS, a PEM file with the certificates to trust. Default: the variable INTERPOSE_CA, else those that grpc trusts.
+        ca: for TLS, a PEM file with the certificates to trust. Default: the variable INTERPOSE_CA, else grpc's certificates.
         certificate: for a server that asks for it, PEM files with the client's certificate and its key. Default: the variables
             INTERPOSE_CERTIFICATE and INTERPOSE_CERTIFICATE_KEY.
 

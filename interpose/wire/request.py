@@ -28,7 +28,7 @@ class TraceRequest:
         trusted: whether the tenant may run code in the workers' own processes.
         share: part of an engine's places and cache that the tenant's traces may use at a time, from 0 to 1.
         weight: the tenant's weight beside other tenants.
-        tokens: tokens that the trace may need: those of its prompts, at most, and those that it may generate.
+        tokens: the most tokens that the trace may need, of its prompts and generated.
         trace_id: the trace's id, as the client chose it.
         accepted: the trace's first event, a serialized `Event` with `Accepted`.
         max_saved_bytes: bytes of all values that the trace may save.
