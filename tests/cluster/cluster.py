@@ -105,11 +105,12 @@ class Cluster:
         """Start a node, or start it again, as what watches over its container would."""
         port = self.address.split(":")[1]
         arguments = [word.replace("head:6379", self.address) for word in ray_start(name)]
+        # Nodes of one machine share its ports; of two options with one name Ray takes the last.
+        arguments += [f"--metrics-export-port={free_port()}"]
         if name == "head":
             arguments = [word.replace("--port=6379", f"--port={port}") for word in arguments]
             arguments += ["--block", f"--temp-dir={self.folder}"]
         else:
-            # Nodes of one machine share its ports.
             arguments += [f"--dashboard-agent-listen-port={free_port()}"]
         command = [sys.executable, "-c", _START, "start", *arguments]
         command += [f"--node-ip-address={self.host(name)}", "--object-store-memory=200000000"]
