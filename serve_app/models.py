@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.failures import unavailable
-from actors.protocol import Announced, ModelState, Target
+from actors.protocol import Announced, DirectoryStatus, ModelState, Target
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import model_pb2
 from serve_app.settings import ModelSettings
+
+DESCRIBED_SECONDS = 2.0
 
 
 @dataclass
@@ -122,3 +124,18 @@ class ServedModels:
                 known = ServedModel(one.model, one.target, engine)
             self._all[one.model.name] = known
         return list(before.values()) != list(self._all.values())
+
+    async def described(self, status: DirectoryStatus, ask: Callable[[ServedModel], Awaitable[object]]) -> ServedModels:
+        """Ask the engines that run for their descriptions; return the models.
+
+        A model that does not answer in time stays without a description.
+
+        Args:
+            status: which engines run.
+            ask: asks for the description of a model, and keeps it.
+        """
+        missing = [one for one in self.all if one.description is None]
+        running = [one for one in missing if (known := status.models.get(one.target)) and known.state == "RUNNING"]
+        calls = (asyncio.wait_for(ask(one), DESCRIBED_SECONDS) for one in running)
+        await asyncio.gather(*calls, return_exceptions=True)
+        return self

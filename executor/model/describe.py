@@ -11,8 +11,10 @@ import torch
 import vllm
 from vllm.sampling_params import SamplingParams
 
+from executor.core.errors import Refusal
 from executor.core.request import step_tokens
 from executor.model.apply import why_not_applied
+from executor.model.layouts import Unknown
 from executor.model.node import Node, Unreachable
 from executor.model.parameters import described
 from executor.model.remote_module import RemoteModule
@@ -66,7 +68,10 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         config_json=json.dumps(model_config.hf_config.to_dict(), default=str),
         generation_config_json=json.dumps(model_config.try_get_generation_config(), default=str),
     )
-    description.modules.extend(map(describe_module, tree.nodes.values()))
+    for node in tree.nodes.values():
+        one = description.modules.add()
+        one.CopyFrom(describe_module(node))
+        one.output_refused, one.input_refused = (_why_refused(tree, node, kind) for kind in ("output", "input"))
     for node in tree.pseudo.values():
         description.canonical.extend(_canonical(node))
     return description
@@ -85,6 +90,16 @@ def describe_module(node: Node) -> pb.Module:
         parameters=described(module),
         not_applied=why_not_applied(node),
     )
+
+
+def _why_refused(tree: ModuleTree, node: Node, kind: str) -> str:
+    """Return why a raw location cannot be given, as a block is told; "" if it can."""
+    try:
+        tree.order_of(node.path, kind)
+    except Refusal as error:
+        return error.message
+    layout = node.layouts.main(kind)
+    return layout.refusal().message if isinstance(layout, Unknown) else ""
 
 
 def _canonical(node: Node) -> Iterator[pb.CanonicalNode]:

@@ -223,12 +223,13 @@ class Unknown:
         )
 
     def gather(self, shard: torch.Tensor) -> NoReturn:  # [rows, ..., part] -> [rows, ..., features]
-        raise self._refusal()
+        raise self.refusal()
 
     def scatter(self, whole: torch.Tensor) -> NoReturn:  # [rows, ..., features] -> [rows, ..., part]
-        raise self._refusal()
+        raise self.refusal()
 
-    def _refusal(self) -> Refusal:
+    def refusal(self) -> Refusal:
+        """The error for using it."""
         return Refusal(
             pb.ERROR_CODE_UNKNOWN_LOCATION, f"{self.location} cannot be given: {self.why}", location=self.location
         )
@@ -300,6 +301,15 @@ class Layouts:
         if layout is None:
             layout = self._made[(kind, path)] = self._make(kind, path)
         return layout
+
+    def main(self, kind: str) -> Layout:
+        """Return the layout of the first tensor of a location.
+
+        A linear layer of vLLM returns its bias beside its output, unless it is told not to.
+        """
+        if kind == "input":
+            return self.of(kind, (0, 0))
+        return self.of(kind, (0,) if getattr(self.module, "return_bias", False) else ())
 
     def _make(self, kind: str, path: tuple[object, ...]) -> Layout:
         module = self.module

@@ -108,7 +108,10 @@ class AsyncModels(tuple[str, ...]):
     ask_async: Callable[[], Awaitable[StatusReply]]
 
     async def __call__(self) -> Table:
-        """Return a table of the models: state, replicas, requests, adapters."""
+        """Return a table of the models: state, replicas, requests, adapters, and canonical values.
+
+        As `Client.models()`.
+        """
         return table_of(await self.ask_async())
 
 

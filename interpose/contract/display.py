@@ -97,7 +97,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.1f}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple | dict) else str(value)
 
 
 def size(nbytes: int) -> str:

@@ -27,6 +27,7 @@ MODEL_WORDS = (
     "clear_edits",
     "scan",
     "explain",
+    "serves",
     "name",
 )
 PSEUDO = ("logits", "samples")
@@ -50,7 +51,7 @@ class Node:
     model: str = ""  # of the root: the model's identity, equal for all its descriptions
     canonical: bool = False  # a node of canonical values, with the same names for every architecture
     values: dict[str, str] = field(default_factory=dict)  # of a canonical node: the shapes of its values
-    refused: dict[str, str] = field(default_factory=dict)  # of a canonical node: why it lacks a value
+    refused: dict[str, str] = field(default_factory=dict)  # why it lacks a value, by the value's name
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -79,6 +80,11 @@ class Node:
         """The path in an error message."""
         return self.path or "the model"
 
+    @property
+    def lacking(self) -> dict[str, str]:
+        """The canonical values that it lacks, with the reasons."""
+        return self.refused if self.canonical else {}
+
     def child(self, key: str | int) -> Node:
         """Return a child by name, or by number as in a list.
 
@@ -87,7 +93,7 @@ class Node:
         """
         if isinstance(key, int):
             return self._item(key)
-        if key in self.refused:
+        if self.canonical and key in self.refused:
             location = f"{self.path}.{key}"
             raise UnknownLocation(f"{location} cannot be given: {self.refused[key]}", location=location)
         found = self.children.get(key) or self.pseudo.get(key)
@@ -162,7 +168,7 @@ class Node:
         head = ", ".join(part for part in (self.detail, *self.parameters) if part)
         title = f"{escaped(name)}{code(self.class_name)} {escaped(head)}"
         rows = [f"<div>({escaped(name)}): {code(shape)}</div>" for name, shape in self.values.items()]
-        rows += [f"<div>({escaped(name)}): not in this model</div>" for name in self.refused]
+        rows += [f"<div>({escaped(name)}): {escaped(_refused(why))}</div>" for name, why in self.lacking.items()]
         children = [*self.children.items(), *self.pseudo.items()]
         lines = {name: child.lines() for name, child in children}
         nodes = dict(children)
@@ -175,7 +181,7 @@ class Node:
         """Return the tree in the form of torch; equal numbered children share an entry."""
         head = ", ".join(part for part in (self.detail, *self.parameters) if part)
         entries = [(name, [shape]) for name, shape in self.values.items()]
-        entries += [(name, ["not in this model"]) for name in self.refused]
+        entries += [(name, [_refused(why)]) for name, why in self.lacking.items()]
         for name, child in [*self.children.items(), *self.pseudo.items()]:
             entries.append((name, child.lines()))
         if not entries:
@@ -213,15 +219,26 @@ def tree_of(description: model_pb2.ModelDescription) -> Node:
         parameters = tuple(_parameter(parameter) for parameter in module.parameters)
         if not module.path:
             root.class_name, root.detail, root.parameters = module.class_name, module.detail, parameters
-            root.not_applied = module.not_applied
+            root.not_applied, root.refused = module.not_applied, _raw_refusals(module)
             continue
         parent, _, name = module.path.rpartition(".")
         node = Node(module.path, module.class_name, module.detail, parameters, not_applied=module.not_applied)
+        node.refused = _raw_refusals(module)
         nodes[module.path] = node
         nodes.get(parent, root).children[name] = node
     root.pseudo = {name: Node(name, "Location") for name in PSEUDO if name not in root.children}
     _add_canonical(root, description.canonical)
     return root
+
+
+def _raw_refusals(module: model_pb2.Module) -> dict[str, str]:
+    """Return why values of a module cannot be given, by the value's name."""
+    whys = {"output": module.output_refused, "input": module.input_refused, "inputs": module.input_refused}
+    return {name: why for name, why in whys.items() if why}
+
+
+def _refused(why: str) -> str:
+    return f"refused: {why}"
 
 
 def _add_canonical(root: Node, described: Iterable[model_pb2.CanonicalNode]) -> None:

@@ -79,7 +79,10 @@ class Models(tuple[str, ...]):
     ask: Callable[[], StatusReply]
 
     def __call__(self) -> Table:
-        """Return a table of the models: state, replicas, requests, adapters."""
+        """Return a table of the models: state, replicas, requests, adapters, and canonical values.
+
+        `client.models()[0]["refused"]` has the reason of each canonical value that layers of the first model do not have.
+        """
         return table_of(self.ask())
 
 
@@ -93,6 +96,12 @@ def table_of(status: StatusReply) -> Table:
             "running": one.running,
             "waiting": one.waiting,
             "adapters": list(one.adapters),
+            "layers": one.layers or None,
+            "views": list(one.views),
+            "refused": {
+                f"{view.name}{'' if view.layers == one.layers else f' (of {view.layers})'}": view.reason
+                for view in one.refused
+            },
         }
         for one in status.models
     ]

@@ -13,6 +13,7 @@ from interpose.contract.errors import InvalidArgument
 from interpose.contract.explanation import Explanation
 from interpose.contract.sampling import check_adapter, check_sampling
 from interpose.modules.envoy import Envoy
+from interpose.modules.serves import Verdict, verdict
 from interpose.modules.tree import Node, tree_of
 from interpose.program.options import TraceOptions
 from interpose.results.job import Job
@@ -115,6 +116,23 @@ class Model(Envoy):
         made, captured, scope = self._explained(block, prompt, sampling, sys._getframe(1))
         made.run_block(captured, scope)
         return made.explanation
+
+    def serves(self, location: str) -> Verdict:
+        """Say whether the model gives a location: `if model.serves("blocks[3].attn.q"):`.
+
+        Nothing runs, and nothing is sent: the server has described what it refuses. With several ranks, a value in the middle
+        of a module is also compared over the ranks when a trace first reads it, and is refused then if they differ.
+
+        Args:
+            location: a canonical value, or a module's output, input, inputs or weight, as a block names it.
+
+        Returns:
+            An object that is true if the model serves the location. Otherwise `.reason` has the reason that a trace is given.
+
+        Raises:
+            InvalidArgument: the text is no location.
+        """
+        return verdict(self._tree, location)
 
     def _explained(
         self, block: object, prompt: Any, sampling: dict[str, Any], caller: FrameType

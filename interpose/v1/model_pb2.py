@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from interpose.v1 import value_pb2 as interpose_dot_v1_dot_value__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18interpose/v1/model.proto\x12\x0cinterpose.v1\x1a\x18interpose/v1/value.proto\"L\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\"\n\x05\x64type\x18\x03 \x01(\x0e\x32\x13.interpose.v1.DType\"|\n\x06Module\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12+\n\nparameters\x18\x03 \x03(\x0b\x32\x17.interpose.v1.Parameter\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x13\n\x0bnot_applied\x18\x32 \x01(\t\">\n\x0e\x43\x61nonicalValue\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"o\n\rCanonicalNode\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12,\n\x06values\x18\x03 \x03(\x0b\x32\x1c.interpose.v1.CanonicalValue\x12\x13\n\x0bnot_applied\x18\x04 \x01(\t\"\xf9\x03\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12%\n\x07modules\x18\x03 \x03(\x0b\x32\x14.interpose.v1.Module\x12\x1e\n\x16generation_config_json\x18\x04 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\"\n\x05\x64type\x18\x07 \x01(\x0e\x32\x13.interpose.v1.DType\x12\x1c\n\x14tensor_parallel_size\x18\x08 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x0b \x01(\t\x12\x17\n\x0f\x65xecution_order\x18\x0c \x03(\t\x12\x1b\n\x13sampling_parameters\x18\r \x03(\t\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x0f\n\x07\x61liases\x18\x0f \x03(\t\x12\x0e\n\x06\x64igest\x18\x10 \x01(\t\x12\x19\n\x11max_prompt_tokens\x18\x46 \x01(\r\x12.\n\tcanonical\x18< \x03(\x0b\x32\x1b.interpose.v1.CanonicalNode\x12\x10\n\x08\x61\x64\x61pters\x18x \x03(\t\";\n\rTokenizerFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18interpose/v1/model.proto\x12\x0cinterpose.v1\x1a\x18interpose/v1/value.proto\"L\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\"\n\x05\x64type\x18\x03 \x01(\x0e\x32\x13.interpose.v1.DType\"\xab\x01\n\x06Module\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12+\n\nparameters\x18\x03 \x03(\x0b\x32\x17.interpose.v1.Parameter\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x13\n\x0bnot_applied\x18\x32 \x01(\t\x12\x16\n\x0eoutput_refused\x18\x33 \x01(\t\x12\x15\n\rinput_refused\x18\x34 \x01(\t\">\n\x0e\x43\x61nonicalValue\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"o\n\rCanonicalNode\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12,\n\x06values\x18\x03 \x03(\x0b\x32\x1c.interpose.v1.CanonicalValue\x12\x13\n\x0bnot_applied\x18\x04 \x01(\t\"\xf9\x03\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12%\n\x07modules\x18\x03 \x03(\x0b\x32\x14.interpose.v1.Module\x12\x1e\n\x16generation_config_json\x18\x04 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\"\n\x05\x64type\x18\x07 \x01(\x0e\x32\x13.interpose.v1.DType\x12\x1c\n\x14tensor_parallel_size\x18\x08 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\x0b \x01(\t\x12\x17\n\x0f\x65xecution_order\x18\x0c \x03(\t\x12\x1b\n\x13sampling_parameters\x18\r \x03(\t\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x0f\n\x07\x61liases\x18\x0f \x03(\t\x12\x0e\n\x06\x64igest\x18\x10 \x01(\t\x12\x19\n\x11max_prompt_tokens\x18\x46 \x01(\r\x12.\n\tcanonical\x18< \x03(\x0b\x32\x1b.interpose.v1.CanonicalNode\x12\x10\n\x08\x61\x64\x61pters\x18x \x03(\t\";\n\rTokenizerFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,14 +24,14 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_PARAMETER']._serialized_start=68
   _globals['_PARAMETER']._serialized_end=144
-  _globals['_MODULE']._serialized_start=146
-  _globals['_MODULE']._serialized_end=270
-  _globals['_CANONICALVALUE']._serialized_start=272
-  _globals['_CANONICALVALUE']._serialized_end=334
-  _globals['_CANONICALNODE']._serialized_start=336
-  _globals['_CANONICALNODE']._serialized_end=447
-  _globals['_MODELDESCRIPTION']._serialized_start=450
-  _globals['_MODELDESCRIPTION']._serialized_end=955
-  _globals['_TOKENIZERFILE']._serialized_start=957
-  _globals['_TOKENIZERFILE']._serialized_end=1016
+  _globals['_MODULE']._serialized_start=147
+  _globals['_MODULE']._serialized_end=318
+  _globals['_CANONICALVALUE']._serialized_start=320
+  _globals['_CANONICALVALUE']._serialized_end=382
+  _globals['_CANONICALNODE']._serialized_start=384
+  _globals['_CANONICALNODE']._serialized_end=495
+  _globals['_MODELDESCRIPTION']._serialized_start=498
+  _globals['_MODELDESCRIPTION']._serialized_end=1003
+  _globals['_TOKENIZERFILE']._serialized_start=1005
+  _globals['_TOKENIZERFILE']._serialized_end=1064
 # @@protoc_insertion_point(module_scope)

@@ -17,18 +17,22 @@ class Parameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ...) -> None: ...
 
 class Module(_message.Message):
-    __slots__ = ("path", "class_name", "parameters", "detail", "not_applied")
+    __slots__ = ("path", "class_name", "parameters", "detail", "not_applied", "output_refused", "input_refused")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NOT_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    INPUT_REFUSED_FIELD_NUMBER: _ClassVar[int]
     path: str
     class_name: str
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     detail: str
     not_applied: str
-    def __init__(self, path: _Optional[str] = ..., class_name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., detail: _Optional[str] = ..., not_applied: _Optional[str] = ...) -> None: ...
+    output_refused: str
+    input_refused: str
+    def __init__(self, path: _Optional[str] = ..., class_name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., detail: _Optional[str] = ..., not_applied: _Optional[str] = ..., output_refused: _Optional[str] = ..., input_refused: _Optional[str] = ...) -> None: ...
 
 class CanonicalValue(_message.Message):
     __slots__ = ("name", "shape", "refusal")

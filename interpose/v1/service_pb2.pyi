@@ -350,7 +350,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "state", "replicas", "running", "waiting", "adapters", "each")
+    __slots__ = ("name", "state", "replicas", "running", "waiting", "adapters", "each", "layers", "views", "refused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +358,9 @@ class ModelStatus(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EACH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    VIEWS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     replicas: int
@@ -365,7 +368,20 @@ class ModelStatus(_message.Message):
     waiting: int
     adapters: _containers.RepeatedScalarFieldContainer[str]
     each: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., replicas: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., each: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
+    layers: int
+    views: _containers.RepeatedScalarFieldContainer[str]
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedView]
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., replicas: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., each: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., layers: _Optional[int] = ..., views: _Optional[_Iterable[str]] = ..., refused: _Optional[_Iterable[_Union[RefusedView, _Mapping]]] = ...) -> None: ...
+
+class RefusedView(_message.Message):
+    __slots__ = ("name", "reason", "layers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    layers: int
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., layers: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
     __slots__ = ("name", "stage", "seconds", "running", "waiting", "sessions")

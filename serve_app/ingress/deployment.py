@@ -245,7 +245,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
         """Return the state of the models, the sessions and the caller's own tenant."""
         await self._look()
         status: DirectoryStatus = await self._sessions.directory.status.remote(self._models.targets)
-        return replies.status(status, self._models, tenant)
+        return replies.status(status, await self._models.described(status, self._description), tenant)
 
     # Internal
 

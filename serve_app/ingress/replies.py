@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 from actors.protocol import DirectoryStatus, ModelState, TenantUsage
 from interpose.contract.version import VERSION
-from interpose.v1 import service_pb2
+from interpose.v1 import model_pb2, service_pb2
 from serve_app.models import ServedModels
 from serve_app.settings import Settings, Tenant
+
+_VIEWS = 100  # entries in a list of canonical values
+_REASON = 500  # characters of a reason
 
 
 def limits(settings: Settings, tenant: Tenant) -> service_pb2.Limits:
@@ -55,11 +60,37 @@ def status(known: DirectoryStatus, models: ServedModels, tenant: Tenant) -> serv
                 )
                 for one in state.each
             ],
+            **(views(served.description) if served.description is not None else {}),
         )
     for usage in known.tenants:
         if usage.name == tenant.name:
             reply.tenants.append(tenant_status(usage))
     return reply
+
+
+def views(description: model_pb2.ModelDescription) -> dict[str, Any]:
+    """Return which canonical values a model has and which it lacks, as fields of `ModelStatus`.
+
+    A value of all layers is one entry. The entries and the reasons are bounded.
+    """
+    given: dict[str, None] = {}
+    refused: Counter[tuple[str, str]] = Counter()
+    for node in description.canonical:
+        owner = re.sub(r"\.[0-9]+", "[i]", node.path)
+        for value in node.values:
+            name = f"{owner}.{value.name}"
+            if value.refusal:
+                refused[name, value.refusal[:_REASON]] += 1
+            else:
+                given[name] = None
+    return {
+        "layers": description.layers,
+        "views": list(given)[:_VIEWS],
+        "refused": [
+            service_pb2.RefusedView(name=name, reason=reason, layers=layers)
+            for (name, reason), layers in list(refused.items())[:_VIEWS]
+        ],
+    }
 
 
 def tenant_status(usage: TenantUsage) -> service_pb2.TenantStatus:

@@ -134,7 +134,17 @@ def test_a_change_does_what_it_does_in_transformers(client: interpose.Client, tr
 
 def test_what_a_model_does_not_have_is_refused_in_the_notebook(client: interpose.Client) -> None:
     model = client.model("gpt2")
-    assert "(gate): not in this model" in repr(model.blocks)
+    assert "(gate): refused: " in repr(model.blocks)
     with pytest.raises(interpose.UnknownLocation, match="has no gate"):
         with model.trace(PROMPTS[0]):
             model.blocks[0].mlp.gate.save()
+
+
+def test_the_table_of_models_says_what_each_model_serves(client: interpose.Client) -> None:
+    rows = {row["model"]: row for row in client.models()}
+    gpt2: Any = rows["gpt2"]
+    assert gpt2["layers"] == len(client.model("gpt2").blocks)
+    assert "blocks[i].attn.q" in gpt2["views"] and "blocks[i].mlp.gate" not in gpt2["views"]
+    verdict = client.model("gpt2").serves("blocks[0].mlp.gate")
+    assert not verdict and gpt2["refused"]["blocks[i].mlp.gate"] == verdict.reason
+    assert client.model("llama").serves("blocks[0].mlp.gate")

@@ -13,6 +13,8 @@ import torch
 
 from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from interpose.cli.demo_model import Shape, write_model
+from interpose.modules import serves
+from interpose.modules.tree import tree_of
 from tests.engine.harness import Block
 from tests.engine.spread import SpreadEngine
 from tests.oracle import difference
@@ -107,3 +109,12 @@ def test_the_projection_that_the_model_spreads_in_its_own_way_is_refused(engine:
         assert message in ran.failure.message
     [ran] = engine.run(Block(PROMPT, f"x = {MIXER}.in_proj(torch.ones(2, 128)).save()"))
     assert ran.failure is not None and "is not known" in ran.failure.message
+
+
+def test_the_description_says_what_is_refused(engine: SpreadEngine) -> None:
+    model = tree_of(engine.describe())
+    for place in ("in_proj.output", "out_proj.output", "in_proj.input"):
+        verdict = serves.verdict(model, f"model.layers[0].mamba.{place}")
+        [ran] = engine.run(Block(PROMPT, f"x = {MIXER}.{place}"))
+        assert (ran.failure is None) == bool(verdict) == (place != "in_proj.output"), place
+        assert bool(verdict) or verdict.reason in ran.failure.message

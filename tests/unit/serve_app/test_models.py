@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.protocol import Announced, ModelState, Target
+from interpose.v1.model_pb2 import ModelDescription
 from serve_app import models
 from serve_app.models import ServedModel, ServedModels
 from serve_app.settings import ModelSettings
@@ -69,3 +70,24 @@ async def test_an_idle_model_is_woken_by_one_call_at_a_time() -> None:
     await asyncio.sleep(0)
     assert len(calls) == 2
     calls[1].set_result(None)
+
+
+async def test_only_running_engines_are_asked_and_a_slow_engine_holds_nobody_up(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "DESCRIBED_SECONDS", 0.05)
+    served.update([Announced(OTHER, B)])
+    states = {"a": "RUNNING", "s": "UNHEALTHY", "b": "RUNNING"}
+    known = {served[name].target: ModelState(state, 1, 0, 0) for name, state in states.items()}
+    asked = []
+
+    async def ask(one: ServedModel) -> None:
+        asked.append(one.settings.name)
+        if one.settings.name == "b":
+            await asyncio.sleep(60)
+        one.description = ModelDescription(name=one.settings.name)
+
+    for _ in range(2):
+        status: Any = SimpleNamespace(models=known)
+        assert await served.described(status, ask) is served
+    assert asked == ["a", "b", "b"] and served["a"].description is not None and served["b"].description is None

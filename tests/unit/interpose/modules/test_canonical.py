@@ -42,7 +42,7 @@ def test_printing(tree):
         "  (blocks): Blocks(",
         "    (0-1): 2 x Block(",
         "      (resid_pre): [tokens, 8]",
-        "      (resid_mid): not in this model",
+        f"      (resid_mid): refused: {PARALLEL}",
         "      (attn): Attention(",
         "        (q): [tokens, 2, 4]",
         "      )",
