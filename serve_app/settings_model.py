@@ -88,7 +88,7 @@ class ModelSettings(Part):
         description="whether, on GPUs, these programs run inside captured CUDA graphs where they can; needs `plans`",
     )
     sandbox: Literal["auto", "on", "off"] = Field(
-        "off",
+        "auto",
         description="whether blocks of tenants with trust `none` run in sandboxed processes, not in the workers; auto: if there "
         "are several tenants",
     )

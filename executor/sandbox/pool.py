@@ -20,8 +20,9 @@ from typing import Any
 from executor.core.errors import Refusal
 from executor.sandbox.channel import HEAD, MOST_BODY, Kind, Shared
 from executor.sandbox.codec import Malformed, decode, encode
+from executor.sandbox.first import ENVIRONMENT, FAILED, INHERITED, MOST_REASON
 from executor.sandbox.kernel import missing
-from executor.sandbox.zygote import FAILED, FORK, FORKED, LENGTH, MOST_REASON, Setup
+from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
 _NEXT_SECONDS = 1.0  # until a process is there
-_START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.zygote import serve; serve({line})"
+_END_SECONDS = 0.2  # from the end of the zygote's line to the end of the zygote
+_START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.first import begin; begin({line})"
 
 
 class Lost(Exception):
@@ -203,19 +205,21 @@ class Pool:
             setup: what the zygote is told.
 
         Raises:
-            RuntimeError: no process can be made.
+            RuntimeError: a process did not come in time, and may come the next time.
         """
+        self._setup = setup
+        if not self.lacks:
+            self.load()
+            try:
+                self._tell()
+                self._waiting.append(self._next(_FIRST_SECONDS))
+            except (Lost, OSError) as error:
+                self.close()
+                if isinstance(error, Lost) and error.overdue:
+                    raise RuntimeError(f"no sandboxed process could be started: {error}") from None
+                self.lacks = [f"a process that can fork ({error})"]
         if self.lacks:
             logger.error("there are no sandboxed processes here, so blocks without trust are refused: %s", self._why())
-            return
-        self.load()
-        self._setup = setup
-        try:
-            self._tell()
-            self._waiting.append(self._next(_FIRST_SECONDS))
-        except (Lost, OSError) as error:
-            self.close()
-            raise RuntimeError(f"no sandboxed process could be started: {error}") from None
 
     def take(self) -> Process:
         """Return a process that has served no trace.
@@ -293,7 +297,7 @@ class Pool:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-I", "-c", code],
                 pass_fds=[theirs.fileno()],
-                env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"},
+                env=ENVIRONMENT | {name: os.environ[name] for name in INHERITED if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -336,12 +340,12 @@ class Pool:
         except (TimeoutError, BlockingIOError):
             raise Lost("it took too long", overdue=True) from None
         except OSError:
-            raise Lost("the zygote is gone") from None
+            raise Lost(self._gone()) from None
         if told[:1] == FAILED:
             reason = told[1:] + self._line.recv(MOST_REASON)
             raise Lost(f"the zygote cannot go on: {reason.decode(errors='replace')}")
         if told[:1] != FORKED or len(descriptors) != 3:
-            raise Lost("the zygote is gone")
+            raise Lost(self._gone())
         self._asked -= 1
         line, memory, handle = descriptors
         process = Process(socket.socket(fileno=line), memory, handle, LENGTH.unpack(told[1:])[0])
@@ -354,3 +358,13 @@ class Pool:
             raise
         self._forks = True
         return process
+
+    def _gone(self) -> str:
+        """Return how the zygote ended, which has closed its line."""
+        assert self._zygote is not None
+        try:
+            status = self._zygote.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the zygote has closed its line"
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f"the zygote has ended {how}; its output is in the worker's log"

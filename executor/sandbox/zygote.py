@@ -17,6 +17,7 @@ import pickle
 import signal
 import socket
 import struct
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,7 @@ from executor.sandbox.skeleton import Skeleton
 from executor.sandbox.warm import Warm
 
 LENGTH = struct.Struct("<Q")
-FORK, FORKED, FAILED = b"f", b"+", b"-"
-MOST_REASON = 500  # bytes of what the worker is told of a zygote that cannot go on
+FORK, FORKED = b"f", b"+"
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # of the memory: no further seals, no shrinking, no growing
 
 # What blocks import. What a sandboxed process has not loaded it cannot load.
@@ -67,25 +67,21 @@ class Setup:
     max_saved_bytes: int
 
 
-def serve(descriptor: int) -> None:
+def serve(line: socket.socket) -> None:
     """Serve a worker until its line closes.
 
     Args:
-        descriptor: of the line.
+        line: to the worker.
+
+    Raises:
+        EOFError: the worker is gone.
+        RuntimeError: there are threads, with which it cannot fork.
     """
-    with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=descriptor) as line:
-        try:
-            _serve(line)
-        except Exception as error:
-            line.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:MOST_REASON])
-            raise
-
-
-def _serve(line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children leave nothing behind
-    os.environ.clear()
     os.chdir("/")
     _load()
+    os.environ.clear()  # libraries have read it
+    be_single()
     setup = _told(line)
     tree = setup.skeleton.tree()
     warm = Warm()
@@ -123,7 +119,6 @@ def _load() -> None:
         hidden[-1].norm(),
     ):
         (value.float() * 2 + 1).sum()
-    _check_single()
 
 
 def _rehearse(warm: Warm, tree: ModuleTree, setup: Setup) -> None:
@@ -136,19 +131,39 @@ def _rehearse(warm: Warm, tree: ModuleTree, setup: Setup) -> None:
         os.close(memory)
 
 
-def _check_single() -> None:
-    """Check that this process has one thread.
+def be_single() -> None:
+    """End idle threads of libraries where they allow it, and check that one thread is left.
 
-    After a fork others would not be there, and the locks that they hold would.
+    After a fork other threads would not be there, and the locks that they hold would. Libraries that are made for forks end
+    their idle threads before one (`pthread_atfork`), as OpenBLAS does, so that a first fork may be what it takes.
+
+    Raises:
+        RuntimeError: there are other threads; it names them.
     """
-    tasks = os.listdir("/proc/self/task")
-    if len(tasks) != 1:
-        names = sorted(Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in tasks)
-        raise RuntimeError(f"the zygote has {len(tasks)} threads: {', '.join(names)}")
+    if len(_threads()) == 1:
+        return
+    process = os.fork()
+    if not process:
+        os._exit(0)
+    with contextlib.suppress(ChildProcessError):  # it has ended, and left nothing behind
+        os.waitpid(process, 0)
+    if len(names := _threads()) > 1:
+        raise RuntimeError(f"the process that forks sandboxes has {len(names)} threads: {', '.join(sorted(names))}")
+
+
+def _threads() -> list[str]:
+    """Return the names of this process's threads, as the kernel and Python have them."""
+    python = {str(thread.native_id): f" ({thread.name})" for thread in threading.enumerate()}
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip() + python.get(task, ""))
+    return names
 
 
 def _fork(line: socket.socket, number: int, setup: Setup, tree: ModuleTree, warm: Warm) -> None:
     """Fork a sandboxed process, and give the worker the ends of what leads to it."""
+    be_single()
     theirs, mine = socket.socketpair()
     memory = os.memfd_create("interpose-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

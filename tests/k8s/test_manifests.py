@@ -70,6 +70,13 @@ def test_the_overlays_are_complete(rendered: dict[str, list[Document]]) -> None:
         assert all(d["metadata"].get("namespace", "interpose") == "interpose" for d in rendered[overlay])
 
 
+def test_models_under_gvisor_have_no_sandbox(rendered: dict[str, list[Document]]) -> None:
+    """It has no Landlock: with a sandbox that cannot begin, traces of tenants without trust would be refused."""
+    [service] = [document for document in rendered["gvisor"] if document["kind"] == "RayService"]
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    assert [model["sandbox"] for model in application["args"]["models"]] == ["off"]
+
+
 def cluster(service: Document) -> Any:
     return service["spec"]["rayClusterConfig"]
 

@@ -6,6 +6,7 @@ import pytest
 
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import trace_pb2 as pb
+from serve_app import settings_trust
 from serve_app.settings import Tenant, settings_from
 from serve_app.settings_model import ModelSettings
 from serve_app.settings_trust import decided, sandboxes, warnings
@@ -30,6 +31,19 @@ AUTO = ModelSettings(model="x", sandbox="auto")
 def test_auto_keeps_strangers_apart(tenants: tuple[Tenant, ...], grows: bool, apart: bool) -> None:
     assert sandboxes(AUTO, tenants, grows) is apart
     assert [model.sandbox for model in decided([AUTO], tenants, grows)] == ["on" if apart else "off"]
+
+
+def test_auto_is_the_default() -> None:
+    assert ModelSettings(model="x").sandbox == "auto"
+
+
+@pytest.mark.parametrize("tenants", [(NONE,), (NONE, CODE)])
+def test_what_a_machine_lacks_is_said_at_start(monkeypatch: pytest.MonkeyPatch, tenants: tuple[Tenant, ...]) -> None:
+    """Where auto keeps nobody apart, nothing lacks."""
+    monkeypatch.setattr(settings_trust, "missing", lambda: ["Landlock"])
+    said = [text for text in warnings([AUTO], tenants, False) if "lacks Landlock" in text]
+    assert len(said) == int(len(tenants) > 1)
+    assert all("traces of tenants with trust none are refused" in text for text in said)
 
 
 @pytest.mark.parametrize("said", ["on", "off"])

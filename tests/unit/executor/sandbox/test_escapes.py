@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, cast
 
 import pytest
 
 from executor.sandbox.pool import Pool
-from executor.sandbox.zygote import Setup
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.executor.sandbox.parts import Worker, plain
 
@@ -235,9 +233,3 @@ def test_a_killed_zygote_is_started_again(processes: Pool) -> None:
         codes.append(ran.failure.code)
         time.sleep(0.2)
     assert ran.failure is None and set(codes) <= {pb.ERROR_CODE_UNAVAILABLE}
-
-
-def test_a_zygote_that_cannot_go_on_says_why() -> None:
-    made = Pool()
-    with pytest.raises(RuntimeError, match="the zygote cannot go on: AttributeError: .*'tree'"):
-        made.start(Setup(cast(Any, None), (8, 8), 1 << 20, 1 << 20))

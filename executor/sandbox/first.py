@@ -1,0 +1,54 @@
+"""The first lines of the zygote: libraries must start no threads as they are loaded.
+
+A process that forks must have one thread. Numpy, torch and what they bring start a pool of threads for as many cores as a
+machine has, unless their settings say otherwise before they are loaded. So this module sets them, and loads nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+FAILED = b"-"
+MOST_REASON = 500  # bytes of what the worker is told of a zygote that cannot go on
+
+# One thread for each pool of threads, and no processes that compile beside.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GOTO_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "BLIS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_WARM_POOL": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OTEL_SDK_DISABLED": "true",
+    "USER": "nobody",  # libraries ask for a name, also where the user has none
+}
+# Without these some machines find no library of Python's or CUDA's, or no home directory.
+INHERITED = ("LD_LIBRARY_PATH", "HOME")
+
+
+def begin(descriptor: int) -> None:
+    """Load the zygote, and serve a worker until its line closes.
+
+    Args:
+        descriptor: of the line.
+    """
+    os.environ.update(ENVIRONMENT)
+    with socket.socket(fileno=descriptor) as line:
+        try:
+            from executor.sandbox.zygote import serve
+
+            serve(line)
+        except (EOFError, ConnectionError):  # the worker is gone
+            return
+        except BaseException as error:
+            line.sendall(FAILED + f"{type(error).__name__}: {error}".encode()[:MOST_REASON])
+            raise
