@@ -388,7 +388,7 @@ class Interleaver:
         )
 
     def _token_rows(self, span: Span) -> Rows:
-        return Rows(span.start, span.stop, self._batch.tokens, self._batch.padded_tokens)
+        return Rows(span.start, span.stop, self._batch.tokens, self._batch.padded_tokens, self._tree.axes)
 
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location; return the value to go on with."""

@@ -137,7 +137,7 @@ def forms_of(
             return node.layouts.of(kind, path)
 
         try:
-            shown = Shapes(f"{node.path}.{kind}", value, Rows(0, 1, 1, total), layout, fakes.like)
+            shown = Shapes(f"{node.path}.{kind}", value, Rows(0, 1, 1, total, tree.axes), layout, fakes.like)
             form = Form.of(shown.value, Own(), lambda tensor, _: tensor)
         except Refusal:
             return

@@ -196,6 +196,26 @@ class Columns:
         return torch.cat(mine, dim=-1)
 
 
+class HeadColumns(Columns):
+    """The second dimension from the end, heads, is cut as the columns of all heads side by side are.
+
+    Args:
+        width: the width of a head.
+        heads: the number of heads on one rank.
+        copies: how many consecutive ranks hold the same heads.
+    """
+
+    def __init__(self, width: int, heads: int, copies: int) -> None:
+        super().__init__([(heads * width, copies)])
+        self._width = width
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:  # [rows, heads, width] -> [rows, all heads, width]
+        return super().gather(shard.flatten(-2)).unflatten(-1, (-1, self._width))
+
+    def scatter(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, all heads, width] -> [rows, heads, width]
+        return super().scatter(whole.flatten(-2)).unflatten(-1, (-1, self._width))
+
+
 class Partial:
     """Each rank holds a partial sum; the whole value is the sum over ranks."""
 
@@ -255,7 +275,8 @@ def _kernel_parts(
     kernel: Attention, projection: QKVParallelLinear
 ) -> dict[tuple[str, tuple[object, ...]], tuple[int, int]] | None:
     """Return how the tensors of an attention kernel are cut, if as the projection's are."""
-    if (kernel.num_heads, kernel.num_kv_heads) != (projection.num_heads, projection.num_kv_heads):
+    gated = projection.num_heads == 2 * kernel.num_heads  # a gate beside each query head
+    if kernel.num_kv_heads != projection.num_kv_heads or not (gated or kernel.num_heads == projection.num_heads):
         return None
     copies = projection.num_kv_head_replicas
     queries = kernel.num_heads * kernel.head_size
@@ -310,6 +331,11 @@ class Layouts:
         if kind == "input":
             return self.of(kind, (0, 0))
         return self.of(kind, (0,) if getattr(self.module, "return_bias", False) else ())
+
+    def know(self, kind: str, path: tuple[object, ...], layout: Layout) -> None:
+        """Take it as shown that a tensor has a layout."""
+        if self.sharded:
+            self._made[(kind, path)] = layout
 
     def _make(self, kind: str, path: tuple[object, ...]) -> Layout:
         module = self.module

@@ -29,20 +29,25 @@ class SomeRows(Protocol):
 class Rows:
     """The rows [start, stop) of one request in a batch of `total` rows.
 
-    `padded` is the number of rows with the engine's padding.
+    `padded` is the number of rows with the engine's padding. With `axes`, the model's positions are [axes, rows] instead of
+    [rows]: a batch of as many rows as there are axes must not take them for rows.
     """
 
     start: int
     stop: int
     total: int
     padded: int
+    axes: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [batch rows, ...] -> [rows, ...]
         return tensor[self.start : self.stop]
 
     def holds(self, tensor: torch.Tensor) -> bool:  # any shape
         """Return whether a tensor has the batch's rows."""
-        return tensor.shape[0] in (self.total, self.padded)
+        rows = (self.total, self.padded)
+        if self.axes and tensor.dim() == 2 and tensor.shape[1] in rows and not tensor.is_floating_point():
+            return False
+        return tensor.shape[0] in rows
 
     def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # tensor: [batch rows, ...], mine: [rows, ...]
         """Write `mine` into these rows of `tensor`."""

@@ -41,10 +41,12 @@ class ModuleTree:
 
     Attributes:
         device: where the model computes.
+        axes: whether the model has several positions for each token, [axes, rows], as for pictures.
     """
 
     def __init__(self, model: torch.nn.Module, tp_size: int) -> None:
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.axes = False
         self.nodes: dict[str, Node] = {}
         self.paths: dict[torch.nn.Module, str] = {}
         # Modules of transformers itself work on [1, tokens, …]: what looks like rows there is none, but in a step of one row.

@@ -944,6 +944,7 @@ MODEL = Group(
         Import(f"{_LAYERS}.layernorm.GemmaRMSNorm", "a weight of one number in all places may still be whole"),
         Import(f"{_MOE}.routed_experts.RoutedExperts", "its weights are as their kernel needs them"),
         Import(f"{_LAYERS}.attention_layer_base.AttentionLayerBase", "layers that keep a cache"),
+        Import(f"{_LAYERS}.mamba.abstract.MambaBase", "layers that keep a state in place of keys and values"),
         Attributes(
             _ATTENTION,
             _names(

@@ -149,6 +149,7 @@ class InterposeWorker(_Base):
         check_wrapped(runner.get_model())
         runner.kernels = EagerKernels(runner.get_model(), self.vllm_config)
         tree = ModuleTree(runner.get_model(), tensor_parallel)
+        tree.axes = self.model_config.uses_mrope
         devices = [] if runner.device.type == "cpu" else [runner.device]
         cache = CacheGuard(self.vllm_config.compilation_config.static_forward_context)
         with set_current_vllm_config(self.vllm_config), torch.random.fork_rng(devices):

@@ -4,6 +4,8 @@ It has `model.blocks[i]`, `model.embed`, `model.final_norm` and `model.unembed`.
 
 Everything is found by the engine's layer classes, by the model's configuration and by recorded dummy forwards. The name of an
 architecture or a module never counts. A value that cannot be established refuses its use, with the reason.
+
+Size: one builder, which gives each canonical value its name; the finders are files of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from executor.model.items import Path
@@ -26,13 +29,16 @@ from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
 from executor.views.joining import events_of, probe_of, tell, told
 from executor.views.mlp import MLP, find_mlp
+from executor.views.overrides import numbers_of
 from executor.views.pattern import PATTERN, AttentionPattern, Pattern
 from executor.views.probe import ProbeRun, multiple, record, same
+from executor.views.sides import SIDES, Layer, Side, SideFinder, check_sides, part_of_mlp, view_of
 from executor.views.stale import find_unused
 from executor.views.stream import Point, StreamFinder
 from executor.views.view import Part, Stream
 
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
+ATTENTION = ("q", "k", "v", "gate", "norm_q", "norm_k", "norm_v", "rot_q", "rot_k", "pattern", "z")
 
 
 def add_views(
@@ -60,13 +66,14 @@ def add_views(
     width = config.hidden_size
     pairs = StreamFinder(probe, width).unsummed([layer for layer, _ in layers])
     finder = StreamFinder(probe, width, find_unused(tree.paths, run, gather, probe, pairs, width))
-    builder = _Builder(tree, probe, finder, width, len(stages) > 1)
+    builder = _Builder(tree, probe, finder, config, len(stages) > 1)
     found = {
         i: builder.block(f"blocks.{i}", f"blocks[{i}]", layer, kernels)
         for i, (layer, kernels) in enumerate(layers)
         if not isinstance(tree.nodes[layer].layer, RemoteModule)
     }
     builder.check_middles(run)
+    check_sides(tree, builder.sides, config.hidden_size, run)
     embed = builder.embed(layers[0][0])
     everyone = gather(({i: tell(block) for i, block in found.items()}, tell(embed)))
     theirs = {i: block for blocks, _ in everyone for i, block in blocks.items()}
@@ -106,15 +113,21 @@ def _layers(tree: ModuleTree, probe: ProbeRun) -> list[tuple[str, list[str]]]:
 
 
 class _Builder:
-    """Makes canonical nodes from what is found."""
+    """Makes canonical nodes from what is found.
 
-    def __init__(self, tree: ModuleTree, probe: ProbeRun, finder: StreamFinder, width: int, pipelined: bool) -> None:
+    Attributes:
+        sides: the sides of each layer, with the layer's node.
+    """
+
+    def __init__(self, tree: ModuleTree, probe: ProbeRun, finder: StreamFinder, config: Any, pipelined: bool) -> None:
         self._tree = tree
         self._probe = probe
         self._finder = finder
-        self._width = width
+        self._width = config.hidden_size
+        self._numbers = numbers_of(type(tree.root.layer).__name__, config)
         self._pipelined = pipelined
         self._middles: list[tuple[Node, Point, list[str], Point]] = []
+        self.sides: list[tuple[Node, Layer, dict[str, Side]]] = []
 
     def block(self, path: str, name: str, layer: str, kernels: list[str]) -> Node:
         """Return the node of one layer."""
@@ -122,20 +135,34 @@ class _Builder:
         pre, post = (self._finder.boundary(layer, kind) for kind in ("input", "output"))
         children = [child.path for child in self._tree.nodes[layer].children.values()]
         self._stream(node, name, "resid_pre", pre)
-        heads = None
+        heads, part = None, layer
         if len(kernels) == 1:
             heads = find_heads(self._tree, self._probe, self._tree.nodes[kernels[0]], layer)
             part = next((child for child in children if (kernels[0] + ".").startswith(child + ".")), layer)
             middle = self._finder.middle(layer, children, part, post)
             if not middle.why:
                 self._middles.append((node, middle, children, post))
-        else:
+        elif kernels:
             middle = Point(why=f"the layer has {len(kernels)} attention kernels")
+        else:
+            middle = Point(
+                why="this layer has no attention, so the stream has no middle here; use resid_pre and resid_post"
+            )
         self._stream(node, name, "resid_mid", middle)
         self._stream(node, name, "resid_post", post)
         node.children["attn"] = self._attention(f"{path}.attn", f"{name}.attn", heads)
-        mlp = find_mlp(self._tree, self._probe, layer, heads.path if heads is not None else layer)
+        mlp = find_mlp(self._tree, self._probe, layer, heads.path if heads is not None else "")
         node.children["mlp"] = self._mlp(f"{path}.mlp", f"{name}.mlp", mlp)
+        attention = part if part != layer else ""
+        mlp_part, into = part_of_mlp(self._tree, self._probe, children, attention)
+        sides = Layer(children, attention, mlp_part, into, pre, middle, post)
+        found = SideFinder(self._probe, self._width, sides).find()
+        self.sides.append((node, sides, found))
+        for attribute in SIDES:
+            numbers = self._numbers
+            node.views[attribute] = view_of(
+                self._tree, node, f"{name}.{attribute}", found[attribute], self._width, numbers
+            )
         return node
 
     def _stream(self, node: Node, name: str, attribute: str, point: Point) -> None:
@@ -173,31 +200,72 @@ class _Builder:
     def _attention(self, path: str, name: str, heads: Heads | None) -> Node:
         node = _node(path, "Attention")
         if heads is None or not isinstance(heads.kernel.layer, Attention):
-            for attribute in ("q", "k", "v", "rot_q", "rot_k", "pattern", "z"):
-                self._refuse(node, name, attribute, "this layer does not have one attention kernel of the usual kind")
+            for attribute in ATTENTION:
+                self._refuse(node, name, attribute, self._no_heads(heads))
             return node
         width, value_width = heads.widths
+        kernel: Attention = heads.kernel.layer
         if heads.projection is None:
-            for attribute in ("q", "k", "v", "rot_q", "rot_k", "pattern", "z"):
-                self._refuse(node, name, attribute, heads.why)
+            for attribute in ATTENTION:
+                why = f"this layer attends to the keys and values of {kernel.kv_sharing_target_layer_name}"
+                self._refuse(node, name, attribute, why if heads.queries is not None else heads.why)
+            if heads.queries is not None:
+                self._part(node, name, "q", heads.queries, "output", (0,), None, (heads.counts[0], width))
+                self._norms(node, name, heads, {"q": (heads.counts[0], width)})
+                self._kernel(node, name, heads)
             return node
         queries, keys = heads.counts
         start = 0
-        for attribute, count, size in (("q", queries, width), ("k", keys, width), ("v", keys, value_width)):
+        stride = 2 * width if heads.gated else width  # of a query head in the projection's output
+        for attribute, count, size in (("q", queries, stride), ("k", keys, width), ("v", keys, value_width)):
             columns = (start, start + count * size)
             start = columns[1]
-            self._part(node, name, attribute, heads.projection, "output", (0,), columns, (count, size))
-        self._part(node, name, "rot_q", heads.kernel, "input", (0, 0), None, (queries, width))
+            within = (0, width) if heads.gated and attribute == "q" else None
+            self._part(node, name, attribute, heads.projection, "output", (0,), columns, (count, size), within)
+        if heads.gated:
+            columns, within = (0, queries * stride), (width, stride)
+            self._part(node, name, "gate", heads.projection, "output", (0,), columns, (queries, stride), within)
+        else:
+            self._refuse(node, name, "gate", "this architecture has no gate of the heads' outputs")
+        self._norms(node, name, heads, {"q": (queries, width), "k": (keys, width), "v": (keys, value_width)})
         self._part(node, name, "rot_k", heads.kernel, "input", (0, 1), None, (keys, width))
+        self._kernel(node, name, heads)
+        return node
+
+    def _kernel(self, node: Node, name: str, heads: Heads) -> None:
+        """Give a node what the attention kernel is given and returns."""
+        queries, _ = heads.counts
+        width, value_width = heads.widths
+        self._part(node, name, "rot_q", heads.kernel, "input", (0, 0), None, (queries, width))
         shape = f"[{queries}, tokens, keys]"
-        node.views["pattern"] = Pattern(f"{name}.pattern", path, heads.kernel, PATTERN, shape)
+        node.views["pattern"] = Pattern(f"{name}.pattern", node.path, heads.kernel, PATTERN, shape)
         heads.kernel.computed[PATTERN] = AttentionPattern(heads.kernel)
         self._tree.place_before(heads.kernel.path, "output", PATTERN)
         if heads.out is None:
             self._refuse(node, name, "z", "no projection of the heads' outputs could be found")
         else:
             self._part(node, name, "z", heads.out, "input", (0, 0), None, (queries, value_width))
-        return node
+
+    @staticmethod
+    def _no_heads(heads: Heads | None) -> str:
+        if heads is None or not isinstance(heads.kernel.layer, MambaBase):
+            return "this layer does not have one attention kernel of the usual kind"
+        kind = type(heads.kernel.layer).__name__
+        return f"this layer has no attention heads: tokens are mixed by a {kind}; use attn_in, attn_out, {heads.path}"
+
+    def _norms(self, node: Node, name: str, heads: Heads, sizes: dict[str, tuple[int, int]]) -> None:
+        """Give a node the results of the norms of queries, keys and values."""
+        for one, size in sizes.items():
+            if one not in heads.norms:
+                self._refuse(node, name, f"norm_{one}", f"this architecture has no norm of {one} alone; use attn.{one}")
+                continue
+            raw, at = heads.norms[one]
+            event = self._probe.at(raw.path, "output")
+            assert event is not None
+            split = size if event.tensors[at].dim() == 2 else None
+            shape = f"[tokens, {size[0]}, {size[1]}]"
+            made = Part(f"{name}.norm_{one}", node.path, raw, "output", shape, at=at, heads=split)
+            node.views[f"norm_{one}"] = made
 
     def _mlp(self, path: str, name: str, mlp: MLP) -> Node:
         node = _node(path, "MLP" if mlp.experts is None else "MixtureOfExperts")
@@ -248,6 +316,7 @@ class _Builder:
         at: Path,
         columns: tuple[int, int] | None,
         heads: tuple[int, int] | None,
+        within: tuple[int, int] | None = None,
     ) -> None:
         event = self._probe.at(raw.path, kind)
         found = [path for path in (event.tensors if event is not None else ()) if kind == "output" or len(path) == 2]
@@ -263,16 +332,18 @@ class _Builder:
         if isinstance(layout, Unknown):
             self._refuse(node, name, attribute, layout.why)
             return
-        parts = [str(part) for part in heads] if heads is not None else [str(self._columns(raw, kind, columns))]
+        parts = list(heads) if heads is not None else [self._columns(raw, kind, columns)]
+        parts[-1] = within[1] - within[0] if within is not None else parts[-1]
         node.views[attribute] = Part(
             f"{name}.{attribute}",
             node.path,
             raw,
             kind,
-            f"[tokens, {', '.join(parts)}]",
+            f"[tokens, {', '.join(map(str, parts))}]",
             at=at,
             columns=columns,
             heads=heads,
+            within=within,
         )
 
     @staticmethod

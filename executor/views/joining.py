@@ -18,9 +18,10 @@ from executor.model.tree import ModuleTree
 from executor.views.experts import ChosenThere
 from executor.views.pattern import PATTERN, Pattern
 from executor.views.probe import Event, ProbeRun
-from executor.views.view import Part, Stream
+from executor.views.view import Part, Scaled, Shared, Stream
 
-_KINDS: dict[str, type[View]] = {kind.__name__: kind for kind in (Part, Stream, Pattern, Unreachable, ChosenThere)}
+_VIEWS: tuple[type[View], ...] = (Part, Scaled, Shared, Stream, Pattern, Unreachable, ChosenThere)
+_KINDS = {kind.__name__: kind for kind in _VIEWS}
 Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children
 
 

@@ -44,11 +44,11 @@ _FUSED = "the experts run fused in one kernel, so no expert's own activations ex
 
 
 def find_mlp(tree: ModuleTree, probe: ProbeRun, layer: str, attention: str) -> MLP:
-    """Return the MLP of a layer whose attention lies at another path."""
+    """Return the MLP of a layer whose attention lies at another path; "" without attention."""
     nodes = [
         node
         for name, node in tree.nodes.items()
-        if name.startswith(layer + ".") and not (name + ".").startswith(attention + ".")
+        if name.startswith(layer + ".") and not (attention and (name + ".").startswith(attention + "."))
     ]
     experts = [node for node in nodes if isinstance(node.layer, MoERunner)]
     if experts:
@@ -66,6 +66,9 @@ def find_mlp(tree: ModuleTree, probe: ProbeRun, layer: str, attention: str) -> M
         if isinstance(node.layer, ColumnParallelLinear) and not isinstance(node.layer, QKVParallelLinear)
     ]
     back = [node for node in ran if isinstance(node.layer, RowParallelLinear)]
+    if not into and not back:
+        why = "this layer has no MLP"
+        return MLP(why_gate=why, why_up=why, why_down=why)
     if len(into) != 1 or len(back) != 1:
         why = f"the layer has {len(into)} projections into an MLP and {len(back)} out of one; use their own paths"
         return MLP(why_gate=why, why_up=why, why_down=why)

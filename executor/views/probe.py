@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from executor.model.items import Path
 
@@ -71,10 +72,12 @@ def record(
         paths: the model's modules and their paths.
         run: runs the forward.
         change: called for every module with the path, "input" and `(args, kwargs)` before the module runs, and with "output"
-            and the returned value afterwards. It may change the tensors in place; the run has the changed tensors.
+            and the returned value afterwards; not for modules inside of a state-space mixer. It may change the tensors in
+            place; the run has the changed tensors.
     """
     events: list[Event] = []
     noise = torch.Generator().manual_seed(0)
+    mixers = tuple(f"{path}." for module, path in paths.items() if isinstance(module, MambaBase))
 
     def note(path: str, kind: str, value: Any) -> None:
         tensors = {at: tensor.detach().clone() for at, tensor in _tensors(value, ())}
@@ -93,6 +96,8 @@ def record(
     handles: list[Any] = []
     try:
         for module, path in paths.items():
+            if path.startswith(mixers):  # they work on memory that no kernel wrote
+                continue
             handles.append(
                 module.register_forward_pre_hook(
                     lambda _, args, kwargs, path=path: before(path, args, kwargs), with_kwargs=True
@@ -172,14 +177,19 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
 
 def combined(total: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:  # any shape
     """Return whether a tensor is a nonzero multiple of a base, plus multiples of terms."""
-    parts = [base, *terms]
+    found = weights(total, [base, *terms])
+    return found is not None and abs(found[0]) >= 1e-3
+
+
+def weights(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[float] | None:  # any shape
+    """Return the factors with which a tensor is a sum of multiples of others; None if it is no such sum."""
     if any(part.shape != total.shape for part in parts):
-        return False
+        return None
     columns = torch.stack([part.double().flatten() for part in parts], dim=-1)
-    factors = (
+    factors: list[float] = (
         torch.linalg.lstsq(columns.cpu(), total.double().flatten().unsqueeze(-1).cpu()).solution.flatten().tolist()
     )
-    if not all(map(math.isfinite, factors)) or abs(factors[0]) < 1e-3:
-        return False
+    if not all(map(math.isfinite, factors)):
+        return None
     scaled = [part.double() * factor for part, factor in zip(parts, factors, strict=True)]
-    return same(total, torch.stack(scaled).sum(0).to(total.dtype), *scaled)
+    return factors if same(total, torch.stack(scaled).sum(0).to(total.dtype), *scaled) else None

@@ -204,6 +204,8 @@ class StreamFinder:
         summed = pre is not None and any(
             same(result, pre + one + other, pre, one, other) for one in mine for other in gives
         )
+        if pre is not None and any(multiple(result, one, pre) is not None for one in mine):
+            return "this layer has no MLP, so the stream has no middle here; use resid_pre and resid_post"
         apart = pre is not None and not any(same(one, pre + other, pre, other) for one in takes for other in mine)
         if alike or (summed and apart):
             return (

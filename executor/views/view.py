@@ -11,13 +11,15 @@ into the pair as soon as the block looks at the location again or goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from executor.core.errors import Refusal
 from executor.model.items import Path
 from executor.model.node import View
 from executor.model.values import Served
+from interpose.v1 import trace_pb2 as pb
 
 
 def tensor_at(value: Any, path: Path) -> Any:
@@ -35,17 +37,65 @@ class Part(View):
         at: where the tensor is in the location's value.
         columns: the first column and the column after the last; None for all columns.
         heads: the number and the width of the heads, if the columns are heads side by side.
+        within: of each head, the first column and the column after the last; None for all of it.
     """
 
     at: Path = ()
     columns: tuple[int, int] | None = None
     heads: tuple[int, int] | None = None
+    within: tuple[int, int] | None = None
 
     def read(self, served: Served) -> torch.Tensor:  # [rows, width] or [rows, heads, head size]
         tensor: torch.Tensor = tensor_at(served.value, self.at)
         if self.columns is not None:
             tensor = tensor[..., self.columns[0] : self.columns[1]]
-        return tensor if self.heads is None else tensor.unflatten(-1, self.heads)
+        if self.heads is not None:
+            tensor = tensor.unflatten(-1, self.heads)
+        return tensor if self.within is None else tensor[..., self.within[0] : self.within[1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Part):
+    """A tensor that the model multiplies with a number before it uses it.
+
+    Attributes:
+        factor: the number; the value is the product.
+    """
+
+    factor: float = 1.0
+
+    def read(self, served: Served) -> torch.Tensor:  # [rows, width]
+        tensor = super().read(served)
+        return served.derive(
+            self, [tensor], lambda: tensor * self.factor, lambda before, now: self._put(tensor, before, now)
+        )
+
+    def _put(self, tensor: torch.Tensor, before: torch.Tensor, now: torch.Tensor) -> None:  # [rows, width] each
+        tensor.copy_(torch.where((before != now).any(-1, keepdim=True), now / self.factor, tensor))
+
+
+@dataclass(frozen=True, eq=False)
+class Shared(Part):
+    """A tensor that more of the layer uses than the part it is the input of; read only.
+
+    Attributes:
+        why: what a change would reach, and what to change instead.
+    """
+
+    why: str = ""
+
+    def read(self, served: Served) -> torch.Tensor:  # [rows, width]
+        tensor = super().read(served)
+        return served.derive(self, [tensor], tensor.clone, self._put)
+
+    def write(self, served: Served, value: object) -> NoReturn:
+        raise self._refusal()
+
+    def _put(self, before: torch.Tensor, now: torch.Tensor) -> NoReturn:  # [rows, width] each
+        raise self._refusal()
+
+    def _refusal(self) -> Refusal:
+        return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{self.name} cannot be changed: {self.why}", location=self.name)
 
 
 @dataclass(frozen=True, eq=False)

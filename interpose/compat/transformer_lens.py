@@ -42,7 +42,7 @@ _REFUSED = {
 }
 _OF_CACHES = {
     "accumulated_resid": 'cache.stack_activation("resid_post") has the stream after each layer',
-    "decompose_resid": 'the parts are differences: cache["resid_mid", i] - cache["resid_pre", i] of attention',
+    "decompose_resid": 'the parts are hook_embed, and cache["attn_out", i] and cache["mlp_out", i] of each layer',
     "get_full_resid_decomposition": 'heads are no parts of the stream here; multiply cache["z", i] with the output projection',
     "stack_head_results": 'multiply cache["z", i] with the output projection\'s weight, head by head',
     "compute_head_results": 'multiply cache["z", i] with the output projection\'s weight, head by head',

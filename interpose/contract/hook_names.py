@@ -20,27 +20,26 @@ OF_LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.hook_rot_k": ("attn", ("rot_k",)),
     "attn.hook_pattern": ("attn", ("pattern",)),
     "attn.hook_z": ("attn", ("z",)),
+    "hook_attn_out": ("", ("attn_out",)),
     "hook_resid_mid": ("", ("resid_mid",)),
     "mlp.hook_pre": ("mlp", ("gate", "up")),
     "mlp.hook_pre_linear": ("mlp", ("up",)),
     "mlp.hook_post": ("mlp", ("act",)),
+    "hook_mlp_out": ("", ("mlp_out",)),
     "hook_resid_post": ("", ("resid_post",)),
 }
 OF_MODELS: dict[str, tuple[str, tuple[str, ...]]] = {"hook_embed": ("embed", ("output",))}
 
-_PARTS = "the parts of one sum: read {} and {}, their difference is what this part adds to the stream"
 # Why a hook has no counterpart, by its name without the layer.
 REFUSED: dict[str, str] = {
-    "hook_attn_out": _PARTS.format("resid_pre", "resid_mid"),
-    "hook_mlp_out": _PARTS.format("resid_mid", "resid_post"),
     "attn.hook_attn_scores": "attention kernels hold no scores; the probabilities are attn.pattern",
     "attn.hook_result": "no head's own result is computed; multiply attn.z of the head with its rows of the output projection",
     "hook_pos_embed": "position embeddings are a module of their own name, e.g. model.transformer.wpe.output; see print(model)",
     "hook_q_input": "the norm's output is the input of all projections; split inputs exist in TransformerLens alone",
     "hook_k_input": "the norm's output is the input of all projections; split inputs exist in TransformerLens alone",
     "hook_v_input": "the norm's output is the input of all projections; split inputs exist in TransformerLens alone",
-    "hook_attn_in": "split inputs exist in TransformerLens alone; write the change to resid_pre",
-    "hook_mlp_in": "split inputs exist in TransformerLens alone; write the change to resid_mid",
+    "hook_attn_in": "it is the stream before the norm, for attention alone; what the norm gives to attention is attn_in",
+    "hook_mlp_in": "it is the stream before the norm, for the MLP alone; what the norm gives to the MLP is mlp_in",
     "ln1.hook_scale": "the norm's kernel holds no scale; compute it from resid_pre",
     "ln1.hook_normalized": "the norm is a module of its own name, and its output has the norm's weights; see print(model)",
     "ln2.hook_scale": "the norm's kernel holds no scale; compute it from resid_mid",

@@ -58,7 +58,7 @@ OF_MODELS = {
     "hook_dict": "print(model) shows the modules, and print(model.blocks) the canonical values",
     "set_use_attn_result": "no head's own result is computed; multiply blocks[i].attn.z with the output projection's weight",
     "set_use_split_qkv_input": "attention has one input for its projections here; change attn.q, attn.k or attn.v",
-    "set_use_hook_mlp_in": "the input of the MLP's norm is blocks[i].resid_mid",
+    "set_use_hook_mlp_in": "the input of the MLP's norm is blocks[i].resid_mid, what the norm gives is blocks[i].mlp_in",
     "loss_fn": "prompt_logprobs=1 gives tracer.result.prompt_logprobs, whose mean is minus the loss",
     "tokens_to_residual_directions": "read rows of the unembedding in a block: model.lm_head.weight[token].save()",
     "from_pretrained": "the server has loaded the model: client.model(name)",

@@ -27,11 +27,18 @@ class Envoy(Name):
     _tree: Node
     if TYPE_CHECKING:  # values, which code in a block computes with; every other name is an envoy's
         resid_pre: Any
+        attn_in: Any
+        attn_out: Any
+        mlp_in: Any
+        mlp_out: Any
         resid_mid: Any
         resid_post: Any
         q: Any
         k: Any
         v: Any
+        norm_q: Any
+        norm_k: Any
+        norm_v: Any
         rot_q: Any
         rot_k: Any
         pattern: Any

@@ -1,5 +1,5 @@
 """`python -m tests.fidelity [LAYOUT…]` measures layouts, all without names, and writes docs/fidelity.md; with `--columns COLUMN…`
-only these architectures.
+only these architectures, with `--rows NAME…` only the rows that end with these names ("attn_in"), beside what the page has.
 
 `python -m tests.fidelity --suite RESULT` measures what the test suite compares with that page, and writes it as JSON: layout →
 column → row → condition → error or refusal.
@@ -13,8 +13,12 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.conftest import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from tests.fidelity import table
 
 
 def main() -> None:
@@ -24,11 +28,14 @@ def main() -> None:
     # They read the environment when they are imported.
     from tests.fidelity import launch, suite, table
     from tests.fidelity.layouts import LAYOUTS, named
-    from tests.fidelity.measure import COLUMNS
+    from tests.fidelity.suite import columns_of
 
     parser = argparse.ArgumentParser("tests.fidelity", description="Measure, and write docs/fidelity.md.")
     parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="as the page names it")
-    parser.add_argument("--columns", nargs="+", metavar="COLUMN", choices=list(COLUMNS), help="as the page names them")
+    parser.add_argument(
+        "--columns", nargs="+", metavar="COLUMN", choices=columns_of(LAYOUTS[0]), help="as the page names them"
+    )
+    parser.add_argument("--rows", nargs="+", metavar="NAME", default=(), help="with which the rows end")
     parser.add_argument("--suite", type=Path, metavar="RESULT", help="measure what the test suite does, write it there")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,16 +46,27 @@ def main() -> None:
         written = table.page().read_text()
         said = table.parse(written)
         for layout in map(named, asked.layouts) if asked.layouts else LAYOUTS:
-            [columns] = launch.run([suite.Job.whole(layout, asked.columns or COLUMNS)], Path(folder)).values()
-            now = said.get(layout, {}) | {name: table.column(cells) for name, cells in columns.items()}
-            said[layout] = {name: now[name] for name in COLUMNS if name in now}
-            in_order = {one: said[one] for one in LAYOUTS if one in said}
-            if (
-                len({tuple(columns) for columns in in_order.values()}) == 1
-            ):  # a new column is there when all layouts have it
+            job = suite.Job.whole(layout, asked.columns or (), asked.rows)
+            if not job.columns:
+                continue
+            [columns] = launch.run([job], Path(folder)).values()
+            made = {name: table.column(cells) for name, cells in columns.items()}
+            before = said.get(layout, {})
+            if asked.rows:
+                made = {name: table.added(before[name], one) for name, one in made.items()}
+            now = before | made
+            said[layout] = {name: now[name] for name in columns_of(layout) if name in now}
+            if _complete(said):  # a new column is there when all its layouts have it
+                in_order = {one: said[one] for one in LAYOUTS if one in said}
                 table.page().write_text(table.render(in_order, suite.described(), written))
-    if len({tuple(columns) for columns in said.values()}) > 1:
-        sys.exit("docs/fidelity.md is as it was: measure a new column in every layout, in one call")
+    if not _complete(said):
+        sys.exit("docs/fidelity.md is as it was: measure a new column in every layout that has it, in one call")
+
+
+def _complete(said: table.Page) -> bool:
+    from tests.fidelity.suite import columns_of
+
+    return all(list(columns) == columns_of(layout) for layout, columns in said.items())
 
 
 if __name__ == "__main__":

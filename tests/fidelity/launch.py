@@ -63,7 +63,7 @@ def _groups(job: Job, folder: Path, cores: int) -> dict[Path, list[Callable[[], 
     for i in range(side_by_side):
         result = folder / f"{as_file(job.layout.name)}-{i}.json"
         share = dict(columns[i::side_by_side])
-        groups[result] = [partial(measure, folder, share, job.layout, result)] * job.layout.ranks
+        groups[result] = [partial(measure, folder, share, job.layout, result, job.rows)] * job.layout.ranks
     return groups
 
 

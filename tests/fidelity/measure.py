@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,15 @@ import torch
 
 from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from executor.plugin.config import check_config, prepare_environment
-from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
+from interpose.cli.demo_model import ARCHITECTURES, write_demo_model, write_model
 from tests.engine.harness import Block, Limits, LocalEngine, Ran
+from tests.fidelity.architectures import LIGHT, SHAPE
 from tests.fidelity.changes import Changed, changed, truth_of
 from tests.fidelity.layouts import Layout
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
 
-# Two layers show both kinds of those that alternate, and make two stages. Of the two key/value heads four ranks hold copies.
-SHAPE = Shape(layers=2, hidden=128, context=256)
 # What is measured, by the name of its column: an architecture and its sizes.
 COLUMNS = {arch: (arch, SHAPE) for arch in sorted(ARCHITECTURES)}
 COLUMNS["llama, 1 k/v head"] = ("llama", replace(SHAPE, kv_heads=1))  # ranks hold copies of the head
@@ -115,8 +115,12 @@ class Known:
         """Make a column's checkpoint and compute what is known of it, unless the folder has them."""
         if cls._file(folder, column).exists():
             return
-        arch, shape = COLUMNS[column]
-        checkpoint = write_demo_model(folder / as_file(column), arch, shape)
+        path = folder / as_file(column)
+        if column in LIGHT:
+            checkpoint = write_model(path, LIGHT[column](), SHAPE)
+        else:
+            arch, shape = COLUMNS[column]
+            checkpoint = write_demo_model(path, arch, shape)
         oracle = Oracle(checkpoint)
         prompts = [Truth.of(oracle, prompt, STEPS) for prompt in PROMPTS]
         new = cls._file(folder, column).with_suffix(".new")
@@ -148,12 +152,22 @@ class Measurement:
         layout: of the engine.
         reports: whether this process is told the values; one rank is.
         dtype: of the engine.
+        modules: whether the engine's modules are measured, beside canonical values.
+        rows: the names with which the measured rows end; all rows without a name.
 
     Raises:
         NotStarted: there is no such engine, with the reason.
     """
 
-    def __init__(self, known: Known, layout: Layout, reports: bool, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        known: Known,
+        layout: Layout,
+        reports: bool,
+        dtype: str = "float32",
+        modules: bool = True,
+        rows: Sequence[str] = (),
+    ) -> None:
         try:
             self.engine = LocalEngine(
                 known.checkpoint,
@@ -167,7 +181,8 @@ class Measurement:
             check_config(self.engine.llm.llm_engine.vllm_config)
         except ValueError as why:
             raise NotStarted(str(why)) from why
-        self.places = places_of(known.checkpoint, self.engine.worker.interpose_tree)
+        places = places_of(known.checkpoint, self.engine.worker.interpose_tree, modules)
+        self.places = [place for place in places if not rows or place.row.endswith(tuple(f".{row}" for row in rows))]
         self._truth = known.prompts if reports else None
         self._changes = known.changes if reports else None
 
@@ -249,7 +264,9 @@ def spread(layout: Layout) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layout, result: Path) -> None:
+def measure(
+    folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layout, result: Path, rows: Sequence[str] = ()
+) -> None:
     """Measure columns of the table one after the other.
 
     Args:
@@ -257,6 +274,7 @@ def measure(folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layo
         columns: their names, and the schedulings to measure each under.
         layout: this process is one of its ranks.
         result: where to write what has been measured, after each column.
+        rows: as of `Measurement`.
     """
     Limits.step_seconds = 300.0  # of no interest here: on a busy machine a block may wait for a core
     prepare_environment(layout.ranks)
@@ -269,15 +287,23 @@ def measure(folder: Path, columns: dict[str, Sequence[Scheduling]], layout: Layo
         meet(folder, f"{result.stem}-{as_file(column)}", rank)
         if rank == 0:
             Known.write(folder, column)
-        measured[column] = cells_of(Known.read(folder, column), layout, schedulings, reports=rank == layout.reporting)
+        measurement = partial(Measurement, modules=column not in LIGHT, rows=rows)
+        known, reports = Known.read(folder, column), rank == layout.reporting
+        measured[column] = cells_of(known, layout, schedulings, reports, measurement)
         if rank == layout.reporting:
             result.write_text(json.dumps(measured))
 
 
-def cells_of(known: Known, layout: Layout, schedulings: Sequence[Scheduling], reports: bool) -> Cells:
+def cells_of(
+    known: Known,
+    layout: Layout,
+    schedulings: Sequence[Scheduling],
+    reports: bool,
+    made: Callable[[Known, Layout, bool], Measurement] = Measurement,
+) -> Cells:
     """Return what one architecture's engine gives and refuses, or why there is none."""
     try:
-        measurement = Measurement(known, layout, reports)
+        measurement = made(known, layout, reports)
     except NotStarted as refused:
         return {START: {"": str(refused)}}
     cells = measurement.cells(schedulings)

@@ -31,6 +31,9 @@ from tests.oracle import Location, Oracle, Reference, locations
 # What a layer begins with, in the architectures whose attention is given its output.
 FIRST_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm")
 ACTIVATIONS = ("act_fn", "act", "activation_fn")
+# Canonical values that are refused where the oracle has none.
+_HEADS = "q k v gate norm_q norm_k norm_v rot_q rot_k pattern z"
+MAY_BE_ABSENT = (*(f"attn.{name}" for name in _HEADS.split()), "resid_mid", "mlp.gate", "mlp.up", "mlp.act")
 # The classes of modules that are given or return something which only the class tells.
 KINDS = (Attention, MoERunner, RotaryEmbedding, VocabParallelEmbedding, nn.Embedding)
 
@@ -148,16 +151,24 @@ def _taken(tree: ModuleTree) -> dict[str, int]:
     }
 
 
-def places_of(checkpoint: Path, tree: ModuleTree) -> list[Place]:
-    """Return the locations of a model, in the order in which a block has to ask for them; called on every rank."""
-    found = [*_canonical(checkpoint, tree), *_raw(checkpoint, Modules.of(tree))]
+def places_of(checkpoint: Path, tree: ModuleTree, modules: bool = True) -> list[Place]:
+    """Return the locations of a model, in the order in which a block has to ask for them; called on every rank.
+
+    Args:
+        checkpoint: the model.
+        tree: the engine's modules.
+        modules: whether the modules are measured, beside the canonical values.
+    """
+    found = list(_canonical(checkpoint, tree))
+    if modules:
+        found += _raw(checkpoint, Modules.of(tree))
     return sorted(found, key=lambda place: place.order)
 
 
 def _canonical(checkpoint: Path, tree: ModuleTree) -> Iterator[Place]:
     known = {at.path for at in locations(checkpoint, canonical=True)} - {LOGITS}
     names = [name.replace(".1.", ".0.") for name in sorted(known) if ".1." in name]
-    absent = {f"blocks.0.{name}" for name in ("resid_mid", "mlp.gate", "mlp.up", "mlp.act")} - set(names)
+    absent = {f"blocks.0.{name}" for name in MAY_BE_ABSENT} - set(names)
     for path in sorted({*known, *absent}):
         above, _, name = path.rpartition(".")
         node = tree.find(above)

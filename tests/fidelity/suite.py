@@ -1,7 +1,8 @@
 """What is measured: everything for the page, and by the test suite as much as a test's time allows.
 
-The suite measures two layouts whole. Of each other one it measures some columns, each under one scheduling: over these layouts
-every architecture has its turn, and in those with several columns so has every scheduling, each alone and in company.
+The suite measures two layouts whole, but light columns (`tests.fidelity.architectures`) under one scheduling each. Of each other
+layout it measures some columns, each under one scheduling: over these layouts every architecture has its turn, and in those
+with several columns so has every scheduling, each alone and in company.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.fidelity.architectures import LIGHT
 from tests.fidelity.layouts import LAYOUTS, Layout, named
 from tests.fidelity.measure import COLUMNS, SCHEDULINGS, Scheduling
 
@@ -28,29 +30,42 @@ class Job:
     Attributes:
         layout: of the engines.
         columns: the columns, and the schedulings that each is measured under.
+        rows: the names with which the measured rows end; all rows without a name.
     """
 
     layout: Layout
     columns: dict[str, Sequence[Scheduling]]
+    rows: tuple[str, ...] = ()
 
     @classmethod
-    def whole(cls, layout: Layout, columns: Iterable[str] = COLUMNS) -> Job:
-        """Everything, of all columns or of some."""
-        return cls(layout, dict.fromkeys(columns, SCHEDULINGS))
+    def whole(cls, layout: Layout, columns: Iterable[str] = (), rows: Iterable[str] = ()) -> Job:
+        """Everything that the page has of a layout; or some columns or rows of it."""
+        chosen = [name for name in columns_of(layout) if not columns or name in columns]
+        return cls(layout, dict.fromkeys(chosen, SCHEDULINGS), tuple(rows))
+
+
+def columns_of(layout: Layout) -> list[str]:
+    """Return the columns that the page has of a layout."""
+    return [*COLUMNS, *(LIGHT if layout in WHOLE else ())]
 
 
 def suite() -> list[Job]:
     """Return what the test suite measures."""
-    jobs = [Job.whole(layout) for layout in WHOLE]
-    for number, (layout, columns) in enumerate(PARTS.items()):
-        turns = (SCHEDULINGS[(number + i) % len(SCHEDULINGS)] for i in range(len(columns)))
-        jobs.append(Job(named(layout), {column: [turn] for column, turn in zip(columns, turns, strict=True)}))
+    light = list(LIGHT)
+    jobs = []
+    for number, layout in enumerate(WHOLE):
+        turns = {name: [SCHEDULINGS[(number + i) % len(SCHEDULINGS)]] for i, name in enumerate(light)}
+        jobs.append(Job(layout, dict.fromkeys(COLUMNS, SCHEDULINGS) | turns))
+    for number, (name, columns) in enumerate(PARTS.items()):
+        in_turn = (SCHEDULINGS[(number + i) % len(SCHEDULINGS)] for i in range(len(columns)))
+        jobs.append(Job(named(name), {column: [turn] for column, turn in zip(columns, in_turn, strict=True)}))
     return jobs
 
 
 def described() -> str:
     """Return what the test suite measures, as the page says it."""
-    lines = [f"{' and '.join(layout.name for layout in WHOLE)}: everything"]
+    light = "canonical values under one scheduling each"
+    lines = [f"{' and '.join(layout.name for layout in WHOLE)}: everything; of {', '.join(LIGHT)} {light}"]
     for job in suite()[len(WHOLE) :]:
         lines.append(
             f"{job.layout.name}: " + "; ".join(f"{name} ({turn.name})" for name, [turn] in job.columns.items())

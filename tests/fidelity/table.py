@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fidelity import recorded
+from tests.fidelity.architectures import LIGHT
 from tests.fidelity.layouts import Layout, named
 from tests.fidelity.measure import CHANGED, PHASES, SCHEDULINGS, START, Cells, Scheduling, conditions
 
@@ -35,7 +36,8 @@ A number is the order of magnitude of the largest error of any element and row u
 "R" and a number is a refusal with the message below, under all of them. There is no third verdict: the measurement fails on a
 value further off than {largest:.0e}, on a location that is refused under some of these conditions only, on tokens that
 are not those of transformers, and on a module's location for which nothing says what it must be. An empty cell is a part
-that the model does not have: modules that layers share are one module on each pipeline stage.
+that the model does not have: modules that layers share are one module on each pipeline stage. Of {light} only canonical values
+are measured, in the first two layouts.
 
 `make fidelity` measures everything and writes this page; `make fidelity LAYOUTS="'PP 2' 'TP 4'"` measures these layouts and
 leaves the others as they are. A number is the record of one processor: another processor rounds elsewhere, and may measure
@@ -112,6 +114,15 @@ def column(cells: Cells, schedulings: Sequence[Scheduling] = SCHEDULINGS) -> Col
     return made
 
 
+def added(before: Column, now: Column) -> Column:
+    """Return what is said of a column with further rows, measured under all conditions."""
+    largest = {
+        condition: max(before.conditions.get(condition, error), error, key=float)
+        for condition, error in now.conditions.items()
+    }
+    return Column(before.rows | now.rows, before.conditions | largest, before.refused)
+
+
 def verdict(row: dict[str, float | str], phase: str, expected: AbstractSet[str] = frozenset(conditions())) -> str:
     """Return the order of magnitude of a row's largest error in a phase under all conditions, or its refusal.
 
@@ -146,27 +157,29 @@ def render(said: Page, suite: str, written: str = "") -> str:
     """
     names = list(dict.fromkeys(name for columns in said.values() for name in columns))
     refusals = _Refusals()
-    parts = [HEAD.format(largest=LARGEST, suite=suite)]
+    parts = [HEAD.format(largest=LARGEST, suite=suite, light=", ".join(LIGHT))]
     parts += ["## By layout", BY_LAYOUT, _by_layout(said, names, refusals)]
     for layout, columns in said.items():
         for phase in PHASES:
             rows = sorted((row for row in _rows(columns) if ": " not in row), key=_order)
             table = {
-                f"`{row}`": [refusals.shown(columns[name].rows.get(row, {}).get(phase)) for name in names]
+                f"`{row}`": [refusals.shown(columns[name].rows.get(row, {}).get(phase)) for name in columns]
                 for row in rows
             }
-            parts += [f"## {phase.capitalize()}, {layout.name}", _table(names, table)]
+            parts += [f"## {phase.capitalize()}, {layout.name}", _table(list(columns), table)]
     parts += ["## By condition", BY_CONDITION, _by_condition(said, names), "## Changes", CHANGES]
     for layout, columns in said.items():
         rows = sorted((row.removeprefix(CHANGED) for row in _rows(columns) if row.startswith(CHANGED)), key=_order)
         changes = {
-            f"`{row}`": [refusals.shown(columns[name].rows.get(CHANGED + row, {}).get("")) for name in names]
+            f"`{row}`": [refusals.shown(columns[name].rows.get(CHANGED + row, {}).get("")) for name in columns]
             for row in rows
         }
-        parts.append(_table(names, changes, layout.name))
+        parts.append(_table(list(columns), changes, layout.name))
     parts += ["## vLLM's modules as they are", MODULES]
     for name in names:
-        parts += [f"### {name}", _modules({layout: columns[name] for layout, columns in said.items()}, refusals)]
+        found = {layout: columns[name] for layout, columns in said.items() if name in columns}
+        if any(row.startswith(RAW) for one in found.values() for row in one.rows):
+            parts += [f"### {name}", _modules(found, refusals)]
     parts += ["## Refusals", 'Where it says "MODULE", the message has the module\'s path.', refusals.listed()]
     parts += [recorded.section(), kept(written)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
@@ -207,8 +220,8 @@ def _table(columns: list[str], rows: dict[str, list[str]], corner: str = "") -> 
 
 
 _ROWS = (
-    "embed resid_pre attn.q attn.k attn.v rot_q rot_k pattern z resid_mid mlp.gate mlp.up mlp.act router_logits experts "
-    "expert_weights resid_post final_norm unembed"
+    "embed resid_pre attn_in attn.q attn.k attn.v norm_q norm_k norm_v rot_q rot_k pattern z attn_out resid_mid mlp_in mlp.gate "
+    "mlp.up mlp.act router_logits experts expert_weights mlp_out resid_post final_norm unembed"
 ).split()
 
 
@@ -226,12 +239,18 @@ def _by_layout(said: Page, names: list[str], refusals: _Refusals) -> str:
         largest = max(one.conditions.values(), key=float)
         return f"{largest}, {given} and {len(verdicts) - given}"
 
-    return _table(names, {layout.name: [shown(columns[name]) for name in names] for layout, columns in said.items()})
+    return _table(
+        names,
+        {
+            layout.name: [shown(columns[name]) if name in columns else "" for name in names]
+            for layout, columns in said.items()
+        },
+    )
 
 
 def _by_condition(said: Page, names: list[str]) -> str:
     rows = {
-        f"{layout.name}, {condition}": [columns[name].conditions.get(condition, "") for name in names]
+        f"{layout.name}, {condition}": [columns.get(name, Column()).conditions.get(condition, "") for name in names]
         for layout, columns in said.items()
         for condition in conditions()
     }
@@ -269,10 +288,12 @@ def parse(page: str) -> Page:
         for row, cells in rows:
             for name, cell in zip(names, cells, strict=True):
                 if title == "By layout":
-                    at(row, name).refused = messages.get(cell, "")
+                    if cell:
+                        at(row, name).refused = messages.get(cell, "")
                 elif title == "By condition":
                     where, _, condition = row.partition(", ")
-                    at(where, name).conditions.update({condition: cell} if cell else {})
+                    if cell:
+                        at(where, name).conditions[condition] = cell
                 elif title == "Changes":
                     say(corner, name, CHANGED + row, "", cell)
                 elif phase.lower() in PHASES and layout:

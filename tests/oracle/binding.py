@@ -76,6 +76,11 @@ class Bindings:
         """Register `hook(module, args)` ahead of a module's forward."""
         self._handles.append(module.register_forward_pre_hook(hook))
 
+    def before_all(self, module: nn.Module, hook: Any) -> None:
+        """Register `hook(args, kwargs)`, which returns both, ahead of a module's forward."""
+        call = lambda _, args, kwargs: hook(args, kwargs)  # noqa: E731
+        self._handles.append(module.register_forward_pre_hook(call, with_kwargs=True))
+
     def after(self, module: nn.Module, hook: Any) -> None:
         """Register `hook(module, args, output)` behind a module's forward."""
         self._handles.append(module.register_forward_hook(hook))

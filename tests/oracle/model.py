@@ -100,11 +100,15 @@ def locations(checkpoint: Path, canonical: bool = False) -> list[Location]:
 
 def _bind(model: Any, visit: Visit, canonical: bool) -> Bindings:
     bindings = Bindings(visit)
-    binder = views.bind if canonical else BINDERS[model.config.model_type]
+    binder = views.bind if canonical else BINDERS.get(model.config.model_type, _no_modules)
     binder(model, bindings)
     # The head is applied to the last row alone, after the module tree: its value is served by the generation loop.
     bindings.add("logits", "output", "logits")
     return bindings
+
+
+def _no_modules(model: Any, to: Bindings) -> None:
+    """Bind nothing: of this architecture only canonical values are compared."""
 
 
 class _Recorder:

@@ -7,6 +7,7 @@ result they are.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.oracle.binding import Bindings, batch, choose, rows
+from tests.oracle.binding import Bindings, batch, choose, like, rows
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class Parts:
         middle: the module that is first given the stream between attention and MLP; None if there is no such stream.
         merged: the layer that gives q, k and v side by side; None if three layers do.
         prescaled: whether queries are scaled before they come to the attention function.
+        after_attention: the norm of the attention's output; None if the output is added as it is.
+        mlp_in: the module that is given the MLP's input.
+        mlp_out: the module whose output is added after the middle.
+        gate_up: the layer that gives gate and up side by side; None if two layers do.
+        multiplier: the number of the configuration that attention's and MLP's outputs are multiplied with.
+        embed_multiplier: the number of the configuration that embeddings are multiplied with.
+        by_depth: whether these outputs are multiplied with `scale_depth / sqrt(num_hidden_layers)`.
+        heads: whether queries, keys and values are each given by a layer, so that there are heads to compare.
     """
 
     layers: str = "model.layers"
@@ -40,6 +49,14 @@ class Parts:
     down: str | None = "mlp.down_proj"
     router: str | None = None
     prescaled: bool = False
+    after_attention: str | None = None
+    mlp_in: str = "mlp"
+    mlp_out: str = "mlp"
+    gate_up: str | None = None
+    multiplier: str | None = None
+    embed_multiplier: str | None = None
+    by_depth: bool = False
+    heads: bool = True
 
 
 _GPT = Parts(
@@ -76,8 +93,14 @@ _OPT = Parts(
     up="fc1",
     down="fc2",
     prescaled=True,
+    mlp_in="fc1",
+    mlp_out="fc2",
 )
-_GEMMA = Parts(middle="pre_feedforward_layernorm")
+_GEMMA = Parts(
+    middle="pre_feedforward_layernorm",
+    after_attention="post_attention_layernorm",
+    mlp_out="post_feedforward_layernorm",
+)
 _EXPERTS = Parts(gate=None, up=None, down=None, router="mlp.gate")
 PARTS = {
     "cohere": Parts(middle=None),
@@ -92,23 +115,46 @@ PARTS = {
     "gemma3_text": _GEMMA,
     "olmoe": _EXPERTS,
     "qwen3_moe": _EXPERTS,
+    "apertus": Parts(middle="feedforward_layernorm", gate=None),
+    "cohere2": Parts(middle=None),
+    "ernie4_5": Parts(),
+    "exaone4": Parts(middle="mlp", after_attention="post_attention_layernorm", mlp_out="post_feedforward_layernorm"),
+    "gemma": Parts(),
+    "gemma4_text": _GEMMA,
+    "glm4": Parts(after_attention="post_self_attn_layernorm", mlp_out="post_mlp_layernorm", gate_up="mlp.gate_up_proj"),
+    "granite": Parts(multiplier="residual_multiplier", embed_multiplier="embedding_multiplier"),
+    "minicpm3": Parts(by_depth=True, heads=False),
+    "mistral": Parts(),
+    "nemotron": Parts(gate=None),
+    "phi3": Parts(merged="qkv_proj", gate_up="mlp.gate_up_proj"),
+    "qwen2_moe": _EXPERTS,
 }
+_HEADS_FIRST = ("Gemma3", "Apertus", "Exaone")  # whose norms of heads are given [1, heads, tokens, width]
 
 
 def bind(model: Any, to: Bindings) -> None:
     """Bind every canonical value of a model, in the order of execution."""
     parts = PARTS[model.config.model_type]
-    to.output(model.get_submodule(parts.embed), "embed.output", "view")
+    scales = [getattr(model.config, name) if name else 1.0 for name in (parts.embed_multiplier, parts.multiplier)]
+    if parts.by_depth:
+        scales[1] = model.config.scale_depth / math.sqrt(model.config.num_hidden_layers)
+    _stream_out(model.get_submodule(parts.embed), "embed.output", to, scales[0])
     kernels: dict[nn.Module, _Kernel] = {}
     for i, layer in enumerate(model.get_submodule(parts.layers)):
         path = f"blocks.{i}"
         _stream_in(layer, f"{path}.resid_pre", to)
-        _attention(layer, parts, model.config, f"{path}.attn", to, kernels)
+        _given(layer.get_submodule(parts.attention), f"{path}.attn_in", to)
+        if parts.heads:
+            _attention(layer, parts, model.config, f"{path}.attn", to, kernels)
+        _stream_out(layer.get_submodule(parts.after_attention or parts.attention), f"{path}.attn_out", to, scales[1])
         if parts.middle is not None:
             _in_place(layer.get_submodule(parts.middle), f"{path}.resid_mid", to)
+        _given(layer.get_submodule(parts.mlp_in), f"{path}.mlp_in", to)
         _mlp(layer, parts, f"{path}.mlp", to)
+        _stream_out(layer.get_submodule(parts.mlp_out), f"{path}.mlp_out", to, scales[1])
         _stream_out(layer, f"{path}.resid_post", to)
-    _patch_attention(next(iter(kernels)), kernels, to)
+    if kernels:
+        _patch_attention(next(iter(kernels)), kernels, to)
     norm = model.get_submodule(parts.norm)
     _stream_in(norm, "final_norm.input", to)
     to.output(norm, "final_norm.output", "view")
@@ -117,6 +163,18 @@ def bind(model: Any, to: Bindings) -> None:
 def _stream_in(module: nn.Module, path: str, to: Bindings) -> None:
     to.add(path, "output", "view")
     to.before(module, lambda _, args: (batch(to.visit(path, "output", rows(args[0]))), *args[1:]))
+
+
+def _given(module: nn.Module, path: str, to: Bindings) -> None:
+    """Bind the tensor that a part of a layer is given; a change reaches this part alone."""
+    to.add(path, "output", "view")
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = args[0] if args else kwargs["hidden_states"]
+        new = to.visit(path, "output", given.view(-1, given.shape[-1])).view_as(given)
+        return ((new, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": new})
+
+    to.before_all(module, before)
 
 
 def _in_place(module: nn.Module, path: str, to: Bindings) -> None:
@@ -132,12 +190,15 @@ def _in_place(module: nn.Module, path: str, to: Bindings) -> None:
     to.before(module, before)
 
 
-def _stream_out(layer: nn.Module, path: str, to: Bindings) -> None:
+def _stream_out(layer: nn.Module, path: str, to: Bindings, scale: float = 1.0) -> None:
+    """Bind a module's output, times a number that the model multiplies it with later."""
     to.add(path, "output", "view")
 
     def after(_: nn.Module, args: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
-        new = batch(to.visit(path, "output", rows(first)))
+        shown = first.view(-1, first.shape[-1]) * scale if scale != 1 else first.view(-1, first.shape[-1])
+        visited = to.visit(path, "output", shown)
+        new = first if visited is shown else like(first, visited / scale)
         return (new, *output[1:]) if isinstance(output, tuple) else new
 
     to.after(layer, after)
@@ -154,9 +215,13 @@ def _attention(
     if parts.merged is not None:
 
         def split(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            counts = (heads, kv_heads, kv_heads)
+            width = output.shape[-1] // sum(counts)
             pieces = [
-                to.visit(f"{path}.{name}", "output", piece.unflatten(-1, (heads, -1))).flatten(-2)
-                for name, piece in zip("qkv", rows(output).chunk(3, dim=-1), strict=True)
+                to.visit(f"{path}.{name}", "output", piece.unflatten(-1, (count, -1))).flatten(-2)
+                for name, count, piece in zip(
+                    "qkv", counts, rows(output).split([width * count for count in counts], dim=-1), strict=True
+                )
             ]
             return batch(torch.cat(pieces, dim=-1))
 
@@ -164,6 +229,10 @@ def _attention(
     else:
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             to.after(attention.get_submodule(f"{name}_proj"), _by_heads(f"{path}.{name}", count, to))
+    for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        norm = getattr(attention, f"{name}_norm", None)
+        if norm is not None:
+            _norm_of_heads(norm, f"{path}.norm_{name}", count, to)
     scale = attention.scaling if parts.prescaled else 1.0
     kernels[attention] = _Kernel(path, to, scale)
     for name in ("rot_q", "rot_k", "pattern", "z"):
@@ -181,6 +250,19 @@ def _by_heads(path: str, count: int, to: Bindings) -> Callable[..., torch.Tensor
         return batch(to.visit(path, "output", rows(output).unflatten(-1, (count, -1))).flatten(-2))
 
     return after
+
+
+def _norm_of_heads(norm: nn.Module, path: str, count: int, to: Bindings) -> None:
+    """Bind a norm of queries or keys; gemma gives it [1, heads, tokens, width], olmoe all heads side by side."""
+    to.add(path, "output", "view")
+    heads_first = any(name in type(norm).__name__ for name in _HEADS_FIRST)
+
+    def after(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        made = rows(output.transpose(1, 2) if heads_first else output)
+        value = batch(to.visit(path, "output", made if made.dim() == 3 else made.unflatten(-1, (count, -1))))
+        return value.transpose(1, 2) if heads_first else value.reshape(output.shape)
+
+    to.after(norm, after)
 
 
 class _Kernel:
@@ -238,8 +320,17 @@ def _patch_attention(first: nn.Module, kernels: dict[nn.Module, _Kernel], to: Bi
 
 
 def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
+    if parts.gate_up is not None:
+        for name in ("gate", "up"):
+            to.add(f"{path}.{name}", "output", "view")
+
+        def halves(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            pieces = zip(("gate", "up"), rows(output).chunk(2, dim=-1), strict=True)
+            return like(output, torch.cat([to.visit(f"{path}.{name}", "output", one) for name, one in pieces], dim=-1))
+
+        to.after(layer.get_submodule(parts.gate_up), halves)
     for name, where in (("gate", parts.gate), ("up", parts.up)):
-        if where is not None:
+        if where is not None and parts.gate_up is None:
             to.add(f"{path}.{name}", "output", "view")
             to.after(layer.get_submodule(where), _flat(f"{path}.{name}", to))
     if parts.down is not None:

@@ -44,7 +44,7 @@ def test_every_hook_equals_transformers(hooked: Hooked) -> None:
     logits, cache = hooked.model.run_with_cache(torch.tensor([PROMPT]))
     truth = hooked.oracle.run(PROMPT, 1)
     assert list(cache) == list(hooked.model.hook_dict)
-    assert len(cache) == 1 + LAYERS * (13 if hooked.arch == "llama" else 12)  # GPT-2's MLP has no gate
+    assert len(cache) == 1 + LAYERS * (15 if hooked.arch == "llama" else 14)  # GPT-2's MLP has no gate
     for name, place in hooked.model.hook_dict.items():
         path = f"{place.envoy.path}.{place.value}"
         value = truth.value(path, "output", 0)
@@ -96,8 +96,8 @@ def test_hooks_change_what_transformers_does(hooked: Hooked) -> None:
 
 
 def test_what_has_no_counterpart_says_why(hooked: Hooked) -> None:
-    with pytest.raises(interpose.UnknownLocation, match="resid_pre and resid_mid"):
-        hooked.model.run_with_cache(PROMPT, names_filter="blocks.0.hook_attn_out")
+    with pytest.raises(interpose.UnknownLocation, match="the norm gives to attention is attn_in"):
+        hooked.model.run_with_cache(PROMPT, names_filter="blocks.0.hook_attn_in")
     if hooked.arch == "gpt2":
         with pytest.raises(interpose.UnknownLocation, match="has no gate"):
             hooked.model.run_with_cache(PROMPT, names_filter="blocks.0.mlp.hook_pre_linear")

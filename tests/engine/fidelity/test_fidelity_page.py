@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from tests.fidelity.architectures import LIGHT
 from tests.fidelity.layouts import LAYOUTS, Layout
 from tests.fidelity.measure import COLUMNS, PHASES, SCHEDULINGS, START, Cells, conditions
 from tests.fidelity.recorded import RECORDED, section, summary, written_on
-from tests.fidelity.suite import described, suite
-from tests.fidelity.table import KEPT, Page, column, disagreements, page, parse, render, verdict
+from tests.fidelity.suite import columns_of, described, suite
+from tests.fidelity.table import KEPT, Page, added, column, disagreements, page, parse, render, verdict
 
 FAR = "decode, 8 concurrent, chunked, prefix cache"
 LAYOUT, OTHER = Layout(1, 1), Layout(2, 2)
@@ -135,8 +136,11 @@ def test_a_part_is_compared_under_its_own_conditions() -> None:
 def test_the_suite_leaves_no_layout_architecture_or_condition_out() -> None:
     jobs = suite()
     assert [job.layout for job in jobs] == LAYOUTS
-    whole = [job for job in jobs if job.columns == dict.fromkeys(COLUMNS, SCHEDULINGS)]
+    whole = [job for job in jobs if all(job.columns.get(name) == SCHEDULINGS for name in COLUMNS)]
     assert [job.layout.name for job in whole] == ["TP 1", "TP 2"]
+    assert all(list(job.columns) == columns_of(job.layout) for job in whole)
+    light = [turn for job in whole for name in LIGHT for turn in job.columns[name]]
+    assert len(light) == len(whole) * len(LIGHT) and set(light) == set(SCHEDULINGS)
     parts = [(name, turn) for job in jobs[len(whole) :] for name, turns in job.columns.items() for turn in turns]
     assert {name for name, _ in parts} == set(COLUMNS)
     assert {turn for _, turn in parts} == set(SCHEDULINGS)
@@ -146,11 +150,20 @@ def test_the_page_has_all_layouts_and_architectures_and_nothing_else() -> None:
     written = page().read_text()
     found = parse(written)
     assert list(found) == LAYOUTS
-    assert all(list(columns) == list(COLUMNS) for columns in found.values())
+    assert all(list(columns) == columns_of(layout) for layout, columns in found.items())
     assert all(
         one.refused or list(one.conditions) == conditions() for columns in found.values() for one in columns.values()
     )
     assert render(found, described(), written) == written
+
+
+def test_further_rows_come_beside_what_was_said() -> None:
+    before, further = (column(measured(value)["llama"]) for value in (5e-6, 2e-5))
+    before.rows = {name: before.rows[name] for name in ("embed.output", "blocks[i].resid_pre")}
+    further.rows = {"blocks[i].attn_in": further.rows["blocks[i].resid_pre"]}
+    both = added(before, further)
+    assert list(both.rows) == ["embed.output", "blocks[i].resid_pre", "blocks[i].attn_in"]
+    assert set(both.conditions.values()) == {"2e-05"} and both.rows["blocks[i].resid_pre"]["prefill"] == "1e-5"
 
 
 def test_what_is_written_by_hand_stays() -> None:

@@ -31,7 +31,7 @@ def test_short_names(name, layer, part, full):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("blocks.0.hook_attn_out", "resid_pre and resid_mid"),
+        ("blocks.0.hook_attn_in", "the norm gives to attention is attn_in"),
         ("blocks.0.attn.hook_attn_scores", r"attn\.pattern"),
         ("ln_final.hook_scale", r"final_norm\.input"),
         ("blocks.0.hook_resid_pots", "did you mean blocks.0.hook_resid_post"),
@@ -82,8 +82,8 @@ def test_a_cache():
     assert "<activations of 3 hooks" in repr(cache) and list(cache) == cache._ipython_key_completions_()
     with pytest.raises(KeyError, match="was not read"):
         cache["q", 0]
-    with pytest.raises(KeyError, match="resid_mid and resid_post"):
-        cache["mlp_out", 0]
+    with pytest.raises(KeyError, match="the norm gives to the MLP is mlp_in"):
+        cache["mlp_in", 0]
     with pytest.raises(AttributeError, match="the stream after each layer"):
         cache.accumulated_resid()
 

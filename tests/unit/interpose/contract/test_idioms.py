@@ -63,7 +63,7 @@ def test_the_same_in_a_trace_and_an_invoke(service, model):
         (lambda model: setattr(model, "logits", 0), r"model\.logits\.output = …"),
         (lambda model: model.model.layers[1].hook_resid_post, r"the value is model\.blocks\[i\]\.resid_post"),
         (lambda model: model.model.layers[1].mlp.hook_pre, r"blocks\[i\]\.mlp\.gate or model\.blocks\[i\]\.mlp\.up"),
-        (lambda model: model.model.layers[1].hook_mlp_out, "resid_mid and resid_post, their difference"),
+        (lambda model: model.model.layers[1].hook_mlp_out, r"the value is model\.blocks\[i\]\.mlp_out"),
         (lambda model: model.hook_unknown, r"print\(model\.blocks\)"),
         (lambda model: model.ln_final, "model.final_norm"),
         (lambda model: model.iter, "tracer.iter"),
