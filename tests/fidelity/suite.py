@@ -64,8 +64,8 @@ def suite() -> list[Job]:
 
 def described() -> str:
     """Return what the test suite measures, as the page says it."""
-    light = "canonical values under one scheduling each"
-    lines = [f"{' and '.join(layout.name for layout in WHOLE)}: everything; of {', '.join(LIGHT)} {light}"]
+    light = f"; of {', '.join(LIGHT)} canonical values under one scheduling each" if LIGHT else ""
+    lines = [f"{' and '.join(layout.name for layout in WHOLE)}: everything{light}"]
     for job in suite()[len(WHOLE) :]:
         lines.append(
             f"{job.layout.name}: " + "; ".join(f"{name} ({turn.name})" for name, [turn] in job.columns.items())

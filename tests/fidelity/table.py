@@ -36,8 +36,7 @@ A number is the order of magnitude of the largest error of any element and row u
 "R" and a number is a refusal with the message below, under all of them. There is no third verdict: the measurement fails on a
 value further off than {largest:.0e}, on a location that is refused under some of these conditions only, on tokens that
 are not those of transformers, and on a module's location for which nothing says what it must be. An empty cell is a part
-that the model does not have: modules that layers share are one module on each pipeline stage. Of {light} only canonical values
-are measured, in the first two layouts.
+that the model does not have: modules that layers share are one module on each pipeline stage.{light}
 
 `make fidelity` measures everything and writes this page; `make fidelity LAYOUTS="'PP 2' 'TP 4'"` measures these layouts and
 leaves the others as they are. A number is the record of one processor: another processor rounds elsewhere, and may measure
@@ -157,7 +156,7 @@ def render(said: Page, suite: str, written: str = "") -> str:
     """
     names = list(dict.fromkeys(name for columns in said.values() for name in columns))
     refusals = _Refusals()
-    parts = [HEAD.format(largest=LARGEST, suite=suite, light=", ".join(LIGHT))]
+    parts = [HEAD.format(largest=LARGEST, suite=suite, light=_said_of_light())]
     parts += ["## By layout", BY_LAYOUT, _by_layout(said, names, refusals)]
     for layout, columns in said.items():
         for phase in PHASES:
@@ -183,6 +182,11 @@ def render(said: Page, suite: str, written: str = "") -> str:
     parts += ["## Refusals", 'Where it says "MODULE", the message has the module\'s path.', refusals.listed()]
     parts += [recorded.section(), kept(written)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _said_of_light() -> str:
+    """Return what the page says of its light columns."""
+    return f"\nOf {', '.join(LIGHT)} only canonical values\nare measured, in the first two layouts." if LIGHT else ""
 
 
 def kept(written: str) -> str:

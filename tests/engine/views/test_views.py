@@ -22,6 +22,8 @@ SHAPE = Shape(layers=2, hidden=128, context=256)
 TOLERANCE = 1e-4
 # Computed for the block; the model never holds them.
 READ_ONLY = ("pattern", "experts", "expert_weights")
+# Given to attention and MLP alike, by architecture.
+SHARED = {"cohere": ("attn_in", "mlp_in"), "gptj": ("attn_in", "mlp_in")}
 # Sorted by their weights in one implementation and not in the other.
 SETS = ("experts", "expert_weights")
 
@@ -127,7 +129,8 @@ def test_a_change_anywhere_does_what_it_does_in_transformers(views: Views, chang
         # Sliding layers of transformers keep keys apart from what the attention function is given.
         kept_apart = views.arch.startswith("gemma") and path.endswith("rot_k")
         skipped = change == "row" and "resid" not in path
-        if layer != "1" or path == "logits" or path.endswith(READ_ONLY) or kept_apart or skipped:
+        fixed = path.endswith((*READ_ONLY, *SHARED.get(views.arch, ())))
+        if layer != "1" or path == "logits" or fixed or kept_apart or skipped:
             continue
         at = place(path)
         source = (
@@ -155,11 +158,19 @@ REFUSED = {
     "olmoe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "the experts run fused"),
     "qwen3_moe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "the experts run fused"),
 }
+# The architectures with norms of queries and keys; none of these has norms of values or gates of heads.
+NORMED = ("gemma3", "olmoe", "qwen3", "qwen3_moe")
+
+
+def refused_of(arch: str) -> dict[str, str]:
+    norms = ("v",) if arch in NORMED else ("q", "k", "v")
+    absent = {f"attn.norm_{one}": f"no norm of {one} alone" for one in norms}
+    return {**REFUSED.get(arch, {}), **absent, "attn.gate": "has no gate of the heads' outputs"}
 
 
 def test_what_an_architecture_does_not_have_is_refused_by_name(views: Views) -> None:
     """Every view is one the oracle has, or says why there is none."""
-    refused = REFUSED.get(views.arch, {})
+    refused = refused_of(views.arch)
     tree = views.engine.worker.interpose_tree
     block = tree.pseudo["blocks"].children["1"]
     nodes = [(block, ""), *((child, f"{name}.") for name, child in block.children.items())]
@@ -193,6 +204,14 @@ def test_what_is_computed_for_the_block_cannot_be_changed(views: Views) -> None:
         [ran] = views.engine.run(Block(PROMPTS[0], statement + "x = model.logits.output"))
         assert ran.failure is not None
         assert "never holds it" in ran.failure.message
+
+
+def test_what_two_parts_are_given_cannot_be_changed(views: Views) -> None:
+    for value in SHARED.get(views.arch, ()):
+        for statement in (f"model.blocks[1].{value} *= 2\n", f"model.blocks[1].{value} = torch.zeros(7, 128)\n"):
+            [ran] = views.engine.run(Block(PROMPTS[0], statement + "x = model.logits.output"))
+            assert ran.failure is not None
+            assert "attention and MLP are given the same tensor" in ran.failure.message
 
 
 def test_a_pattern_is_computed_when_it_is_asked_for_and_only_then(

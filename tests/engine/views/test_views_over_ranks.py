@@ -16,6 +16,7 @@ from tests.engine.views.test_views import (
     PROMPTS,
     READ_ONLY,
     SHAPE,
+    SHARED,
     STEPS,
     TOLERANCE,
     Views,
@@ -48,7 +49,8 @@ def test_every_view_in_prefill_and_decode(views: Views) -> None:
 def test_a_change_anywhere_does_what_it_does_in_transformers(views: Views) -> None:
     """All at the same time, each in a trace of its own."""
     statement, _ = CHANGES["assigned"]
-    paths = [path for path in views.paths if path != "logits" and not path.endswith(READ_ONLY)]
+    fixed = (*READ_ONLY, *SHARED.get(views.arch, ()))
+    paths = [path for path in views.paths if path != "logits" and not path.endswith(fixed)]
     paths = [path for path in paths if not path.startswith("blocks.0.")]
     line = "for step in tracer.iter[:]:\n    {}\n    logits.append(model.logits.output.save())\n"
     sources = ["logits = []\n" + line.format(statement.format(at=place(path))) for path in paths]
