@@ -321,7 +321,9 @@ class InterposeWorker(_Base):
                 hook.remove()
         if not given:
             kind = type(model).__name__
-            raise ValueError(f"{kind} is not supported with traces: vLLM compiles it as a whole and runs it without hooks")
+            raise ValueError(
+                f"{kind} is not supported with traces: vLLM compiles it as a whole and runs it without hooks"
+            )
         if not group.is_last_rank:
             group.send_tensor_dict(given[0].tensors)
         return given[0]
