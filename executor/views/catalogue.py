@@ -28,11 +28,11 @@ from executor.model.tree import LOGITS, ModuleTree
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
 from executor.views.joining import events_of, probe_of, tell, told
-from executor.views.mlp import MLP, find_mlp
+from executor.views.mlp import MLP, find_mlp, part_of_mlp
 from executor.views.overrides import numbers_of
 from executor.views.pattern import PATTERN, AttentionPattern, Pattern
 from executor.views.probe import ProbeRun, multiple, record, same
-from executor.views.sides import SIDES, Layer, Side, SideFinder, check_sides, part_of_mlp, view_of
+from executor.views.sides import SIDES, Layer, Side, SideFinder, check_sides, view_of
 from executor.views.stale import find_unused
 from executor.views.stream import Point, StreamFinder
 from executor.views.view import Part, Stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,3 +124,25 @@ def _router(probe: ProbeRun, nodes: list[Node], experts: Node) -> Node | None:
         if logits is not None and logits.dim() == 2 and logits.shape[1] == count:
             return node
     return None
+
+
+def part_of_mlp(tree: ModuleTree, probe: ProbeRun, children: Sequence[str], attention: str) -> tuple[str, str]:
+    """Return the part of a layer that holds the MLP's last projection, and the module that takes the MLP's input.
+
+    Returns:
+        Two paths; "" for what there is not.
+    """
+    begun: list[tuple[int, str]] = []
+    for child in children:
+        inside = [node for name, node in tree.nodes.items() if (name + ".").startswith(child + ".")]
+        event = probe.at(child, "output")
+        ends = any(isinstance(node.layer, RowParallelLinear | MoERunner) for node in inside)
+        if child != attention and ends and event is not None:
+            begun.append((event.index, child))
+    if not begun:
+        return "", ""
+    _, part = min(begun)
+    if not isinstance(tree.nodes[part].layer, RowParallelLinear):
+        return part, part
+    into = [child for child in children if isinstance(tree.nodes[child].layer, ColumnParallelLinear)]
+    return part, into[0] if len(into) == 1 else ""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from executor.model.items import Path
 from executor.model.layouts import Unknown
@@ -187,28 +185,6 @@ class SideFinder:
                 if same(post, pre + added + further, pre, added, further):
                     attention, mlp = Side(a.path, "output", at), Side(m.path, "output", where)
         return {"attn_out": attention, "mlp_out": mlp}
-
-
-def part_of_mlp(tree: ModuleTree, probe: ProbeRun, children: Sequence[str], attention: str) -> tuple[str, str]:
-    """Return the part of a layer that holds the MLP's last projection, and the module that takes the MLP's input.
-
-    Returns:
-        Two paths; "" for what there is not.
-    """
-    begun: list[tuple[int, str]] = []
-    for child in children:
-        inside = [node for name, node in tree.nodes.items() if (name + ".").startswith(child + ".")]
-        event = probe.at(child, "output")
-        ends = any(isinstance(node.layer, RowParallelLinear | MoERunner) for node in inside)
-        if child != attention and ends and event is not None:
-            begun.append((event.index, child))
-    if not begun:
-        return "", ""
-    _, part = min(begun)
-    if not isinstance(tree.nodes[part].layer, RowParallelLinear):
-        return part, part
-    into = [child for child in children if isinstance(tree.nodes[child].layer, ColumnParallelLinear)]
-    return part, into[0] if len(into) == 1 else ""
 
 
 def view_of(
