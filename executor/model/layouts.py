@@ -197,7 +197,7 @@ class Columns:
 
 
 class HeadColumns(Columns):
-    """The second dimension from the end, heads, is cut as the columns of all heads side by side are.
+    """Heads in a dimension of their own, cut as their columns side by side are.
 
     Args:
         width: the width of a head.

@@ -119,7 +119,7 @@ def _projection(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> t
 def _through_norm(
     tree: ModuleTree, probe: ProbeRun, path: str, columns: torch.Tensor, given: torch.Tensor
 ) -> bool:  # [tokens, heads * width] each
-    """Return whether a module of an attention is given some columns alone and makes of them what the kernel is given."""
+    """Return whether a module makes of some columns alone what the kernel is given."""
     for name in tree.nodes:
         begun, ended = probe.at(name, "input"), probe.at(name, "output")
         if not name.startswith(path + ".") or begun is None or ended is None:
@@ -137,7 +137,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:  # any shapes
 
 
 def _queries_alone(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> Node | None:
-    """Return the projection of the queries of a layer that attends to the keys and values of an earlier layer."""
+    """Return the projection of queries of a layer that uses an earlier layer's keys."""
     module = kernel.layer
     if not isinstance(module, Attention) or module.kv_sharing_target_layer_name is None:
         return None
@@ -169,7 +169,7 @@ def _norms_of_queries(
 def _query_columns(
     merged: torch.Tensor, heads: int, width: int, gated: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the queries, [tokens, heads * width], of a merged projection's rows, and the gates if there are any."""
+    """Return queries, and gates if there are any, [tokens, heads * width] each."""
     if not gated:
         return merged[:, : heads * width], None
     queries, gates = merged[:, : 2 * heads * width].unflatten(-1, (heads, 2 * width)).split(width, dim=-1)
@@ -177,7 +177,7 @@ def _query_columns(
 
 
 def _gates(probe: ProbeRun, kernel: Node, projection: Node | None, out: Node | None) -> bool:
-    """Return whether the heads' outputs are multiplied with the sigmoid of the gates before they are projected."""
+    """Return whether heads' outputs are multiplied with the sigmoid of the gates."""
     module = kernel.layer
     assert isinstance(module, Attention)
     made = probe.at(projection.path, "output") if projection is not None else None
@@ -210,7 +210,7 @@ def _out(tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str) -> Node | N
 def _norms(
     tree: ModuleTree, probe: ProbeRun, kernel: Node, projection: Node | None, path: str
 ) -> dict[str, tuple[Node, Path]]:
-    """Return the modules that are given queries or keys as projected, and whose results the kernel or a rotation is given."""
+    """Return the norms of queries, keys and values, by `q`, `k` and `v`."""
     made = probe.at(projection.path, "output") if projection is not None else None
     merged = projection.layer if projection is not None else None
     if projection is None or made is None or not isinstance(merged, QKVParallelLinear):
@@ -218,10 +218,10 @@ def _norms(
     found: dict[str, tuple[Node, Path]] = {}
     module = kernel.layer
     assert isinstance(module, Attention)
-    whole, copies = made.tensors[(0,)], merged.num_kv_head_replicas
-    queries, _ = _query_columns(whole, module.num_heads, module.head_size, merged.num_heads != module.num_heads)
+    merged_rows, copies = made.tensors[(0,)], merged.num_kv_head_replicas
+    queries, _ = _query_columns(merged_rows, module.num_heads, module.head_size, merged.num_heads != module.num_heads)
     sizes = [merged.num_heads * merged.head_size, merged.num_kv_heads * merged.head_size]
-    _, keys, values = whole.split([*sizes, whole.shape[1] - sum(sizes)], dim=-1)
+    _, keys, values = merged_rows.split([*sizes, merged_rows.shape[1] - sum(sizes)], dim=-1)
     parts = (("q", queries, module.num_heads, 1), ("k", keys, merged.num_kv_heads, copies))
     for one, columns, heads, shared in (*parts, ("v", values, merged.num_kv_heads, copies)):
         width = merged.v_head_size if one == "v" else merged.head_size
@@ -235,7 +235,7 @@ def _norms(
 def _norm_of(
     tree: ModuleTree, probe: ProbeRun, kernel: Node, path: str, after: int, columns: torch.Tensor, cut: _Cut
 ) -> tuple[Node, Path] | None:  # columns: [tokens, heads * width]
-    """Return the module that is given some columns alone, and whose result a rotation or the kernel is given."""
+    """Return the module that is given some columns alone, if the model goes on with its result."""
     for name, node in tree.nodes.items():
         if not name.startswith(path + ".") or node is kernel:
             continue

@@ -127,10 +127,10 @@ def _router(probe: ProbeRun, nodes: list[Node], experts: Node) -> Node | None:
 
 
 def part_of_mlp(tree: ModuleTree, probe: ProbeRun, children: Sequence[str], attention: str) -> tuple[str, str]:
-    """Return the part of a layer that holds the MLP's last projection, and the module that takes the MLP's input.
+    """Return where a layer's MLP ends and begins.
 
     Returns:
-        Two paths; "" for what there is not.
+        The path of the part that holds the MLP's last projection, and of the module that takes the MLP's input; "" for none.
     """
     begun: list[tuple[int, str]] = []
     for child in children:

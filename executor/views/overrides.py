@@ -35,7 +35,9 @@ OVERRIDES = {
 
 
 def numbers_of(architecture: str, config: Any) -> list[float]:
-    """Return the numbers that a layer's multipliers can be: those of the configuration, and the declared one.
+    """Return the numbers that a layer's multipliers can be.
+
+    They are the floating-point numbers of the configuration, and the declared number.
 
     Args:
         architecture: the name of vLLM's model class.

@@ -182,7 +182,9 @@ def combined(total: torch.Tensor, base: torch.Tensor, terms: Sequence[torch.Tens
 
 
 def weights(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[float] | None:  # any shape
-    """Return the factors with which a tensor is a sum of multiples of others; None if it is no such sum."""
+    """Return the factors of others in a tensor that is a sum of their multiples.
+
+    The result is None if the tensor is no such sum."""
     if any(part.shape != total.shape for part in parts):
         return None
     columns = torch.stack([part.double().flatten() for part in parts], dim=-1)

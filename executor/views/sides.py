@@ -1,4 +1,4 @@
-"""Finds what a layer's attention and MLP are given, and what each of them adds to the stream.
+"""Finds what a layer's attention and MLP are given, and what they add to the stream.
 
 A part's output counts as what it adds only if a recorded forward shows the stream before it, plus this output, as the stream
 after it. A second forward, in which the output was changed in place, must show the same with the changed output.
@@ -32,7 +32,7 @@ SIDES = ("attn_in", "attn_out", "mlp_in", "mlp_out")
 
 @dataclass(frozen=True)
 class Side:
-    """One tensor at a module's input or output: what a part of a layer is given, or what it adds.
+    """One tensor of a module: what a part of a layer is given, or what it adds.
 
     Attributes:
         path, kind, at: the module, which of its locations, and where the tensor is in the location's value.
@@ -94,7 +94,9 @@ class SideFinder:
         given = {"attn_in": self._given(layer.attention), "mlp_in": self._given(layer.into)}
         return {**given, **found}
 
-    def _events(self, children: Iterable[str], after: int = -1) -> list[tuple[Event, Path, torch.Tensor]]:
+    def _events(
+        self, children: Iterable[str], after: int = -1
+    ) -> list[tuple[Event, Path, torch.Tensor]]:  # [rows, hidden] each
         """Return the outputs of parts of the layer, from a place in the forward on."""
         made = [event for child in children if (event := self._probe.at(child, "output")) and event.index > after]
         made.sort(key=lambda event: event.index)
@@ -150,7 +152,7 @@ class SideFinder:
         return {"attn_out": attention, "mlp_out": mlp}
 
     def _adds_first(self, event: Event, middle: torch.Tensor, rows: torch.Tensor) -> bool:  # [rows, hidden] each
-        """Return whether a layer adds an output to the stream, and scales the sum or adds a further part to it."""
+        """Return whether an output is added first, and the sum is scaled or added to."""
         post, total = self._post, middle + rows
         assert post is not None
         if multiple(post, total) is not None:
@@ -163,7 +165,7 @@ class SideFinder:
         )
 
     def _side_by_side(self) -> dict[str, Side]:
-        """Return what is added in a layer without a middle: by both parts at once, or by the only part it has."""
+        """Return what is added in a layer without a middle, by both parts or by the only one."""
         layer, pre, post = self._layer, self._pre, self._post
         attention = mlp = Side(why=_NOT_SHOWN)
         start, end = self._ended(layer.attention), self._ended(layer.mlp)
@@ -239,8 +241,8 @@ def check_sides(
         now = SideFinder(changed, width, layer).find()
         for attribute, side in sides.items():
             again = now[attribute]
-            same_place = (side.path, side.kind, side.at) == (again.path, again.kind, again.at)
-            if side in added and not (same_place and abs(side.factor - again.factor) <= 1e-3 * abs(side.factor)):
+            alike = (side.path, side.kind, side.at) == (again.path, again.kind, again.at)
+            if side in added and not (alike and abs(side.factor - again.factor) <= 1e-3 * abs(side.factor)):
                 why = f"a change of {side.path}.output does not reach the stream"
                 name = node.views[attribute].name
                 node.views[attribute] = Unreachable(name, node.path, node, "output", "", why=why)
