@@ -6,7 +6,7 @@ request names its trace (`InvokeRequest`). The only request of a trace carries t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -135,12 +135,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: the spans of its traced requests by request id, and the sizes of the batch."""
+    """One step: the spans of its traced requests by request id, and the sizes of the batch.
+
+    Attributes:
+        spans: of the requests whose blocks wait for the step.
+        chunks: of the requests with a chunk of their prompt that is not the last.
+    """
 
     spans: dict[str, Span]
     tokens: int
     padded_tokens: int
     requests: int
+    chunks: dict[str, Span] = field(default_factory=dict)
 
 
 def step_tokens(scheduling: Any) -> int:

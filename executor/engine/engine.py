@@ -20,8 +20,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from executor.cluster.start_failure import CannotStart, failure_of
 from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
-from executor.core.request import InvokeRequest, flow_of, shipped
+from executor.core.request import InvokeRequest, flow_of, shipped, step_tokens
 from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, failed_event
+from executor.engine.long_prompts import check_long_prompts
 from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
 from executor.engine.requests import is_quick, prompt_of, sampling_of
 from executor.engine.rpc import Endings, call_workers
@@ -132,6 +133,7 @@ class TraceEngine:
         failed: set[int] = set()
         gang = gang_of(trace)
         check_room(trace, gang, prepared, self.llm.vllm_config.scheduler_config)
+        await check_long_prompts(self.llm, trace, prepared, shipment)
         waits_for = start_after(trace)
         for index in joint:  # Its block gets nothing more once the other invokes have ended.
             waits_for[index] = set(prompted)
@@ -218,7 +220,9 @@ class TraceEngine:
         prompt, sampling = await asyncio.to_thread(self._prepare, trace, 0)
         steps = sampling["max_tokens"]
         steps = MOST_STEPS if trace.explain else steps
-        check_scan(trace, steps, self._description.pipeline_parallel_size)
+        tokens = len(prompt["prompt_token_ids"])
+        most = step_tokens(self.llm.vllm_config.scheduler_config)
+        check_scan(trace, steps, self._description.pipeline_parallel_size, tokens, most)
         shipment = shipped(request, await self._compiled(trace))
         how = Ended.FAILED
         try:

@@ -27,13 +27,20 @@ def failed_event(trace: pb.Trace, index: int, code: int, message: str, retry_aft
     return pb.Event(failed=with_retry(failure))
 
 
-def check_scan(trace: pb.Trace, steps: int | None, stages: int) -> None:
+def check_scan(trace: pb.Trace, steps: int | None, stages: int, tokens: int, most: int) -> None:
     """Refuse a scan that this engine does not take.
 
     Args:
         steps: the scan's largest number of steps; None if it has none.
         stages: pipeline stages of the model.
+        tokens, most: the number of the prompt's tokens, and of the tokens that a step of the engine has at most.
     """
+    if tokens > most:
+        message = (
+            f"a scan runs its prompt in one step, which has up to {most} tokens; this prompt has {tokens}: use a shorter one, "
+            "whose shapes are the same but for the number of rows"
+        )
+        raise TraceFailed(failed_event(trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
     if stages > 1:
         what = "model.explain" if trace.explain else "model.scan"
         rather = "tracer.accounting.tiers" if trace.explain else "the shapes of its values"

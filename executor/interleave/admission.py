@@ -10,6 +10,8 @@ Size: each kind of request, and what all of them have here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -30,11 +32,13 @@ from executor.core.ended import Ended
 from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
 from executor.graphs.loops import TableLoop, TableLoops
+from executor.interleave.chunks import Chunks
 from executor.interleave.context import Host
 from executor.interleave.deferred import Deferral
 from executor.interleave.explaining import ExplainingRunner
+from executor.interleave.following import gathered, too_long
 from executor.interleave.machine.events import Admitted, Event, Refused
-from executor.interleave.planned import PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
+from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
 from executor.interleave.sandboxed import Sandboxed, Taken
 from executor.interleave.unbound import part_cached, why_unbound
 from executor.model.meta_tensors import Fakes
@@ -60,6 +64,8 @@ class Requests:
 
     Args:
         host: the worker.
+        chunks: the prompts that come in chunks.
+        muted: a context in which no hook of a step sees a module that is called.
 
     Attributes:
         mediators: the mediators of all unfinished requests, of their edits and of joint blocks, by key.
@@ -69,12 +75,14 @@ class Requests:
         deferral: the requests whose blocks need not run; None: all blocks run.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, chunks: Chunks, muted: Callable[[], AbstractContextManager[object]]) -> None:
         self.mediators: dict[str, Mediator] = {}
         self.ended: dict[str, Ended] = {}
         self.scopes: dict[str, Scope] = {}
         self.streams: dict[str, Increments] = {}
         self._host = host
+        self._chunks = chunks
+        self._muted = muted
         self._opened: dict[str, Opened] = {}
         self._done: dict[str, set[int]] = {}  # ended invokes of the opened traces
         self._garbage = Garbage(host.budget)
@@ -145,6 +153,7 @@ class Requests:
         prompt_tokens: int,
         cached_tokens: int,
         adopts: TableLoop | None = None,
+        chunked: bool = False,
     ) -> list[Event]:
         """Make the mediators of a new request; return what the machine is to know of them.
 
@@ -152,6 +161,7 @@ class Requests:
             request_id, request: the request.
             prompt_tokens, cached_tokens: of its prompt, and how many of these come from a cache.
             adopts: the loop of its block, if that went into the tables without the block.
+            chunked: whether its prompt comes in chunks.
         """
         if request.shipment is not None and request.trace not in self._opened:
             self.open(Opened.of(request.shipment))
@@ -161,7 +171,7 @@ class Requests:
             failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
             return [self._reject(request_id, None, request.trace, request.invoke, failure)]
         if self._sandboxed.takes(opened):
-            return self._admit_sandboxed(request_id, request, opened, prompt_tokens, cached_tokens)
+            return self._admit_sandboxed(request_id, request, opened, prompt_tokens, cached_tokens, chunked)
         trace, number = opened.trace, request.invoke
         scope: TraceScope | None = None
         invoke = trace.invokes[number]
@@ -174,18 +184,21 @@ class Requests:
                 edits = self._edits.bind(request_id, opened, scope.arrival)
             if cached_tokens:
                 raise part_cached()
+            if chunked:
+                self._gather(request_id, request, opened, prompt_tokens, bool(edits))
         except Exception as error:
             return [self._reject(request_id, scope, trace.id, number, why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
-        mediator = self._mediator(identity, scope, opened, bound, invoke.program, alone=not edits, adopts=adopts)
+        source = None if chunked else invoke.program
+        mediator = self._mediator(identity, scope, opened, bound, source, alone=not edits, adopts=adopts)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
             bound = _Bound(edit.code, edit.namespace, prompt_tokens)
             identity = Identity(edit.key, edit.scope.id, number, edit=edit.name, owner=request_id, rank=edit.rank)
             came.append(self._take_in(self._mediator(identity, edit.scope, opened, bound), edit.scope))
-        apart = not (edits or request.gang or trace.scan or opened.mingles)
+        apart = not (edits or request.gang or trace.scan or opened.mingles or chunked)
         came.append(self._take_in(mediator, scope, trace.stream, apart))
         self._writes[request_id] = list(invoke.program.writes)
         if trace.stream and self._host.reports:
@@ -198,8 +211,40 @@ class Requests:
                 came.append(self._admit_joint(scope, opened, index, joint, request.gang))
         return came
 
+    def why_not_gathered(self, opened: Opened, invoke: int, prompt_tokens: int) -> pb.Failure | None:
+        """Return why a block cannot run over a prompt in chunks; None if it can."""
+        invoked = opened.trace.invokes[invoke]
+        request = InvokeRequest(opened.trace.id, invoke, int(invoked.gang))
+        try:
+            if self._sandboxed.takes(opened):
+                raise too_long(prompt_tokens, self._host.step_tokens, "its block runs in a sandbox")
+            others = bool(opened.joint or opened.trace.edits)
+            gathered(self._host, opened, request, "", prompt_tokens, self._muted, others)
+        except Exception as error:
+            return why_unbound(error)
+        return None
+
+    def _gather(
+        self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, edited: bool
+    ) -> None:
+        """Have what a block reads of its prompt gathered over the chunks.
+
+        Raises:
+            NotFollowed: the block cannot run over a prompt that comes in chunks.
+        """
+        needs, shadow_of = gathered(
+            self._host, opened, request, request_id, prompt_tokens, self._muted, edited or bool(opened.joint)
+        )
+        self._chunks.add(request_id, prompt_tokens, needs, shadow_of)
+
     def _admit_sandboxed(
-        self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, cached_tokens: int
+        self,
+        request_id: str,
+        request: InvokeRequest,
+        opened: Opened,
+        prompt_tokens: int,
+        cached_tokens: int,
+        chunked: bool,
     ) -> list[Event]:
         """Make the mediators of a request whose blocks run in a sandbox."""
         trace, came = opened.trace, list[Event]()
@@ -211,6 +256,8 @@ class Requests:
         try:
             if cached_tokens:
                 raise part_cached()
+            if chunked:
+                raise too_long(prompt_tokens, self._host.step_tokens, "its block runs in a sandbox")
             if scope is None:
                 scope = self._sandboxed.open(opened, self._arrivals)
                 self._arrivals += 1
@@ -306,6 +353,8 @@ class Requests:
             return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts()))
         draws = bounds.random_state is not None
         state.record.tally.why = why_not_planned(trace, identity, draws) if self._plans is not None else PLANS_OFF
+        if identity.request_id in self._chunks:
+            state.record.tally.why = CHUNKED
         if self._plans is None or source is None or state.record.tally.why:
             return Mediator(state, runner)
         tenant = opened.session if alone and not trace.stream else None

@@ -23,6 +23,7 @@ from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.core.text import clip
 from executor.graphs.loops import Left, TableLoops
 from executor.interleave.admission import Requests
+from executor.interleave.chunks import Chunks
 from executor.interleave.comparing import Comparing
 from executor.interleave.context import Host
 from executor.interleave.finish import Endings
@@ -88,6 +89,7 @@ class Interleaver:
             request goes on without its block; any other member: it must end too.
         stages: the pipeline's stages.
         hooks: where the blocks of the step are served.
+        chunks: the prompts that come in chunks.
         waits: returns the keys of the blocks that wait for a coming step of a request.
     """
 
@@ -97,13 +99,17 @@ class Interleaver:
         self._budget = host.budget
         self._cache = host.cache
         self.hooks = Hooks(host.tree, lambda node, kind, value: self._visit(node, kind, value, self._token_rows))
-        self._requests = Requests(host)
+        self.chunks = Chunks(host, self.hooks.add)
+        self._requests = Requests(host, self.chunks, self.hooks.muted)
         self.mediators = self._requests.mediators
         self._deferral = self._requests.deferral
         self.deferred = self._deferral.here if self._deferral is not None else {}
         self.ended = self._requests.ended
         self._recorders = Recorders(host.tree, self.hooks.add, host.limits.max_saved_bytes)
-        self._running = Running(self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted)
+        self._running = Running(
+            self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted, self.chunks.serve
+        )
+        self.chunks.serve_with(self._running.serving)
         self._endings = Endings(self._requests, self._running, host)
         self._machine = Machine(alone=not host.ranks.several)
         self.waits = self._machine.blocks.waits
@@ -131,7 +137,7 @@ class Interleaver:
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return self._machine.idle and not (self._requests or self.hooks or self.deferred)
+        return self._machine.idle and not (self._requests or self.hooks or self.deferred or self.chunks)
 
     @property
     def loops(self) -> TableLoops | None:
@@ -171,10 +177,21 @@ class Interleaver:
         """
         return self._requests.defer(request_id, request, prompt_tokens)
 
-    def admit(self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int) -> None:
-        """Make the mediator of a new request; the block starts when its first step begins."""
-        for event in self._requests.admit(request_id, request, prompt_tokens, cached_tokens):
+    def admit(
+        self, request_id: str, request: InvokeRequest, prompt_tokens: int, cached_tokens: int, rows: int | None = None
+    ) -> None:
+        """Make the mediator of a new request; the block starts when its first step begins.
+
+        Args:
+            rows: the request's rows in the step, if these are not the whole prompt. The block starts with the last of them then.
+        """
+        chunked = rows is not None and cached_tokens + rows < prompt_tokens
+        for event in self._requests.admit(request_id, request, prompt_tokens, cached_tokens, chunked=chunked):
             self._feed(event)
+
+    def why_not_gathered(self, opened: Opened, invoke: int, prompt_tokens: int) -> pb.Failure | None:
+        """Return why a block cannot run over a prompt that comes in chunks; None if it can."""
+        return self._requests.why_not_gathered(opened, invoke, prompt_tokens)
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Compare over the ranks which new requests were admitted.
@@ -196,7 +213,12 @@ class Interleaver:
             self._feed(StartedEarly(early))
 
     def preempted(self, request_id: str) -> None:
-        """The engine evicted a request and computes it anew, without its block's changes."""
+        """The engine evicted a request and computes it anew, without its block's changes.
+
+        Chunks of a prompt are gathered anew.
+        """
+        if request_id in self.chunks:
+            return
         self._bring_back(request_id)
         self._feed(Preempted(request_id))
 
@@ -224,6 +246,7 @@ class Interleaver:
             self._bring_back(key, len(result.token_ids))
         self._endings.begin(key, trace_id, invoke, result)
         self._feed(Generated(key))
+        self.chunks.keep(self.mediators)
         return self._endings.take()
 
     def finish_deferred(self, generated: Mapping[str, int]) -> dict[str, Ending]:
@@ -267,6 +290,7 @@ class Interleaver:
             self._deferral.drop(trace_id)
         self._feed(Dropped(trace_id))
         self._requests.drop(trace_id)
+        self.chunks.keep(self.mediators)
 
     # A step.
 
@@ -336,7 +360,9 @@ class Interleaver:
         self._budget.begin_step()
         self.hooks.begin_step()
         self._running.in_step = True
-        self._feed(StepBegan({key: span.stop - span.start for key, span in batch.spans.items()}))
+        rows = self.chunks.rows
+        self._feed(StepBegan({key: rows(key) or span.stop - span.start for key, span in batch.spans.items()}))
+        self.chunks.enter(batch.chunks)
 
     def padded_to(self, rows: int) -> None:
         """The step's tensors have so many rows, with those that nobody uses."""
@@ -351,6 +377,7 @@ class Interleaver:
 
         The step's forward context must still be there.
         """
+        self.chunks.check_cache()
         self._feed(ModelRan())
 
     def visit_logits(self, logits: torch.Tensor) -> torch.Tensor:
@@ -370,6 +397,7 @@ class Interleaver:
         self._running.in_step = False
         self._recorders.clear()
         self._feed(StepEnded())
+        self.chunks.end_step()
         self._requests.after_step()
 
     def let_pass(self) -> None:
@@ -393,13 +421,16 @@ class Interleaver:
     def _visit(self, node: Node, kind: str, value: Any, rows_of: Callable[[Span], Rows]) -> Any:
         """The model is at a location; return the value to go on with."""
         key = (node.path, str(kind))
-        if key not in self._machine.waiting and not self._recorders.at(*key):
+        chunks = self.chunks.at(*key)
+        if key not in self._machine.waiting and not self._recorders.at(*key) and not chunks:
             return value
         self.stages.announce(*key)
         visit = Visit(node, kind, self._tree.order_of(node.path, kind), value, rows_of)
         self._running.visit = visit
         try:
             self._feed(Reached(*key, visit.position))
+            if chunks:
+                self.chunks.visit(visit)
         finally:
             self._running.visit = None
         return visit.value

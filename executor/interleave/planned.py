@@ -77,6 +77,7 @@ SKIPS = "the block skips modules, which the engine does for it"
 STATE = "the block changed a state of the process, e.g. torch's default dtype"
 RECORDS = "tracer.cache() records the steps, so that the loop stays out of the tables"
 NOT_ON_ALL = "another rank could not take the same loop into its tables"
+CHUNKED = "the prompt is longer than a step, and comes in chunks"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
 
 

@@ -35,7 +35,7 @@ from executor.interleave.machine.instructions import (
     Throw,
 )
 from executor.interleave.recorders import Recorders
-from executor.interleave.serving import Serving, Visit
+from executor.interleave.serving import Serving, Visit, WideOf
 from executor.model.batched import Member, row_bytes
 from executor.model.rows import BatchRows, ManyRows, Rows
 from interpose.v1 import trace_pb2 as pb
@@ -53,6 +53,7 @@ class Running:
         recorders: what blocks have recorded in the step.
         host: the worker.
         muted: a context in which no hook of the step's sees a module that is called.
+        wide: as of `Serving`.
 
     Attributes:
         spans: the rows of each block in the step, by key.
@@ -68,6 +69,7 @@ class Running:
         recorders: Recorders,
         host: Host,
         muted: Callable[[], AbstractContextManager[None]],
+        wide: WideOf,
     ) -> None:
         self.spans: dict[str, tuple[Span, ...]] = {}
         self.visit: Visit | None = None
@@ -75,7 +77,7 @@ class Running:
         self._mediators = mediators
         self._scopes = scopes
         self._recorders = recorders
-        self.serving = Serving(host)
+        self.serving = Serving(host, wide)
         self._applier = host.applier
         self._budget = host.budget
         self._stages = host.stages

@@ -27,8 +27,8 @@ from executor.model.layouts import Layout
 from executor.model.meta_tensors import Fakes
 from executor.model.node import Node
 from executor.model.rows import Rows
+from executor.model.shapes import Shapes
 from executor.model.tree import LOGITS, SAMPLES, ModuleTree
-from executor.model.values import Shapes
 from executor.plan.forms import Form
 from interpose.contract.result import Result
 

@@ -22,8 +22,9 @@ from executor.model.node import Node
 from executor.model.plain import check_plain
 from executor.model.read_only import ReadOnly
 from executor.model.rows import BatchRows, ManyRows, Rows
+from executor.model.shapes import Shapes
 from executor.model.tree import SAMPLES
-from executor.model.values import Fixed, Served, Shapes
+from executor.model.values import Fixed, Served
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -46,14 +47,21 @@ class Visit:
     rows_of: Callable[[Span], Rows]
 
 
+# Called with a block's key, the location, its name, the block's rows, and the index of its request in the batch.
+WideOf = Callable[[str, Visit, str, Rows, int], Served | None]
+
+
 class Serving:
     """Makes the values that blocks are served, and takes their changes back.
 
     Args:
         host: the worker.
+        wide: returns all rows of a prompt that comes in chunks, to a block in the step of its last chunk; None: the block is
+            served its rows of the step.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, wide: WideOf) -> None:
+        self._wide = wide
         self._stages = host.stages
         self._several = host.ranks.several
         self._vocabulary = host.vocabulary
@@ -76,6 +84,10 @@ class Serving:
 
     def _made(self, mediator: Mediator, visit: Visit, location: str, rows: Rows | ManyRows, index: int) -> Served:
         node, kind, value = visit.node, visit.kind, visit.value
+        if isinstance(rows, Rows):
+            wide = self._wide(mediator.identity.request_id, visit, location, rows, index)
+            if wide is not None:
+                return wide
         if kind == Kind.PATTERN:
             if isinstance(rows, ManyRows) or mediator.state.fakes is not None:
                 why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"

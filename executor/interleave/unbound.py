@@ -7,6 +7,7 @@ import logging
 from executor.block.binding import BindingFailed
 from executor.core.errors import Refusal
 from executor.core.text import clip
+from executor.interleave.following import NotFollowed
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.encoder import WireError
 
@@ -20,7 +21,7 @@ def part_cached() -> Refusal:
 
 def why_unbound(error: Exception) -> pb.Failure:
     """Return the failure of a block whose program could not be bound."""
-    if isinstance(error, BindingFailed):
+    if isinstance(error, BindingFailed | NotFollowed):
         return error.failure
     if isinstance(error, Refusal | WireError):
         code = error.code if isinstance(error, Refusal) else pb.ERROR_CODE_INVALID_ARGUMENT

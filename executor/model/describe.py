@@ -56,7 +56,7 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         name=str(model_config.served_model_name or model_config.model),
         class_name=type(tree.root.module).__name__,
         max_model_len=model_config.max_model_len,
-        max_prompt_tokens=min(model_config.max_model_len - 1, step_tokens(config.scheduler_config)),
+        max_prompt_tokens=_longest_prompt(config),
         dtype=dtype_of(model_config.dtype),  # type: ignore[arg-type]
         tensor_parallel_size=tp_size,
         pipeline_parallel_size=config.parallel_config.pipeline_parallel_size,
@@ -75,6 +75,14 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
     for node in tree.pseudo.values():
         description.canonical.extend(_canonical(node))
     return description
+
+
+def _longest_prompt(config: Any) -> int:
+    """Return the most tokens of a traced prompt. Over pipeline stages it comes in one step."""
+    whole = int(config.model_config.max_model_len) - 1
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return min(whole, step_tokens(config.scheduler_config))
+    return whole
 
 
 def describe_module(node: Node) -> pb.Module:

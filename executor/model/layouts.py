@@ -323,6 +323,11 @@ class Layouts:
             layout = self._made[(kind, path)] = self._make(kind, path)
         return layout
 
+    @property
+    def ranks(self) -> int:
+        """The tensor-parallel size."""
+        return self._tp_size
+
     def main(self, kind: str) -> Layout:
         """Return the layout of the first tensor of a location.
 

@@ -46,6 +46,11 @@ class Fakes:
         with torch.inference_mode(False), torch.no_grad(), self._mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
+    def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # [*shape]
+        """Return a tensor with a shape and a dtype, and no elements."""
+        with torch.inference_mode(False), torch.no_grad(), self._mode:
+            return torch.empty(shape, dtype=dtype, device=device)
+
     def of(self, value: Any) -> Any:
         """Return a value with fake tensors in the places of its tensors."""
         return _mapped(value, self.like)

@@ -21,7 +21,7 @@ import torch
 from executor.core.errors import Refusal
 from executor.model.bits import bits, same_bits
 from executor.model.items import Opaque, Path, Spot, as_served, check, outputs_like
-from executor.model.layouts import WHOLE, Layout, Replicated
+from executor.model.layouts import WHOLE, Layout
 from executor.model.rows import Rows, SomeRows
 from interpose.v1 import trace_pb2 as pb
 
@@ -167,15 +167,24 @@ class Served:
         layout = self._layout_of(path)
         shard = rows.of(value)
         mine = self._gathered(layout, shard)
-        private = self._copied(mine)
-        part = shard.shape if mine is shard else layout.scatter(private).shape
-        self._leaves.append(Leaf(value, layout, private, private._version, mine, part))
+        part = shard.shape if mine is shard else layout.scatter(mine).shape
+        given = self._widened(mine)
+        private = self._copied(given)
+        self._leaves.append(Leaf(value, layout, private, private._version, given, part))
         return private
 
     def _gathered(
         self, layout: Layout, shard: torch.Tensor
     ) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
         return layout.gather(shard)
+
+    def _widened(self, mine: torch.Tensor) -> torch.Tensor:  # [rows, ...]
+        """Return what the block is given, whose rows of this step are `mine`."""
+        return mine
+
+    def _own_rows(self, whole: torch.Tensor) -> torch.Tensor:  # [rows, ...]
+        """Return this step's rows of what the block made of what it was given."""
+        return whole
 
     def _copied(self, mine: torch.Tensor) -> torch.Tensor:  # [rows, ...]
         with torch._C._InferenceMode(False):  # Leaving it brings back the mode of gradients too.
@@ -309,7 +318,7 @@ class Served:
         leaf = next(leaf for leaf in self._leaves if leaf.original is original)
         if now is leaf.private:
             if leaf.change is not Change.NONE:
-                mine = leaf.layout.scatter(now)
+                mine = leaf.layout.scatter(self._own_rows(now))
                 if mine.shape != leaf.part:
                     raise ValueError(f"its shape became {list(mine.shape)}, and the model needs {list(leaf.part)}")
                 self._rows.write(original, mine)
@@ -323,7 +332,7 @@ class Served:
         replaced = current.clone()
         now = now.detach().to(original.device, original.dtype)
         self.put.append((now, None))
-        self._rows.write(replaced, leaf.layout.scatter(now))
+        self._rows.write(replaced, leaf.layout.scatter(self._own_rows(now)))
         self.written = True
         return replaced
 
@@ -357,42 +366,3 @@ class Fixed(Served):
             "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z), or clone it to work on it",
             location=self.location,
         )
-
-
-class Shapes(Served):
-    """A location of a scan: values without elements.
-
-    An assigned value is checked and reaches nothing.
-
-    Args:
-        location, value, rows, layout_of: as of `Served`.
-        like: makes a tensor without elements, with the shape and dtype of another tensor.
-    """
-
-    def __init__(
-        self,
-        location: str,
-        value: Any,
-        rows: SomeRows,
-        layout_of: Callable[[Path], Layout],
-        like: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
-        self._like = like
-        super().__init__(location, value, rows, layout_of)
-
-    def _gathered(
-        self, layout: Layout, shard: torch.Tensor
-    ) -> torch.Tensor:  # [rows, ..., part] -> [rows, ..., features]
-        return layout.gather_dummy(shard) if isinstance(layout, Replicated) else layout.gather(shard)
-
-    def _copied(self, mine: torch.Tensor) -> torch.Tensor:  # [rows, ...]
-        return self._like(mine)
-
-    def owns(self, tensor: torch.Tensor) -> bool:  # any shape
-        return False
-
-    def put_back(self) -> None:
-        pass
-
-    def settle(self, current: Any) -> Any:
-        return current

@@ -140,6 +140,8 @@ class InterleavingRunner(_Base):
                 return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
+        if interleaver.chunks:
+            interleaver.chunks.begin(_bounds(scheduler_output))
         self.tracing, self.riding = False, ()
         self.interleaves = bool(interleaver.mediators or interleaver.deferred or interleaver.ended)
         if interleaver.mediators or interleaver.deferred:
@@ -153,7 +155,7 @@ class InterleavingRunner(_Base):
                 # A step repeats no step with a prompt: its rows are others.
                 alike = scheduler_output.total_num_scheduled_tokens == len(scheduled)
                 self._batch_keys = frozenset(scheduled) if alike else frozenset()
-            self.tracing = any(map(self._waits, scheduler_output.num_scheduled_tokens))
+            self.tracing = interleaver.chunks.collecting or any(map(self._waits, scheduler_output.num_scheduled_tokens))
             if not self.tracing:
                 interleaver.let_pass()
 
@@ -176,7 +178,9 @@ class InterleavingRunner(_Base):
         """Return the keys of the blocks that wait for the next step of a request."""
         interleaver = self.interleaver
         assert interleaver is not None
-        return () if request_id in self._over else interleaver.waits(request_id)
+        if request_id in self._over or interleaver.chunks.partial(request_id):
+            return ()
+        return interleaver.waits(request_id)
 
     def _execute_traced(
         self, interleaver: Interleaver, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -245,7 +249,8 @@ class InterleavingRunner(_Base):
             prompt_tokens = len(request.prompt_token_ids or ())
             at_once = scheduler_output.num_scheduled_tokens[request.req_id] == prompt_tokens
             if not at_once or not interleaver.defer(request.req_id, invoke, prompt_tokens):
-                interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens)
+                rows = scheduler_output.num_scheduled_tokens[request.req_id]
+                interleaver.admit(request.req_id, invoke, prompt_tokens, request.num_computed_tokens, rows)
                 traced.append(request.req_id)
             if may_run_ahead(params, invoke, self.vllm_config):
                 self._over.watch(request.req_id, params)
@@ -280,6 +285,7 @@ class InterleavingRunner(_Base):
 
 def batch_of(
     waits: Callable[[str], Iterable[str]],
+    partial: Callable[[str], bool],
     rows: Iterable[tuple[str, int, int]],
     tokens: int,
     padded_tokens: int,
@@ -289,17 +295,25 @@ def batch_of(
 
     Args:
         waits: returns the keys of the blocks that wait for the step of a request.
+        partial: returns whether the step has a chunk of a request's prompt that is not the last.
         rows: each request's id, its first row, and the row after its last, in the order of the batch.
         tokens: the number of rows of the batch.
         padded_tokens: the number of rows of the tensors, padding included.
         requests: the number of requests in the batch.
     """
-    spans = {
-        key: Span(index, start, stop)
-        for index, (request_id, start, stop) in enumerate(rows)
-        for key in waits(request_id)
-    }
-    return Batch(spans, tokens, padded_tokens, requests)
+    of_all = {request_id: Span(index, start, stop) for index, (request_id, start, stop) in enumerate(rows)}
+    spans = {key: span for request_id, span in of_all.items() for key in waits(request_id)}
+    chunks = {request_id: span for request_id, span in of_all.items() if partial(request_id)}
+    return Batch(spans, tokens, padded_tokens, requests, chunks)
+
+
+def _bounds(scheduler_output: SchedulerOutput) -> dict[str, tuple[int, int]]:
+    """Return how many rows of each request were computed before a step, and are in the step."""
+    cached = scheduler_output.scheduled_cached_reqs
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    computed |= {one.req_id: one.num_computed_tokens for one in scheduler_output.scheduled_new_reqs}
+    rows = scheduler_output.num_scheduled_tokens
+    return {request_id: (before, rows[request_id]) for request_id, before in computed.items() if request_id in rows}
 
 
 def _with_ended(output: ModelRunnerOutput, ended: dict[str, Ended]) -> EndedModelRunnerOutput:

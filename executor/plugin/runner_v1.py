@@ -87,7 +87,8 @@ class InterleavingRunnerV1(InterleavingRunner):
         request_ids = self.input_batch.req_ids
         bounds = list(accumulate((self._scheduled[request_id] for request_id in request_ids), initial=0))
         rows = ((request_id, *bound) for request_id, bound in zip(request_ids, pairwise(bounds), strict=True))
-        return batch_of(self._waits, rows, bounds[-1], padded, len(request_ids))
+        assert self.interleaver is not None
+        return batch_of(self._waits, self.interleaver.chunks.partial, rows, bounds[-1], padded, len(request_ids))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:  # [requests, vocab]
         if not self.tracing and not self.riding:
@@ -99,8 +100,10 @@ class InterleavingRunnerV1(InterleavingRunner):
         output.sampled_token_ids = self._visit(SAMPLES, output.sampled_token_ids, traced)
         if traced:
             assert self.interleaver is not None
+            ids, waits = self.input_batch.req_ids, self.interleaver.waits
+            chunks = {one for one in ids if self.interleaver.chunks.partial(one)}
             self.interleaver.end_step()
-            self._over.sampled(self.input_batch.req_ids, output.sampled_token_ids, self.interleaver.waits)
+            self._over.sampled(ids, output.sampled_token_ids, lambda one: one not in chunks and waits(one))
         self._look_for_ends(self.input_batch.req_ids, output.sampled_token_ids)
         return output
 

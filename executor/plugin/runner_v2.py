@@ -200,7 +200,9 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
         assert prepared is not None
         bounds = prepared.query_start_loc_np[: prepared.num_reqs + 1].tolist()
         rows = zip(prepared.req_ids, bounds, bounds[1:], strict=False)
-        return batch_of(self._waits, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
+        assert self.interleaver is not None
+        partial = self.interleaver.chunks.partial
+        return batch_of(self._waits, partial, rows, bounds[-1], prepared.num_tokens_after_padding, prepared.num_reqs)
 
     def sample(
         self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
@@ -224,7 +226,9 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
             self.sampler = sampler
         output.sampled_token_ids = self._visit(SAMPLES, output.sampled_token_ids, traced)
         if traced:
+            chunks = {one for one in input_batch.req_ids if interleaver.chunks.partial(one)}
             interleaver.end_step()
-            self._over.sampled(input_batch.req_ids, output.sampled_token_ids, interleaver.waits)
+            ids = input_batch.req_ids
+            self._over.sampled(ids, output.sampled_token_ids, lambda one: one not in chunks and interleaver.waits(one))
         self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
         return output, sampled, rejected

@@ -1,14 +1,16 @@
 """vLLM's scheduler with what traced requests need.
 
-A traced request has its whole prompt in one step, is never evicted, and ends when its block ends it.
+A traced request has its whole prompt in one step if a step can hold it, is evicted last, and ends when its block ends it.
 
 Plain requests keep the stock policy: their prompts are cut into chunks, and they are evicted and computed anew when the cache
-is full. A traced request cannot be treated so. The value of a location covers the whole prompt, so the prompt is never cut. The
-changes of a block are not in the request's tokens, so computing the request anew would be wrong. Therefore
+is full. A traced request cannot be treated so. The value of a location covers the whole prompt, so only a prompt that is longer
+than any step is cut (`executor.interleave.chunks`). The changes of a block are not in the request's tokens, so computing the
+request anew after its prompt would be wrong. Therefore
 
 - a traced request waits in a room of its own (`executor.plugin.waiting_room`), which chooses the step in which it starts; then
   it enters vLLM's queue;
-- plain requests are evicted first;
+- plain requests are evicted first. A traced request whose prompt comes in chunks has what the others leave of a step, and is
+  evicted before them: its block has not begun;
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
@@ -164,7 +166,7 @@ class InterposeScheduler(Scheduler):
         if not self._traced:
             return super().schedule(throttle_prefills)
         # vLLM evicts from the end, so it evicts a traced request only when no plain request is left.
-        self.running.sort(key=lambda request: request.request_id not in self._traced)
+        self.running.sort(key=self._order)
         in_flight = list(filter(self._in_flight, self.running))
         start = self._next(in_flight)
         self._own_step = start.own
@@ -186,6 +188,12 @@ class InterposeScheduler(Scheduler):
         for entry in start.passed:
             entry.passed += len(output.scheduled_new_reqs)
         return output
+
+    def _order(self, request: Request) -> int:
+        """Return the order of a running request: the last has what others leave, and is evicted."""
+        if request.request_id not in self._traced:
+            return 1
+        return 2 if request.num_computed_tokens < request.num_prompt_tokens else 0
 
     def _in_flight(self, request: Request) -> bool:
         """Return whether a traced request must sit out, because its last step has not ended.

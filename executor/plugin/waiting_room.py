@@ -8,8 +8,8 @@ The room knows the limits of the engine, and is told what a step has left. It ca
 - Waiting requests start in turn (`executor.core.fairness`), plain requests among them: plain requests are one tenant. The tenant
   is first whose running requests hold the least of the engine for its weight: of the seats or of the cache, whichever is more
   (Ghodsi et al., "Dominant Resource Fairness", 2011).
-- A traced prompt has its rows in one step. A prompt that does not fit beside the running requests gets a step of its own, at
-  most every second step, once it is next.
+- A traced prompt has its rows in one step, unless it is longer than any step. A prompt that does not fit beside the running
+  requests gets a step of its own, at most every second step, once it is next.
 - A traced request starts when the cache can hold all traced requests to their ends. Some smaller requests may start before a
   large request; then all wait until the large request has started. But while the tenant of the large request has more of the
   cache than its weight gives it, other tenants do not wait. The same holds for a tenant's share of seats and cache.
@@ -55,7 +55,7 @@ class Traced:
         rows: the number of tokens of the prompt.
         prompt_blocks: the number of cache blocks that the prompt needs.
         blocks: the number of cache blocks that the request may come to hold.
-        fits: whether the prompt fits into a step. A longer prompt is cut, and fails in the worker with a reason.
+        fits: whether the prompt fits into a step. A longer prompt comes in chunks.
         gang: the requests with which this request must start, until it has started.
         text: the generated text, if stop strings end the request.
         passed: how many requests have started while this request waited for the cache.

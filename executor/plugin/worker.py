@@ -2,6 +2,8 @@
 
 vLLM chooses the worker class by its name in `worker_cls`, and the runner by the worker's own factory. The engine's questions to
 workers beside steps arrive by `collective_rpc` under the names `interpose_*`.
+
+Size: what a worker is told and asked beside its steps has a method here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from executor.block.budget import Budget
 from executor.block.tally import Precision
 from executor.block.watchdog import heartbeat
 from executor.core.ended import Ended, Ending
-from executor.core.request import InvokeRequest, Opened
+from executor.core.request import InvokeRequest, Opened, step_tokens
 from executor.core.startup import Startup
 from executor.core.text import clip
 from executor.graphs.buffers import Outputs
@@ -46,6 +48,7 @@ from executor.model.tree import ModuleTree
 from executor.parallel.agreement import AllRanks, Alone
 from executor.parallel.merge_tree import gather, join
 from executor.parallel.pipeline import OneStage, Pipeline
+from executor.plan.forms import Form
 from executor.plugin.counters import counters
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.sandboxes import start
@@ -180,6 +183,8 @@ class InterposeWorker(_Base):
             plans=settings["plans"],
             loops=loops,
             forms=observed.forms,
+            shapes=self._shapes(tree),
+            step_tokens=step_tokens(self.vllm_config.scheduler_config),
             facts=self._facts,
             sandboxes=self.interpose_sandboxes,
         )
@@ -231,6 +236,17 @@ class InterposeWorker(_Base):
                 tree, forms, numbers, settings["plans"], self._has_tables, loops, observed.is_spread, segments, alone
             )
         return known
+
+    def _shapes(self, tree: ModuleTree) -> dict[tuple[str, str], Form]:
+        """Return the forms of the locations' values if prompts may be longer than a step, else {}."""
+        chunked = self.model_config.max_model_len - 1 > step_tokens(self.vllm_config.scheduler_config)
+        if not chunked or self.parallel_config.pipeline_parallel_size > 1:
+            return {}
+        runner = self.model_runner
+        devices = [] if runner.device.type == "cpu" else [runner.device]
+        config, modes = set_current_vllm_config(self.vllm_config), torch.inference_mode()
+        with config, modes, torch.random.fork_rng(devices), runner.kernels.used():
+            return forms_of(tree, runner.get_model(), self._dummy_pass, runner.sampled)
 
     def _dummy_pass(self, tokens: int) -> None:
         self.model_runner._dummy_run(tokens, is_profile=True)
@@ -294,6 +310,17 @@ class InterposeWorker(_Base):
                 )
 
         return answered(request.trace, 0, run)
+
+    def interpose_follow(self, shipment: dict[str, Any], invoke: int, tokens: int) -> bytes:
+        """Return why a block cannot run over a prompt in chunks, a Failure; b"" if it can."""
+        try:  # see `answered`
+            with self.model_runner.kernels.used(), torch.inference_mode():
+                failure = self.model_runner.interleaver.why_not_gathered(Opened.of(shipment), invoke, tokens)
+        except Exception as error:
+            logger.exception("trace %s", shipment["key"])
+            message = clip(f"the worker could not follow the block: {type(error).__name__}: {error}")
+            failure = pb.Failure(code=pb.ERROR_CODE_ENGINE, message=message)
+        return b"" if failure is None else failure.SerializeToString()
 
     def _dummy_step(self) -> Any:
         """Run one forward without a request, eager and uncompiled; return what the model gives.

@@ -18,7 +18,8 @@ from executor.model.meta_tensors import Fakes
 from executor.model.plain import check_plain
 from executor.model.read_only import ReadOnly
 from executor.model.rows import Rows
-from executor.model.values import Fixed, Served, Shapes
+from executor.model.shapes import Shapes
+from executor.model.values import Fixed, Served
 from executor.sandbox.errors import told_of
 from executor.sandbox.stand_ins import SandboxedBlock, ToldSkips
 from executor.sandbox.structure import build, describe, replaces

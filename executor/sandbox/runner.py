@@ -22,8 +22,9 @@ from executor.core.location import Kind, Location
 from executor.core.text import clip
 from executor.model.apply import Applier
 from executor.model.read_only import ReadOnly
+from executor.model.shapes import Shapes
 from executor.model.tree import ModuleTree
-from executor.model.values import Fixed, Served, Shapes
+from executor.model.values import Fixed, Served
 from executor.sandbox import channel
 from executor.sandbox.calls import Calls
 from executor.sandbox.codec import Malformed

@@ -22,7 +22,7 @@ def too_long(tokens: int, max_model_len: int, max_prompt_tokens: int) -> str:
         return f"the prompt has {tokens} tokens; with one to generate, the model takes at most {max_model_len - 1}"
     if max_prompt_tokens and tokens > max_prompt_tokens:
         return (
-            f"the prompt has {tokens} tokens; a traced prompt is run whole, in one step, and a step of this engine has "
+            f"the prompt has {tokens} tokens; this engine runs a traced prompt in one step, and a step has "
             f"{max_prompt_tokens}: use a shorter one, or have max_num_batched_tokens raised where the model is served"
         )
     return ""

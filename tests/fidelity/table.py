@@ -30,7 +30,7 @@ where the architecture has fewer of them, so that with TP 4, and with one head f
 A number is the order of magnitude of the largest error of any element and row under all of these conditions:
 
 - alone, and among 8 concurrent traces, four or five of which read it, with plain requests beside them;
-- prompts whole, and cut into chunks (a traced prompt is never cut, a plain one beside it is);
+- prompts whole, and cut into chunks (a traced prompt that fits a step is not cut, a plain one beside it is);
 - prefix cache off, and on with the same prompt in it.
 
 "R" and a number is a refusal with the message below, under all of them. There is no third verdict: the measurement fails on a
@@ -48,9 +48,11 @@ otherwise than it says here, or is further off than {largest:.0e}:
 Changes are below as well, of one kind; of other kinds, of modules, and through the whole service over two ranks and over two
 stages they are compared with the same changes in transformers in `tests/engine/` and `tests/e2e/`, to the same {largest:.0e}.
 
-A traced prompt longer than a step of the engine runs (`max_num_batched_tokens`, 8192 by default) is refused: "the prompt has
-… tokens, more than the engine runs in one step; trace a shorter one, or have max_num_batched_tokens raised where the model is
-served".
+A traced prompt longer than a step of the engine (`max_num_batched_tokens`, 8192 by default) comes in chunks, and its block
+sees it whole. `tests/engine/interleave/test_chunks.py` compares values and changes with transformers at lengths around the
+edges of chunks, beside other requests, over two ranks, and with an eviction in the middle; `test_long_prompt.py` does so at
+32,000 tokens. What cannot be shown to be right in chunks is refused before the request starts ([blocks.md](blocks.md#long-
+prompts)).
 
 An architecture that vLLM has no code for (GPT-NeoX, say) runs through its Transformers backend, whose modules do not hold
 requests as rows. There `model.output`, the logits and the samples are given, and every other location is refused

@@ -146,16 +146,12 @@ def test_traced_prompts_stay_whole_beside_prompts_in_chunks(
     assert all(sum(step.values()) <= STEP for step in watched.steps)
 
 
-def test_a_prompt_longer_than_a_step_is_refused_with_the_numbers(engine: LocalEngine, oracle: Oracle) -> None:
-    fine = prompt(20)
-    long, other = engine.run_traces(
-        [[Block(prompt(STEP + 1), READ + EVERY)], [Block(fine, READ + EVERY)]],
-    )
-    assert long.failure is not None
-    assert long.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
-    assert f"{STEP + 1} tokens" in long.failure.message
-    assert not long.saved
+def test_a_prompt_longer_than_a_step_comes_in_chunks(engine: LocalEngine, oracle: Oracle, watched: Watched) -> None:
+    fine, ids = prompt(20), prompt(STEP + 1)
+    long, other = engine.run_traces([[Block(ids, READ + EVERY)], [Block(fine, READ + EVERY)]])
+    check(long, oracle, ids, 1)
     check(other, oracle, fine, 1)
+    assert any(len(chunks) > 1 and sum(chunks[:2]) == STEP + 1 for chunks in watched.chunks().values())
 
 
 def test_traced_prompts_and_a_long_plain_one_take_turns(engine: LocalEngine, watched: Watched) -> None:
