@@ -152,6 +152,10 @@ def check_config(config: Any) -> None:
             and config.lora_config.lora_dtype not in (torch.float16, torch.bfloat16),
             "vLLM's kernels for adapters on GPUs take half precision; serve the model with dtype bfloat16 or float16",
         ),
+        "model": (
+            config.model_config.uses_mrope,
+            "several positions for each token, as Qwen3.5 and Qwen-VL have them, have not been shown to be right",
+        ),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
         "VLLM_USE_V2_MODEL_RUNNER=1": (
             current_platform.is_cpu() and config.use_v2_model_runner,

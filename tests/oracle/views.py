@@ -34,6 +34,7 @@ class Parts:
         multiplier: the number of the configuration that attention's and MLP's outputs are multiplied with.
         embed_multiplier: the number of the configuration that embeddings are multiplied with.
         by_depth: whether these outputs are multiplied with `scale_depth / sqrt(num_hidden_layers)`.
+        gated: whether the layer of queries gives a gate behind each head's query.
         heads: whether queries, keys and values are each given by a layer, so that there are heads to compare.
     """
 
@@ -57,6 +58,7 @@ class Parts:
     embed_multiplier: str | None = None
     by_depth: bool = False
     heads: bool = True
+    gated: bool = False
 
 
 _GPT = Parts(
@@ -126,6 +128,7 @@ PARTS = {
     "minicpm3": Parts(by_depth=True, heads=False),
     "mistral": Parts(),
     "nemotron": Parts(gate=None),
+    "qwen3_next": Parts(gated=True),
     "phi3": Parts(merged="qkv_proj", gate_up="mlp.gate_up_proj"),
     "qwen2_moe": _EXPERTS,
 }
@@ -227,7 +230,11 @@ def _attention(
 
         to.after(attention.get_submodule(parts.merged), split)
     else:
-        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        if parts.gated:
+            to.add(f"{path}.gate", "output", "view")
+            to.after(attention.q_proj, _with_gates(path, heads, to))
+        alone = () if parts.gated else (("q", heads),)
+        for name, count in (*alone, ("k", kv_heads), ("v", kv_heads)):
             to.after(attention.get_submodule(f"{name}_proj"), _by_heads(f"{path}.{name}", count, to))
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         norm = getattr(attention, f"{name}_norm", None)
@@ -263,6 +270,17 @@ def _norm_of_heads(norm: nn.Module, path: str, count: int, to: Bindings) -> None
         return value.transpose(1, 2) if heads_first else value.reshape(output.shape)
 
     to.after(norm, after)
+
+
+def _with_gates(path: str, count: int, to: Bindings) -> Callable[..., torch.Tensor]:
+    """Bind queries and gates, which one layer gives head by head."""
+
+    def after(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        both = rows(output).unflatten(-1, (count, -1)).chunk(2, dim=-1)
+        named = zip(("q", "gate"), both, strict=True)
+        return batch(torch.cat([to.visit(f"{path}.{name}", "output", one) for name, one in named], dim=-1).flatten(-2))
+
+    return after
 
 
 class _Kernel:
