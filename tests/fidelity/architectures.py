@@ -37,7 +37,7 @@ def _config(name: str, **values: Any) -> Callable[[], Any]:
 
 
 # The name of a column, and its configuration.
-LIGHT: dict[str, Callable[[], Any]] = {
+_ALL: dict[str, Callable[[], Any]] = {
     "cohere2": _config("Cohere2Config", **_SIZES, **_WINDOWS, logit_scale=0.5),
     "exaone4": _config("Exaone4Config", **_SIZES, **_WINDOWS),
     "gemma": _config("GemmaConfig", **_SIZES, **_HEADS),
@@ -88,3 +88,7 @@ LIGHT: dict[str, Callable[[], Any]] = {
         linear_value_head_dim=32,
     ),
 }
+
+# The columns that the page has.
+_ON_THE_PAGE: tuple[str, ...] = ()
+LIGHT = {name: _ALL[name] for name in _ON_THE_PAGE}
