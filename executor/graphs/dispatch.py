@@ -16,7 +16,8 @@ from executor.graphs.cache import Entry, GraphCache, Key
 from executor.graphs.capture import Captured, CaptureFailed
 from executor.graphs.segments import Breaks
 
-# A set of plans is captured when it has been the same for so many steps.
+# A set of plans is captured when it has been the same for so many steps, or when so many steps have needed the very same graph:
+# steps of prompts come one by one.
 STABLE = 4
 # Breaks of segments, likewise. Blocks that ask for the same again soon find their breaks.
 STEADY = 2
@@ -171,6 +172,7 @@ class Dispatcher:
         self._broken = _Broken()
         self._failures: dict[Key, tuple[int, int]] = {}  # how many, and the step of the last
         self._wrong: dict[Key, None] = {}
+        self._needed: dict[Key, int] = {}  # how many steps went without a graph with plans
         self._recent: dict[int, None] = {}  # the sites that steps asked for, the last asked at the end
         self._unchecked: dict[Entry, Key] = {}  # what the step wanted that a graph was captured for
         self.counts = Counts()
@@ -259,7 +261,7 @@ class Dispatcher:
         """Capture a graph that serves a step; return it, or why there is none."""
         if key in self._wrong:
             return None, "a graph of this step had other values than hooks"
-        if key.plans and self._now - self._since < STABLE:
+        if key.plans and self._now - self._since < STABLE and not self._is_usual(key):
             return None, "the plans of the batch have just changed"
         if key.breaks is not None and self._now - self._broken.since < STEADY:
             return None, "what blocks ask for has just changed"
@@ -280,9 +282,18 @@ class Dispatcher:
                 self._cache.drop(entry)
             return None, self._failed(key, failures)
         self._failures.pop(key, None)
+        self._needed.pop(key, None)
         self._unchecked[entry] = key
         self.counts.captured += 1
         return entry, ""
+
+    def _is_usual(self, key: Key) -> bool:
+        """Note that a step needs a graph; return whether enough steps have needed the very same."""
+        needed = self._needed.pop(key, 0) + 1
+        self._needed[key] = needed
+        if len(self._needed) > _MOST_NOTES:
+            del self._needed[next(iter(self._needed))]
+        return needed > STABLE
 
     def _failed(self, key: Key, failures: int) -> str:
         self._failures[key] = (failures + 1, self._now)
@@ -325,4 +336,5 @@ class Dispatcher:
         self._cache.clear()
         self._failures.clear()
         self._wrong.clear()
+        self._needed.clear()
         self._unchecked.clear()

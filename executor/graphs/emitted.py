@@ -19,13 +19,22 @@ class Emitted:
 
     Attributes:
         program: the number of the program, from 1.
-        steps: the first step and the step after the last in which it runs; a request has one row in each of them.
+        steps: the first step and the step after the last in which it runs; a request has one row in each of them, but for the
+            prompt's step.
         forms: the shape and dtype of each value.
+        prompt: the rows of the prompt's step in which it runs, the first row and the row after the last; None: it is for steps of
+            one row.
     """
 
     program: int
     steps: tuple[int, int]
     forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    prompt: tuple[int, int] | None = None
+
+    @property
+    def prompt_rows(self) -> int:
+        """How many rows of the prompt's step it runs for."""
+        return 0 if self.prompt is None else self.prompt[1] - self.prompt[0]
 
     def elements(self, of: torch.dtype) -> int:
         """Return how many elements of a dtype hold all values of a step."""

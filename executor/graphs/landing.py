@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor.graphs.loops import Left, Phase, values_of
+from executor.graphs.table_loop import Left, Phase, values_of
 from executor.plan.deliver import Delivery
 from executor.plan.ir import Append, Plan
 from executor.plan.run import Member, leave

@@ -23,12 +23,12 @@ from executor.plan.ir import Plan
 _MOST_TAPS = 64
 
 
-class _Apart(Exception):
+class Apart(Exception):
     """The taps for two lengths differ in more than their rows."""
 
 
 @dataclass(frozen=True)
-class _Between:
+class Between:
     """A length between two others.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Between:
             return one
         if self.low - one == self.high - other:
             return self.now - (self.low - one)
-        raise _Apart
+        raise Apart
 
 
 def between(low: tuple[Plan, Template], high: tuple[Plan, Template], rows: int) -> Template | None:
@@ -60,19 +60,19 @@ def between(low: tuple[Plan, Template], high: tuple[Plan, Template], rows: int) 
         What runs, with the inputs and outputs of `low`; None if it does not follow from the others.
     """
     (one, short), (other, long) = low, high
-    if not 1 < one.rows < rows < other.rows or one.sized or other.sized or not _alike(one, other):
+    if not 1 < one.rows < rows < other.rows or one.sized or other.sized or not alike(one, other):
         return None
     simple = all(made.tail is None and not made.probes for made in (short, long))
     if not simple or len(short.taps) != len(long.taps) or len(short.constants) != len(long.constants):
         return None
-    at = _Between(one.rows, other.rows, rows)
+    at = Between(one.rows, other.rows, rows)
     try:
         nodes = _pairs(short, long)
         taps = tuple(_sketch(mine, theirs, nodes, at) for mine, theirs in zip(short.taps, long.taps, strict=True))
         if short.reads.keys() != long.reads.keys() or not _meet_alike(short.taps, long.taps, taps):
             return None
         reads = {output: _read(mine, long.reads[output], at) for output, mine in short.reads.items()}
-    except _Apart:
+    except Apart:
         return None
     return Template(taps, reads, short.constants, short.known, None, short.inputs, False)
 
@@ -96,7 +96,7 @@ def _meet_alike(*lengths: tuple[Sketch, ...]) -> bool:
     return all(one == found[0] for one in found)
 
 
-def _alike(one: Plan, other: Plan) -> bool:
+def alike(one: Plan, other: Plan) -> bool:
     """Return whether two plans of a region leave the block the same things."""
     read = [[(read.path, read.kind, read.inputs) for read in plan.reads] for plan in (one, other)]
     left = [(plan.inputs, plan.writes, plan.appends, plan.results, plan.dropped, plan.carried) for plan in (one, other)]
@@ -107,41 +107,41 @@ def _pairs(short: Template, long: Template) -> Mapping[fx.Node, fx.Node]:
     """Return the constants of one program with those of the other that are the same.
 
     Raises:
-        _Apart: they are not.
+        Apart: they are not.
     """
     if short.inputs.keys() != long.inputs.keys() or short.known.keys() != long.known.keys():
-        raise _Apart
+        raise Apart
     nodes = {node: long.inputs[index] for index, node in short.inputs.items()}
     for mine, theirs in zip(short.constants, long.constants, strict=True):
         args = fx.node.map_arg((mine.args, mine.kwargs), nodes.__getitem__)
         if mine.target is not theirs.target or args != (theirs.args, theirs.kwargs):
-            raise _Apart
+            raise Apart
         nodes[mine] = theirs
     for mine, theirs in nodes.items():
         one, other = mine.meta["val"], theirs.meta["val"]
         if (one.shape, one.dtype, one.stride()) != (other.shape, other.dtype, other.stride()):
-            raise _Apart
+            raise Apart
     if any(nodes[node] is not long.known[output] for output, node in short.known.items()):
-        raise _Apart
+        raise Apart
     return nodes
 
 
-def _sketch(mine: Sketch, theirs: Sketch, nodes: Mapping[fx.Node, fx.Node], at: _Between) -> Sketch:
+def _sketch(mine: Sketch, theirs: Sketch, nodes: Mapping[fx.Node, fx.Node], at: Between) -> Sketch:
     if _content(mine.tap) != _content(theirs.tap) or (mine.operand is None) != (theirs.operand is None):
-        raise _Apart
+        raise Apart
     first, after = (at.bound(*pair) for pair in zip(mine.tap.rows, theirs.tap.rows, strict=True))
     if not 0 <= first < after or not (after == ALL or after <= at.now):
-        raise _Apart
+        raise Apart
     return Sketch(replace(mine.tap, rows=(first, after)), _operand(mine.operand, theirs.operand, nodes, at))
 
 
 def _operand(
-    mine: Operand | None, theirs: Operand | None, nodes: Mapping[fx.Node, fx.Node], at: _Between
+    mine: Operand | None, theirs: Operand | None, nodes: Mapping[fx.Node, fx.Node], at: Between
 ) -> Operand | None:
     if mine is None or theirs is None:
         return None
     if nodes[mine.node] is not theirs.node or len(mine.shape) != len(theirs.shape):
-        raise _Apart
+        raise Apart
     shape = mine.shape
     if not mine.flat:
         shape = (at.bound(mine.shape[0], theirs.shape[0]), *mine.shape[1:])
@@ -153,20 +153,20 @@ def _operand(
     made = replace(mine, shape=shape, start=start, lines=lines)
     same = replace(theirs, node=mine.node, shape=(*shape[:1], *theirs.shape[1:]), start=start, lines=lines)
     if (mine.lines is None) != (theirs.lines is None) or (mine.flat and shape != theirs.shape) or made != same:
-        raise _Apart
+        raise Apart
     return made
 
 
-def _read(mine: tuple[int, tuple[int, ...]], theirs: Any, at: _Between) -> tuple[int, tuple[int, ...]]:
+def _read(mine: tuple[int, tuple[int, ...]], theirs: Any, at: Between) -> tuple[int, tuple[int, ...]]:
     """Return the tap of an output and its shape, whose first number may count rows."""
     (tap, shape), (other, long) = mine, theirs
     if tap != other or len(shape) != len(long) or shape[1:] != long[1:]:
-        raise _Apart
+        raise Apart
     return tap, ((at.bound(shape[0], long[0]), *shape[1:]) if shape else ())
 
 
 def _content(tap: Tap) -> tuple[object, ...]:
     """Return what a tap without an operand does, whatever its rows."""
     if tap.vector is not None or tap.direction is not None:
-        raise _Apart
+        raise Apart
     return tap.site, tap.code, tap.columns, tap.steps, tap.number.hex(), tap.coefficients, tap.low, tap.high

@@ -54,7 +54,7 @@ class GraphLimits:
             sites: the sites of the model.
             rows: the most rows of a step.
         """
-        tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 20) + rows * 12
+        tables = (slots + 1) * ((2 * sites + RECORD * self.taps) * 4 + 4) + rows * 28
         output = self.step_bytes + self.ring_bytes + self.prompt_bytes + self.emitted_bytes
         return tables + self.bank_bytes + output + self.graph_bytes + self.program_bytes
 

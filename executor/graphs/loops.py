@@ -4,8 +4,7 @@ A loop whose plan `lower` takes goes into the tables before its first step, whic
 steps run its taps, in a captured graph or at hooks, and nothing of the block runs. When the request ends, or no plan is for
 further steps, the loop comes back with all that it read, and its block goes on.
 
-In the prompt's step a request has several rows, and in a later step one. So a loop has two plans if it begins with the prompt, a
-phase for each. The taps that both have are there once.
+`joining` decides what runs for a loop, and `table_loop` says what a loop is.
 
 Size: a loop's life in the tables, and the steps meanwhile.
 """
@@ -13,175 +12,25 @@ Size: a loop's life in the tables, and the steps meanwhile.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
-from executor.core.location import Location
 from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
+from executor.graphs.joining import Joining
 from executor.graphs.lower import Lowerer
-from executor.graphs.merge import merged
-from executor.graphs.operations import Refused, Tap
+from executor.graphs.operations import Refused
 from executor.graphs.outside import Outside
-from executor.graphs.pieces import Collected
 from executor.graphs.programs import Programs
+from executor.graphs.table_loop import ComeBack, Left, PlannedSteps, TableLoop, Window
 from executor.graphs.tables import Outgoing, Tables
 from executor.graphs.taps import Taps
-from executor.graphs.template import Lowered
 from executor.model.kv_guard import CacheGuard
-from executor.model.tree import PSEUDO
-from executor.plan.ir import Plan
-from executor.plan.run import Member, inputs_of
+from executor.plan.run import Member
 
-# How many steps a plan with guards is looked at ahead.
-AHEAD = 4096
 _REASONS = 64  # reasons that are counted
-_MOST_LOWERED = 64  # loops that are remembered as the tables have them
-
-
-@dataclass(frozen=True)
-class Window:
-    """Consecutive steps of a loop.
-
-    Attributes:
-        since: the next step of the request; the loop may begin later.
-        first: the loop's first step.
-        until: the step after the last; `ALL` for no end.
-    """
-
-    since: int
-    first: int
-    until: int
-
-
-@dataclass(frozen=True)
-class PlannedSteps:
-    """Consecutive steps of a loop that have one plan.
-
-    Attributes:
-        plan: the plan; its guards hold in the steps. A plan for several rows is for the prompt's step.
-        first, until: the first step, and the step after the last.
-        longer: of a prompt's step without a plan of its own: the plan for a longer prompt; `plan` is for a shorter prompt.
-    """
-
-    plan: Plan
-    first: int
-    until: int
-    longer: Plan | None = None
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Planned steps in the tables.
-
-    Attributes:
-        steps: the steps.
-        lowered: what runs in them.
-        numbers: for each tap of `lowered`, its number among those of the loop; for each value of a program likewise.
-    """
-
-    steps: PlannedSteps
-    lowered: Lowered
-    numbers: tuple[int, ...]
-
-
-class ComeBack(Protocol):
-    """Lets the block of a loop go on that has left the tables."""
-
-    def __call__(self, left: Left, again: bool) -> Location:
-        """Take what the loop left; return the step that the block waits for.
-
-        Args:
-            left: what the loop left.
-            again: whether the loop may go into the tables again, with the plan for the steps that follow.
-        """
-
-
-@dataclass(frozen=True)
-class _Lowered:
-    """The steps of a loop as the tables have them.
-
-    Attributes:
-        phases: what runs, in the order of the steps.
-        taps: of all phases, each once.
-        program: the key of the program, "" for taps alone.
-        changes: whether the cache has to be looked at.
-        sites, within, outside: as of `TableLoop`.
-        meant: the plans and constants that it was made of, so that their ids stay theirs.
-    """
-
-    phases: tuple[Phase, ...]
-    taps: tuple[Tap, ...]
-    program: str
-    changes: bool
-    sites: frozenset[int]
-    within: bool
-    outside: bool
-    meant: tuple[object, ...] = ()
-
-
-@dataclass(eq=False)
-class TableLoop:
-    """A loop in the tables.
-
-    Attributes:
-        slot: its request's.
-        phases: what runs, in the order of the steps.
-        window: its steps.
-        next: the next step of the request.
-        sites: where it has taps.
-        program: the key of its program, "" for a loop of taps alone.
-        once: whether its block asks for nothing in a step after its window: it is of the prompt's step alone.
-        within, outside: whether a part of it runs in the model's pass, and at the logits or samples.
-        back: lets its block go on.
-    """
-
-    slot: int
-    phases: tuple[Phase, ...]
-    window: Window
-    next: int
-    sites: frozenset[int]
-    program: str
-    once: bool
-    within: bool
-    outside: bool
-    back: ComeBack
-
-    @property
-    def writes(self) -> bool:
-        """Whether it changes the model's values."""
-        return any(phase.steps.plan.writes for phase in self.phases)
-
-    @property
-    def runs_program(self) -> bool:
-        """Whether its program is open in the next step."""
-        return bool(self.program) and self.phases[-1].steps.first <= self.next
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a loop left.
-
-    Attributes:
-        loop: the loop.
-        passed: the steps of the request that went by.
-        ran: how many of these were the loop's.
-        read: what its taps read.
-    """
-
-    loop: TableLoop
-    passed: int
-    ran: int
-    read: Collected
-
-    def ran_in(self, phase: Phase) -> int:
-        """Return how many steps of a phase ran."""
-        return max(0, min(self.loop.window.first + self.ran, phase.steps.until) - phase.steps.first)
 
 
 class TableLoops:
@@ -207,10 +56,10 @@ class TableLoops:
         self._taps = taps
         self._cache = cache
         self._programs = programs
-        self._lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
         self._tables = tables
         self._outputs = outputs
-        self._lowered_once: OrderedDict[tuple[object, ...], _Lowered] = OrderedDict()
+        lowerer = Lowerer({one.key: i for i, one in enumerate(taps.sites)})
+        self._joining = Joining(lowerer, tables, cache, programs)
         self._free = list(range(tables.slots))[::-1]
         self._loops: dict[str, TableLoop] = {}
         self._resting: dict[str, TableLoop] = {}  # out of the tables; what they have read waits for the end
@@ -260,7 +109,7 @@ class TableLoops:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            made = self._joined(slot, tenant, steps, member, rows, alike)
+            made = self._joining.join(slot, tenant, steps, member, rows, alike)
         except (Refused, Full) as why:
             if len(self.refused) < _REASONS:
                 self.refused[str(why)] = self.refused.get(str(why), 0) + 1
@@ -269,9 +118,7 @@ class TableLoops:
         self._settle()
         self._stale = True
         window = Window(since, steps[0].first, steps[-1].until)
-        self._loops[key] = TableLoop(
-            slot, made.phases, window, since, made.sites, made.program, once, made.within, made.outside, back
-        )
+        self._loops[key] = TableLoop(slot, made, window, since, once, back)
         self._keys[slot] = key
         return ""
 
@@ -288,88 +135,11 @@ class TableLoops:
             return "more requests than the tables have places"
         slot = self._free[-1]
         try:
-            made = self._joined(slot, tenant, steps, member, rows)
+            made = self._joining.join(slot, tenant, steps, member, rows)
         except (Refused, Full) as why:
             return str(why)
-        self._tables.leave(slot)
-        if made.program and self._programs is not None:
-            self._programs.leave(slot)
+        self._joining.leave(slot, made)
         return ""
-
-    def _joined(
-        self,
-        slot: int,
-        tenant: str,
-        steps: Sequence[PlannedSteps],
-        member: Member,
-        rows: int,
-        alike: object = None,
-    ) -> _Lowered:
-        """Give a request taps or a program; return them.
-
-        Raises:
-            Refused, Full: neither can be. Nothing of it stays.
-        """
-        meant = (*(one.plan for one in steps), alike)
-        key = (*map(id, meant), *((one.first, one.until) for one in steps), rows)
-        known = self._lowered_once.get(key) if alike is not None else None
-        if known is not None:
-            self._lowered_once.move_to_end(key)
-            self._tables.join(slot, tenant, known.taps, rows, changes=known.changes, again=True)
-            return known
-        made = self._made(slot, tenant, steps, member, rows)
-        if alike is not None and not made.program:
-            self._lowered_once[key] = replace(made, meant=meant)
-            if len(self._lowered_once) > _MOST_LOWERED:
-                self._lowered_once.popitem(last=False)
-        return made
-
-    def _made(self, slot: int, tenant: str, steps: Sequence[PlannedSteps], member: Member, rows: int) -> _Lowered:
-        """Make taps or a program for a request, as `_joined` does."""
-        writes = ((one.plan, write) for one in steps for write in one.plan.writes)
-        changes = any(plan.reads[write.read].path not in PSEUDO for plan, write in writes)
-        if changes and self._cache.why_not_looked_at:
-            raise Refused(self._cache.why_not_looked_at)
-        lowered = [self._lowered(one, member, rows) for one in steps[:-1]]
-        last, why = steps[-1], ""
-        try:
-            lowered.append(self._lowered(last, member, rows))
-            taps, numbers = merged([one.taps for one in lowered])
-            self._tables.join(slot, tenant, taps, rows, changes=changes)
-            found = zip(steps, lowered, numbers, strict=True)
-            return _lowered_of(tuple(Phase(*one) for one in found), taps, changes)
-        except Refused as refused:
-            why = str(refused)
-        before = lowered[: len(steps) - 1]
-        with_prompt = rows > 1 and last.first == 0  # a program is for one row of a request
-        # The program would begin with what the block carried before the prompt.
-        stale = any(one.plan.carried for one in steps[:-1])
-        apart = len(steps) > 1 and any(read.path in PSEUDO for read in last.plan.reads)
-        if self._programs is None or with_prompt or stale or apart:
-            raise Refused(why)
-        made = self._programs.join(slot, tenant, last.plan, member.environment, (last.first, last.until))
-        taps, numbers = merged([one.taps for one in before])
-        emitted = made.emitted
-        try:
-            self._tables.join(slot, tenant, taps, rows, emitted, changes=changes)
-        except BaseException:
-            self._programs.leave(slot)
-            raise
-        of_program = tuple(range(len(taps), len(taps) + len(emitted.forms)))
-        found = zip(steps, (*before, made.lowered), (*numbers, of_program), strict=True)
-        return _lowered_of(tuple(Phase(*one) for one in found), taps, changes, made.key)
-
-    def _lowered(self, steps: PlannedSteps, member: Member, rows: int) -> Lowered:
-        """Return some steps as taps.
-
-        Raises:
-            Refused: they cannot be.
-        """
-        plan, longer = steps.plan, steps.longer
-        if longer is not None:
-            span = steps.first, steps.until
-            return self._lowerer.lower_between(plan, longer, rows, inputs_of(plan, member), span)
-        return self._lowerer.lower(plan, inputs_of(plan, member), (steps.first, steps.until))
 
     def due(self, key: str) -> bool:
         """Return whether the next step of a request is no more a step of its loop in the tables."""
@@ -384,16 +154,16 @@ class TableLoops:
 
     def sites_of(self, keys: Iterable[str]) -> frozenset[int]:
         """Return the sites at which some requests have taps."""
-        return frozenset().union(*{self._loops[key].sites for key in keys})
+        return frozenset().union(*{self._loops[key].joined.sites for key in keys})
 
     def programs_of(self, keys: Iterable[str]) -> frozenset[str]:
         """Return the programs of some requests that run in the pass of the next step."""
         loops = (self._loops[key] for key in keys)
-        return frozenset(loop.program for loop in loops if loop.runs_program and loop.within)
+        return frozenset(loop.joined.program for loop in loops if loop.runs_program and loop.joined.within)
 
     def program_of(self, key: str) -> str:
         """Return the key of the program of a request's loop, "" for a loop of taps alone."""
-        return self._loops[key].program
+        return self._loops[key].joined.program
 
     def in_pass(self, keys: Iterable[str]) -> bool:
         """Return whether loops of some requests run in the pass of the next step.
@@ -401,7 +171,7 @@ class TableLoops:
         Other loops run after it alone.
         """
         loops = (self._loops[key] for key in keys)
-        return any(loop.within and loop.window.first <= loop.next for loop in loops)
+        return any(loop.joined.within and loop.window.first <= loop.next for loop in loops)
 
     def changes(self, keys: Iterable[str]) -> list[str]:
         """Return the requests among some whose loops change the model's values."""
@@ -423,11 +193,16 @@ class TableLoops:
         self._present = list(loops.values())
         rows = [(loops[key].slot if key in loops else nobody, count) for key, count in batch]
         begins = itertools.accumulate((count for _, count in rows), initial=0)
-        with_programs = {loop.slot for loop in self._present if loop.runs_program and loop.within}
-        self._program_rows = [at for (slot, _), at in zip(rows, begins, strict=False) if slot in with_programs]
+        with_programs = {loop.slot: loop for loop in self._present if loop.runs_program and loop.joined.within}
+        self._program_rows = [
+            at + row
+            for (slot, count), at in zip(rows, begins, strict=False)
+            if slot in with_programs
+            for row in with_programs[slot].program_rows(count)
+        ]
         self._outgoing = self._tables.begin_step(rows, {loop.slot: loop.next for loop in self._present}, padded)
         self._outputs.before(self._outgoing)
-        self._outside = self._opened(rows) if any(loop.outside for loop in self._present) else []
+        self._outside = self._opened(rows) if any(loop.joined.outside for loop in self._present) else []
 
     def _opened(self, rows: Sequence[tuple[int, int]]) -> list[Outside]:
         """Return what runs after the pass of a step.
@@ -439,8 +214,8 @@ class TableLoops:
         at = {slot: i for i, (slot, _) in enumerate(rows)}
         found: dict[str, list[int]] = {}
         for loop in self._present:
-            if loop.outside and loop.window.first <= loop.next < loop.window.until:
-                found.setdefault(loop.program, []).append(loop.slot)
+            if loop.joined.outside and loop.window.first <= loop.next < loop.window.until:
+                found.setdefault(loop.joined.program, []).append(loop.slot)
         return [
             Outside(self._programs.program_of(key), self._tables, self._outputs.ring, [at[one] for one in slots], slots)
             for key, slots in found.items()
@@ -632,36 +407,6 @@ class TableLoops:
         if loop in self._present:
             self._present.remove(loop)
         del self._keys[loop.slot]
-        self._tables.leave(loop.slot)
-        if loop.program and self._programs is not None:
-            self._programs.leave(loop.slot)
+        self._joining.leave(loop.slot, loop.joined)
         self._free.append(loop.slot)
         return loop
-
-
-def _lowered_of(phases: tuple[Phase, ...], taps: tuple[Tap, ...], changes: bool, program: str = "") -> _Lowered:
-    """Return a loop as the tables have it; the arguments are attributes of `_Lowered`."""
-    sites = frozenset(tap.site for phase in phases for tap in phase.lowered.taps)
-    read = [read.path in PSEUDO for phase in phases for read in phase.steps.plan.reads]
-    outside = bool(program) and any(read)  # taps alone need nothing of the logits that their block looks at
-    within = not outside or not all(read)
-    return _Lowered(phases, taps, program, changes, sites, within, outside)
-
-
-def values_of(left: Left, phase: Phase, on: torch.device | None) -> Mapping[int, torch.Tensor]:
-    """Return the outputs of a plan in all steps of a phase: [steps, ...] each.
-
-    Args:
-        left: what the loop left.
-        phase: of the loop; it ran at least one step.
-        on: the device on which the block goes on with them; None: they stay on the host.
-    """
-    ran = left.ran_in(phase)
-    read = left.read.of_prompt if phase.steps.plan.rows > 1 else left.read.of_later_steps
-
-    def stacked(tap: int) -> torch.Tensor:  # [steps, rows, columns]
-        values = read.stacked(phase.numbers[tap], ran)
-        assert values is not None and len(values) == ran
-        return values if on is None else values.to(on)
-
-    return phase.lowered.values(stacked, ran)

@@ -37,9 +37,7 @@ class Outside:
         self._program = program
         self._ring = ring
         self._count = len(rows)
-        self._rows, self._slots = tables.put([rows, slots]).unbind(0)
-        with torch.inference_mode(False):
-            self._offsets = tables.open_programs.index_select(0, self._slots)[:, 0]
+        self._rows, self._slots, self._offsets = tables.put([rows, slots, tables.begins_of(slots)]).unbind(0)
         self._run: ProgramRun | None = None
 
     def visit(self, path: str, value: torch.Tensor) -> torch.Tensor:  # [requests of the batch, ...]

@@ -90,7 +90,7 @@ class Pass:
         self._next = 0
         with torch.inference_mode(False), torch.no_grad():
             self._slots = tables.rows[:rows, 0] if only is None else tables.rows.index_select(0, only)[:, 0]
-            opened = tables.open_programs.index_select(0, self._slots)
+            opened = tables.open_rows[:rows] if only is None else tables.open_rows.index_select(0, only)
             self._others = opened[:, 1] != program.number
             self._offsets = opened[:, 0].masked_fill(self._others, tables.scratch)
             hoisted = program.hoisted

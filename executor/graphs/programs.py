@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from executor.graphs.by_rows import ByRows
 from executor.graphs.constants import Constant, Constants
 from executor.graphs.emitted import Emitted
 from executor.graphs.extents import Full
 from executor.graphs.hoist import Hoisted, hoist
+from executor.graphs.in_prompt import InPrompt
 from executor.graphs.limits import GraphLimits
 from executor.graphs.lower import outputs_of
 from executor.graphs.operations import Refused
@@ -51,12 +53,14 @@ class InProgram:
         emitted: for `Tables.join`.
         lowered: what the program leaves, as of a plan without taps. What a step carries on is part of it: it is read from the
             step itself, because more steps may have run than the request has tokens.
+        in_prompt: what it leaves in the prompt's step; None: it does not run there.
         unstable: the first operation whose last bits may differ from those of the block's own run; "" if there is none.
     """
 
     key: str
     emitted: Emitted
     lowered: Lowered
+    in_prompt: Lowered | None
     unstable: str
 
 
@@ -134,7 +138,15 @@ class Programs:
     def __contains__(self, slot: int) -> bool:
         return slot in self._of_slot
 
-    def join(self, slot: int, tenant: str, plan: Plan, environment: Environment, steps: tuple[int, int]) -> InProgram:
+    def join(
+        self,
+        slot: int,
+        tenant: str,
+        plan: Plan,
+        environment: Environment,
+        steps: tuple[int, int],
+        prompt: ByRows | None = None,
+    ) -> InProgram:
         """Give a request a program and its constants there.
 
         The copies run on the current stream, which must be ordered before the next step. A large constant and a new program wait
@@ -146,6 +158,7 @@ class Programs:
             plan: the plan; its guards hold in all of the steps.
             environment: what the request's block reads.
             steps: the first step and the step after the last.
+            prompt: if the first is a prompt's step of several rows: the rows for which the plan runs there.
 
         Raises:
             Refused: the plan cannot run for several rows at once, or reads what no module gives.
@@ -154,6 +167,8 @@ class Programs:
         if slot in self._of_slot or not 0 <= slot < self._tables.slots:
             raise ValueError(f"slot {slot} is taken, or none")
         hoisted = self._hoisted_of(plan)
+        if prompt is not None and (hoisted.outside or hoisted.states):
+            raise Refused("the program carries tensors from step to step, or is at the logits or the samples")
         try:
             values, known = hoisted.computed(environment)
             held, own = self._found(hoisted, values, environment, tenant)
@@ -170,9 +185,11 @@ class Programs:
         held.slots.add(slot)
         self._of_slot[slot] = held
         forms = hoisted.forms
-        emitted = Emitted(program.number, steps, forms)
-        reads = {output: (i, forms[i][0]) for i, group in enumerate(hoisted.emitted) for output in group}
-        return InProgram(program.key, emitted, Lowered((), reads, known), held.unstable)
+        emitted = Emitted(program.number, steps, forms, None if prompt is None else (prompt.first, prompt.after))
+        at = {output: i for i, group in enumerate(hoisted.emitted) for output in group}
+        reads = {output: (i, forms[i][0]) for output, i in at.items()}
+        in_prompt = None if prompt is None else InPrompt.of(prompt, at, forms, known, self._tables.output.dtype)
+        return InProgram(program.key, emitted, Lowered((), reads, known), in_prompt, held.unstable)
 
     def leave(self, slot: int) -> None:
         """Take a request out of its program, which stays for other requests while there is room."""

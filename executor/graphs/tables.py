@@ -19,8 +19,9 @@ step never lacks memory. A request that finds no room is refused with `Full`, an
 
 A program (`programs`) runs for all rows at once, and takes from a third tensor what is open in this step:
 
-- `open_programs`, [slots + 1, 2], int64: where in the output the program of the slot's request leaves its values, and the
-  program's number. Without an open program these are the scratch range, which stands after both areas, and 0.
+- `open_rows`, [most rows, 2], int64: for each row of the batch, where in the output the program of its request leaves the row's
+  values, and the program's number. Without an open program these are the scratch range, which stands after both areas, and 0. In
+  the prompt's step a program may be open for some rows of a request, whose values lie one row after the other.
 
 Size: the tables and the way in which they are written are one thing.
 """
@@ -177,7 +178,7 @@ class Tables:
         limits: the bounds.
 
     Attributes:
-        rows, records, open_programs: as above.
+        rows, records, open_rows: as above.
         owners, flags: which rows the cache is looked at for, and what was found, as of `CacheGuard.launch`; by slots.
         output: the flat output, [elements].
         bank: the vectors.
@@ -215,9 +216,13 @@ class Tables:
         self.rows = torch.full((rows, 2), slots, dtype=torch.int32, device=device)
         self.owners = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.flags = torch.zeros(slots + 1, dtype=torch.int32, device=device)
-        self._open_programs = np.full((slots + 1, 2), (self.scratch, 0), np.int64)
-        self.open_programs = torch.from_numpy(self._open_programs).to(device, copy=True)
+        self.open_rows = torch.tensor([[self.scratch, 0]]).repeat(rows, 1).to(device)
+        # By slot: where its program leaves its values, the program's number, its first row and the row after the last, and the
+        # elements of a row.
+        self._closed = (self.scratch, 0, 0, 0, 0)
+        self._open_programs = np.full((slots + 1, len(self._closed)), self._closed, np.int64)
         self._programs_moved = False
+        self._rows_open = False  # whether a row on the device may have an open program
         self._joined: dict[int, _Joined] = {}
         self._raised: set[int] = set()  # the slots whose flags may be those of an earlier request
         self._known: OrderedDict[tuple[int, int], _Alike] = OrderedDict()
@@ -274,7 +279,8 @@ class Tables:
         try:
             if not self._use_again(tenant, joined):
                 self._add_vectors(tenant, joined)
-            for area, needed in enumerate((alike.needed[LATER] + own, alike.needed[PROMPT])):
+            in_prompt = own * emitted.prompt_rows if emitted is not None else 0
+            for area, needed in enumerate((alike.needed[LATER] + own, alike.needed[PROMPT] + in_prompt)):
                 if needed:
                     joined.starts[area] = self._areas[area].take(needed)
         except BaseException:
@@ -361,7 +367,7 @@ class Tables:
         self._count(joined.open, frozenset())
         self._release(joined)
         self._dirty[slot] = np.zeros(self.length, np.int32)
-        self._open(slot, None, 0)
+        self._open(slot, self._closed)
         self._owner_of[slot] = -1
 
     def _release(self, joined: _Joined) -> None:
@@ -427,6 +433,7 @@ class Tables:
         """Have the next pass of so many rows run no tap."""
         self.rows[:rows].fill_(self.slots)
         self.owners[:rows].fill_(-1)
+        self._close_rows()
         self._laid_out = None
 
     def read_now(self, outgoing: tuple[Outgoing, Outgoing]) -> torch.Tensor:
@@ -445,16 +452,18 @@ class Tables:
             self._give(joined, PROMPT)
         elif area == PROMPT and joined.starts[PROMPT] < 0 and _read_in(alike.taps, step, count):
             raise Refused("a prompt's rows come after the prompt")
-        start, offset, of_program = joined.starts[area], 0, []
-        opened = emitted if emitted is not None and emitted.steps[0] <= step < emitted.steps[1] else None
-        if opened is not None:
-            if count != 1:
+        start, offset, of_program = joined.starts[area], 0, list[Part]()
+        if emitted is not None and emitted.steps[0] <= step < emitted.steps[1]:
+            if count > 1 and (emitted.prompt is None or step or count != alike.rows):
                 raise Refused(f"{count} rows of a request whose program is for one")
-            for i, (shape, form_dtype) in enumerate(opened.forms):
-                width = elements_of(shape, form_dtype, self.output.dtype)
-                of_program.append(Part(len(alike.taps) + i, offset, 1, width, (shape, form_dtype)))
-                offset += width
-        self._open(slot, opened, start)
+            first, after = emitted.prompt if count > 1 and emitted.prompt is not None else (0, 1)
+            width = emitted.elements(self.output.dtype)
+            begin = start + (self.split if area == PROMPT else 0) if width else self.scratch
+            self._open(slot, (begin, emitted.program, first, after, width))
+            of_program = self._left(emitted, len(alike.taps), count)
+            offset = (after - first) * width
+        else:
+            self._open(slot, self._closed)
         drawn = self._drawn(alike, step, count)
         edges = (0, ALL) if emitted is None else (0, *emitted.steps, ALL)
         joined.since = max(drawn.since, *(edge for edge in edges if edge <= step))
@@ -529,12 +538,57 @@ class Tables:
             sites=frozenset(int(site) for site in np.flatnonzero(heads[:, 1])),
         )
 
-    def _open(self, slot: int, emitted: Emitted | None, start: int) -> None:
-        """Open a request's program from this step on, or close it."""
-        now = (self.scratch, 0) if emitted is None else (start if emitted.forms else self.scratch, emitted.program)
+    def _left(self, emitted: Emitted, number: int, count: int) -> list[Part]:
+        """Return what a program leaves in a step with `count` rows of the request.
+
+        In the prompt's step, the lines of all of its rows are one part.
+
+        Args:
+            emitted: what it leaves for a row.
+            number: of its first value, as of `Part.tap`.
+        """
+        dtype, parts, offset = self.output.dtype, list[Part](), 0
+        if count > 1:
+            width, rows = emitted.elements(dtype), emitted.prompt_rows
+            return [Part(number + len(emitted.forms), 0, rows, width)] if width and rows else []
+        for i, (shape, form_dtype) in enumerate(emitted.forms):
+            width = elements_of(shape, form_dtype, dtype)
+            parts.append(Part(number + i, offset, 1, width, (shape, form_dtype)))
+            offset += width
+        return parts
+
+    def _open(self, slot: int, now: tuple[int, ...]) -> None:
+        """Open a request's program from this step on, or close it; `now` is as of `_open_programs`."""
         if tuple(self._open_programs[slot]) != now:
             self._open_programs[slot] = now
             self._programs_moved = True
+
+    def begins_of(self, slots: Sequence[int]) -> list[int]:
+        """Return where in the output the programs of some slots leave their values in this step."""
+        begins: list[int] = self._open_programs[list(slots), 0].tolist()
+        return begins
+
+    def _close_rows(self) -> None:
+        """Have no row of the device's tables an open program."""
+        if self._rows_open:
+            self.open_rows[:, 0].fill_(self.scratch)
+            self.open_rows[:, 1].zero_()
+            self._rows_open = False
+
+    def _open_rows(self, table: npt.NDArray[np.int32]) -> None:
+        """Say which rows of the step have an open program; `table` is as of `rows`."""
+        self._programs_moved = False
+        if not self._open_programs[:, 1].any():
+            self._close_rows()
+            return
+        begin, program, first, after, width = self._open_programs[table[:, 0]].T
+        row = table[:, 1]
+        opened = (first <= row) & (row < after)
+        found = np.empty((len(table), 2), np.int64)
+        found[:, 0] = np.where(opened, begin + (row - first) * width, self.scratch)
+        found[:, 1] = np.where(opened, program, 0)
+        self._copy(self.open_rows[: len(table)], found)
+        self._rows_open = True
 
     def _wide(self, tap: Tap) -> bool:
         """Return whether a tap's vector is wider than the model's numbers."""
@@ -569,11 +623,8 @@ class Tables:
             for slot, record in self._dirty.items():
                 self._copy(self.records[slot], record)
         self._dirty.clear()
-        if self._programs_moved:
-            self._copy(self.open_programs, self._open_programs.copy())
-            self._programs_moved = False
         laid_out = (tuple(batch), padded, self._owner_of.tobytes())
-        if laid_out == self._laid_out:
+        if laid_out == self._laid_out and not self._programs_moved:
             return
         self._laid_out = laid_out
         table = np.full((padded, 2), self.slots, np.int32)
@@ -590,6 +641,7 @@ class Tables:
             table[:total, 1] = np.arange(total) - begins
         self._copy(self.rows[:padded], table)
         self._copy(self.owners[:padded], self._owner_of[table[:, 0]])
+        self._open_rows(table)
 
     def put(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:  # int64 [lists, numbers of each]
         """Return numbers on the device, without a wait."""

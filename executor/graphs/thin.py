@@ -32,7 +32,7 @@ def thin(graph: fx.Graph, reads: Sequence[Sequence[int]]) -> None:
         if _is_clone(node) and node.args[0].op != "placeholder" and _lies_alike(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
             continue
-        again = known.setdefault((node.target, _keyed(node.args), _keyed(node.kwargs)), node)
+        again = known.setdefault((node.target, keyed(node.args), keyed(node.kwargs)), node)
         if again is not node:
             node.replace_all_uses_with(again)
     graph.eliminate_dead_code()
@@ -81,7 +81,7 @@ def _lies_alike(node: fx.Node, other: fx.Node) -> bool:
     return bool(one.shape == two.shape and one.stride() == two.stride() and one.dtype == two.dtype)
 
 
-def _keyed(value: Any) -> Any:
+def keyed(value: Any) -> Any:
     """Return what an argument is compared by.
 
     1, 1.0 and True are not the same, nor are 0.0 and -0.0.
@@ -89,7 +89,7 @@ def _keyed(value: Any) -> Any:
     if isinstance(value, fx.Node):
         return value
     if isinstance(value, tuple | list):
-        return tuple(map(_keyed, value))
+        return tuple(map(keyed, value))
     if isinstance(value, dict):
-        return tuple((name, _keyed(one)) for name, one in sorted(value.items()))
+        return tuple((name, keyed(one)) for name, one in sorted(value.items()))
     return type(value), repr(value)

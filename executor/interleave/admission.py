@@ -31,7 +31,8 @@ from executor.block.watchdog import padded
 from executor.core.ended import Ended
 from executor.core.programs import Codes, Unit
 from executor.core.request import InvokeRequest, Opened
-from executor.graphs.loops import TableLoop, TableLoops
+from executor.graphs.loops import TableLoops
+from executor.graphs.table_loop import TableLoop
 from executor.interleave.chunks import Chunks
 from executor.interleave.context import Host
 from executor.interleave.deferred import Deferral

@@ -24,7 +24,8 @@ from executor.block.uploads import Uploads
 from executor.core.ended import Ended, Ending
 from executor.core.request import Opened
 from executor.graphs.landing import rows_of
-from executor.graphs.loops import Left, TableLoops
+from executor.graphs.loops import TableLoops
+from executor.graphs.table_loop import Left
 from executor.interleave.context import Host
 from executor.interleave.known import Known, KnownBlocks, Learn
 from executor.interleave.planned import counted

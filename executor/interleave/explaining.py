@@ -26,9 +26,10 @@ from executor.core.location import Kind
 from executor.core.text import clip
 from executor.graphs import operations
 from executor.graphs.hoist import hoist
-from executor.graphs.loops import PlannedSteps, TableLoops, Window
+from executor.graphs.loops import TableLoops
 from executor.graphs.lower import SiteKey, lower
 from executor.graphs.operations import ALL
+from executor.graphs.table_loop import PlannedSteps, Window
 from executor.interleave.planned import (
     GRAPHS_OFF,
     PLANS_OFF,

@@ -21,7 +21,8 @@ from executor.core.ended import Ended, Ending
 from executor.core.location import Kind
 from executor.core.request import Batch, InvokeRequest, Opened, Span
 from executor.core.text import clip
-from executor.graphs.loops import Left, TableLoops
+from executor.graphs.loops import TableLoops
+from executor.graphs.table_loop import Left
 from executor.interleave.admission import Requests
 from executor.interleave.chunks import Chunks
 from executor.interleave.comparing import Comparing

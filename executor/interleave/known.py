@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from executor.core.programs import Unit
 from executor.core.request import Opened
-from executor.graphs.loops import PlannedSteps
 from executor.graphs.operations import ALL
+from executor.graphs.table_loop import PlannedSteps
 from executor.plan.ir import Item, Plan
 from executor.plan.outline import lists_of
 from executor.plan.run import Member

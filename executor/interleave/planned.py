@@ -49,9 +49,10 @@ from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
 from executor.graphs.landing import land
-from executor.graphs.loops import AHEAD, Left, PlannedSteps, TableLoop, TableLoops, Window
+from executor.graphs.loops import TableLoops
 from executor.graphs.lower import OTHER_LENGTH
 from executor.graphs.operations import ALL
+from executor.graphs.table_loop import AHEAD, Left, PlannedSteps, TableLoop, Window
 from executor.model.bits import digests
 from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served

@@ -12,6 +12,7 @@ import zmq
 
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import LocalEngine
+from tests.engine.in_two_ways import in_two_ways
 from tests.oracle import Oracle
 
 # vLLM's kernels for adapters on GPUs take half precision only, and what is compared here is float32: see tests/gpu.
@@ -41,6 +42,14 @@ class Bench:
 def expression(path: str) -> str:
     """What a block writes to name the module at `path`."""
     return "model." + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split(".")).lstrip(".")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
+    """Two engines of one model: loops as blocks, and in the tables."""
+    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+    with in_two_ways(checkpoint, {"graphs": False}, {"graphs": True}, max_num_seqs=8) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from executor.core.ended import Ended
-from executor.plan import cache
 from executor.saves import rows
-from interpose.cli.demo_model import write_demo_model
 from interpose.contract.result import Result
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import Block, Limits, LocalEngine, Ran, lone_request
@@ -23,24 +21,11 @@ DEFERRED = {
     *("adds a vector", "adds to the stream", "sets some columns", "scales before and after", "ablates a head"),
     *("makes a tensor", "assigns an output", "assigns an input"),
     *("keeps values on the host", "keeps some columns, wider", "keeps a difference"),
+    *("an autoencoder", "a choice for each row", "computes the last row", "two layers computed"),
     *("keeps the last row", "keeps rows of its prompt", "changes the last row"),
 }
 STEERS = loop("model.model.layers[0].output[0][:] += vector\n" + KEEP)
 UNLIKE = "other = [1]\n"  # a block with this line runs
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
-    """Two engines of one model: loops as blocks, and in the tables."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(cache, "SIGHTINGS", 1)  # so that the second request with a text is deferred
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    made = [LocalEngine(checkpoint, graphs=graphs, dtype="float32", max_num_seqs=8) for graphs in (False, True)]
-    yield made[0], made[1]
-    for engine in made:
-        assert engine.interleaver.idle, "a trace left something behind"
-        engine.close()
-    patch.undo()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 import torch
 
 from executor.core.ended import Ended
-from executor.plan import cache
-from interpose.cli.demo_model import write_demo_model
 from interpose.contract.cache import Cache
 from tests.engine.block.test_accounting import account
 from tests.engine.harness import Block, LocalEngine, Ran
@@ -74,8 +71,31 @@ LOOPS = {
             "h = model.model.layers[1].output[0]\na = torch.relu(h * vector)\nkept.append(a.topk(3)[1])\nh[:] += a * 0.1",
             before="import torch",
         ),
-        8,
+        9,
     ),
+    "a choice for each row": (
+        loop("h = model.model.layers[1].output[0]\nh[:] = torch.where(h[:, :1] > 0, h * vector, h.abs())\n" + KEEP),
+        9,
+    ),
+    "computes the last row": (
+        loop(
+            "h = model.model.layers[1].output[0]\nh[-1] = torch.where(h[-1] > 0, h[-1] * vector, 0)\n"
+            "kept.append(h[-1].save())"
+        ),
+        9,
+    ),
+    "keeps what it computes of the first rows": (
+        loop("x = model.model.layers[1].mlp.output.abs()\nkept.append((x[:2].sqrt(), x[0].argmax()))"),
+        9,
+    ),
+    "two layers computed": (
+        loop(
+            "h = model.model.layers[0].output[0]\na = h.abs()\nx = model.model.layers[1].mlp.output\n"
+            "x[:] = torch.where(a > 1, x, a * vector)\nkept.append((a - x).save())"
+        ),
+        9,
+    ),
+    "mixes rows": (loop("x = model.model.layers[1].mlp.output\nx[:] = torch.where(x[-1] > 0, x, x.abs())\n" + KEEP), 8),
     "carries a sum": (
         loop(
             "total = total + model.model.layers[1].output[0].square()",
@@ -169,20 +189,6 @@ LOOPS = {
     ),
     "records before the loop": (loop(KEEP, before="found = tracer.cache(modules=[model.model.layers[0]])"), 0),
 }
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
-    """Two engines of one model: loops as blocks, and in the tables."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(cache, "SIGHTINGS", 1)  # each text of these tests comes with a length once
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    made = [LocalEngine(checkpoint, graphs=graphs, dtype="float32", max_num_seqs=8) for graphs in (False, True)]
-    yield made[0], made[1]
-    for engine in made:
-        assert engine.interleaver.idle, "a trace left something behind"
-        engine.close()
-    patch.undo()
 
 
 def block(text: str, number: int, **sampling: Any) -> Block:

@@ -18,11 +18,8 @@ from tests.engine.interleave.test_loops_in_tables import (
     account,
     block,
     check_same,
-    engines,
     in_tables,
 )
-
-__all__ = ["engines"]
 
 # A block of the prompt's step, and whether the tables take it.
 BLOCKS = {

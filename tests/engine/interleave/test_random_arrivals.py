@@ -11,16 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor.plan import cache
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block, LocalEngine, Ran
+from tests.engine.in_two_ways import in_two_ways
 from tests.engine.interleave.test_deferred import ended
 from tests.engine.interleave.test_loops_in_tables import LOOPS, block, check_same, in_tables
 from tests.engine.interleave.test_prompts_in_tables import BLOCKS
@@ -32,7 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a small cache": {"max_num_seqs": 6, "num_gpu_blocks_override": 6, "block_size": 32, "max_model_len": 96},
     "scheduled ahead": {"max_num_seqs": 8, "async_scheduling": True},
 }
-OFTEN = ("reads every layer", "adds a vector", "keeps a difference")  # their blocks need not run
+# Their blocks need not run.
+OFTEN = ("reads every layer", "adds a vector", "keeps a difference", "an autoencoder", "computes the last row")
+LEAST = 3  # rows that blocks of the prompt name by their numbers
 ROUNDS = 6
 PLAIN = ([9, 8, 7], 12)  # a request that is there from the start
 
@@ -71,12 +73,12 @@ def blocks_of(seed: int) -> list[Block]:
     others = [text for text, taken in BLOCKS.values() if taken and "tracer.result\n" not in text]
     found = []
     for _ in range(rng.randrange(1, 14)):
-        often = rng.random() < 0.5  # a text and a length that come again
-        text, length = (
-            (LOOPS[rng.choice(OFTEN)][0], 6)
-            if often
-            else (rng.choice(loops if rng.random() < 0.7 else others), rng.randrange(1, 20))
-        )
+        if rng.random() < 0.5:  # a text and a length that come again
+            text, length = LOOPS[rng.choice(OFTEN)][0], 6
+        elif rng.random() < 0.7:
+            text, length = rng.choice(loops), rng.randrange(1, 20)
+        else:
+            text, length = rng.choice(others), rng.randrange(LEAST, 20)
         one = block(text, rng.randrange(3), max_tokens=rng.randrange(1, 16))
         found.append(replace(one, prompt=[rng.randrange(5, 490) for _ in range(length)]))
     return found
@@ -96,10 +98,9 @@ def check_round(engines: tuple[LocalEngine, LocalEngine], seed: int) -> None:
     assert all(engine.interleaver.idle for engine in engines), f"seed {seed}: a trace left something behind"
 
 
-def make_engines(checkpoint: Path, options: dict[str, Any]) -> tuple[LocalEngine, LocalEngine]:
-    """Return an engine that runs blocks as they are, and one with plans and tables."""
-    one, other = (LocalEngine(checkpoint, graphs=graphs, dtype="float32", **options) for graphs in (False, True))
-    return one, other
+def make_engines(checkpoint: Path, options: dict[str, Any]) -> AbstractContextManager[tuple[LocalEngine, LocalEngine]]:
+    """Return a context with an engine that runs blocks as they are, and one with plans and tables."""
+    return in_two_ways(checkpoint, {"graphs": False}, {"graphs": True}, **options)
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -107,15 +108,9 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LocalEngine, LocalEngine]]:
     """Two engines of one model."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(cache, "SIGHTINGS", 1)  # so that loops begin with the prompt, and blocks that are known do not run
-    made = make_engines(
-        write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama"), OPTIONS[request.param]
-    )
-    yield made
-    for engine in made:
-        engine.close()
-    patch.undo()
+    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+    with make_engines(checkpoint, OPTIONS[request.param]) as made:
+        yield made
 
 
 def test_values_do_not_depend_on_who_comes_and_goes(engines: tuple[LocalEngine, LocalEngine]) -> None:
@@ -131,19 +126,14 @@ def main(seconds: float, seed: int = 1000) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_demo_model(Path(folder) / "llama", "llama")
-        cache.SIGHTINGS = 1
         for name, options in OPTIONS.items():
-            engines = make_engines(checkpoint, options)
-            ends, first = time.monotonic() + seconds / len(OPTIONS), seed
-            while time.monotonic() < ends:
-                check_round(engines, seed)
-                seed += 1
-            print(
-                f"{name}: {seed - first} rounds, {in_tables(engines[1])} steps in the tables, {ended(engines[1])} deferred",
-                flush=True,
-            )
-            for engine in engines:
-                engine.close()
+            with make_engines(checkpoint, options) as engines:
+                ends, first = time.monotonic() + seconds / len(OPTIONS), seed
+                while time.monotonic() < ends:
+                    check_round(engines, seed)
+                    seed += 1
+                steps, deferred = in_tables(engines[1]), ended(engines[1])
+                print(f"{name}: {seed - first} rounds, {steps} steps in the tables, {deferred} deferred", flush=True)
 
 
 if __name__ == "__main__":

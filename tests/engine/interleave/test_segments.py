@@ -9,6 +9,7 @@ import pytest
 from executor.core.ended import Ended
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import LocalEngine
+from tests.engine.in_two_ways import in_two_ways
 from tests.engine.interleave.test_loops_in_tables import KEEP, PROMPTS, block, check_same, loop
 
 STEPS = 12
@@ -71,14 +72,9 @@ MISSES = {"asks for another location later", "assigns, then asks for another loc
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
     """Two engines of one model: eager steps, and steps in segments beside loops in the tables."""
     checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    made = [
-        LocalEngine(checkpoint, graphs=segments, segments=segments, dtype="float32", max_num_seqs=8)
-        for segments in (False, True)
-    ]
-    yield made[0], made[1]
-    for engine in made:
-        assert engine.interleaver.idle, "a trace left something behind"
-        engine.close()
+    eager, segments = ({"graphs": on, "segments": on} for on in (False, True))
+    with in_two_ways(checkpoint, eager, segments, at_once=False, max_num_seqs=8) as made:
+        yield made
 
 
 def counts(engine: LocalEngine) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from executor.graphs.buffers import Outputs
 from executor.graphs.pieces import Collected
 from executor.saves.rows import Rows
-from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import Block, LocalEngine, Ran
 from tests.engine.interleave.test_loops_in_tables import check_same
@@ -43,17 +41,6 @@ BLOCKS = {
         f"looks = Looks().save()\n{LOOP}{ONE}"
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
-    """Two engines of one model: loops as blocks, and in the tables."""
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    made = [LocalEngine(checkpoint, graphs=graphs, dtype="float32", max_num_seqs=8) for graphs in (False, True)]
-    yield made[0], made[1]
-    for engine in made:
-        assert engine.interleaver.idle, "a trace left something behind"
-        engine.close()
 
 
 def block(text: str, **captured: Any) -> Block:

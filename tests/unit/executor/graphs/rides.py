@@ -257,8 +257,8 @@ def in_hooks(programs: Programs, keys: Sequence[str], x: torch.Tensor) -> torch.
 def in_own_rows(programs: Programs, keys: Sequence[str], x: torch.Tensor) -> torch.Tensor:
     """Run the model with programs at hooks, for the rows alone that have one: [rows, hidden]."""
     tables = programs._tables
-    numbers = tables.open_programs[tables.rows[: len(x), 0].long(), 1]
-    with torch.inference_mode(), programs.hooked(keys, numbers.nonzero()[:, 0]):
+    opened = tables.open_rows[: len(x), 1]
+    with torch.inference_mode(), programs.hooked(keys, opened.nonzero()[:, 0]):
         return bench.MODEL(x.clone())
 
 

@@ -179,6 +179,19 @@ def test_plans_are_captured_when_their_set_is_stable() -> None:
     assert device.take() == ["capture", "compare", "replay"]
 
 
+def test_a_graph_that_steps_need_again_and_again_is_captured_too() -> None:
+    """Prompts with a plan come one by one, with plain steps in between."""
+    device = Noted()
+    dispatcher = make(device, prompts=True)
+    prompt = step(64, prompt=True, plans=frozenset("p"))
+    kinds = []
+    for _ in range(STABLE + 2):
+        kinds.append(go(dispatcher, prompt))
+        go(dispatcher, step(8))
+    assert kinds == [Kind.EAGER] * STABLE + [Kind.GRAPH] * 2
+
+
+
 def test_ranks_agree_on_captures_and_comparisons() -> None:
     for capture_agreed, kept_agreed, same_agreed, did, kind in (
         (False, True, True, ["capture"], Kind.EAGER),

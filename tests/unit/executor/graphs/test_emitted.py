@@ -65,7 +65,7 @@ def test_a_program_is_open_in_its_steps_alone() -> None:
     opened, numbers_ = [], []
     for step in range(5):
         later, _ = tables.begin_step([(1, 1), (0, 1)], {1: step}, 3)
-        offset, number = tables.open_programs[1].tolist()
+        offset, number = tables.open_rows[0].tolist()
         opened.append(number)
         parts = later.shares[1].parts if later.shares else ()
         numbers_.append([part.tap for part in parts])
@@ -77,7 +77,7 @@ def test_a_program_is_open_in_its_steps_alone() -> None:
     assert numbers_ == [[], [0], [1, 2, 3, 0], [1, 2, 3], []]
     tables.leave(1)
     tables.begin_step([(1, 1)], {}, 1)
-    assert (tables.open_programs == torch.tensor([tables.scratch, 0])).all()
+    assert (tables.open_rows == torch.tensor([tables.scratch, 0])).all()
 
 
 def test_taps_and_values_of_a_program_are_collected_by_their_numbers() -> None:
@@ -90,7 +90,7 @@ def test_taps_and_values_of_a_program_are_collected_by_their_numbers() -> None:
     for step in range(3):
         outgoing = tables.begin_step([(1, 1)], {1: step + 1}, 1)
         outputs.before(outgoing)
-        offset = int(tables.open_programs[1, 0])
+        offset = int(tables.open_rows[0, 0])
         for value in values[step]:
             line = packed(value[None], torch.bfloat16)[0]
             tables.output[offset : offset + len(line)] = line
@@ -108,7 +108,7 @@ def test_taps_and_values_of_a_program_are_collected_by_their_numbers() -> None:
 def test_a_program_without_values_writes_nothing() -> None:
     tables = tables_with([], Emitted(7, (0, ALL), ()))
     later, _ = tables.begin_step([(1, 1)], {1: 1}, 1)
-    assert tables.open_programs[1].tolist() == [tables.scratch, 7] and not later.shares
+    assert tables.open_rows[0].tolist() == [tables.scratch, 7] and not later.shares
     assert tables._areas[LATER].used == 0
 
 

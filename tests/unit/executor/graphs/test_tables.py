@@ -239,7 +239,7 @@ def test_what_the_tables_take_is_what_the_limits_say() -> None:
         tables.owners,
         tables.flags,
         tables.records,
-        tables.open_programs,
+        tables.open_rows,
         tables.output,
         tables.bank.values,
         ring,
