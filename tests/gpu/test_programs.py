@@ -9,6 +9,7 @@ import torch
 
 from executor.graphs.capture import CudaRecorder, capture
 from executor.graphs.programs import Programs
+from tests.unit.executor.graphs import program_rows
 from tests.unit.executor.graphs.rides import (
     ELEMENTWISE,
     WITH_SUMS,
@@ -96,3 +97,12 @@ def test_a_capture_waits_for_nothing_and_a_replay_gives_what_hooks_give() -> Non
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert torch.equal(graphs(programs, keys, x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", program_rows.TEXTS)
+def test_a_prompt_s_rows_are_as_so_many_requests_in_one_graph(name: str, dtype: torch.dtype) -> None:
+    with moved(GPU, dtype):
+        graphs = Graphs()
+        program_rows.check(program_rows.TEXTS[name], graphs)
+        assert len(graphs.graphs) == 1, "the prompt's step has a graph of its own"

@@ -191,7 +191,6 @@ def test_a_graph_that_steps_need_again_and_again_is_captured_too() -> None:
     assert kinds == [Kind.EAGER] * STABLE + [Kind.GRAPH] * 2
 
 
-
 def test_ranks_agree_on_captures_and_comparisons() -> None:
     for capture_agreed, kept_agreed, same_agreed, did, kind in (
         (False, True, True, ["capture"], Kind.EAGER),

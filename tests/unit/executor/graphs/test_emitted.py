@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from executor.graphs.buffers import Outputs
 from executor.graphs.emitted import Emitted, elements_of, packed, unpacked
 from executor.graphs.operations import ALL, Code, Refused, Tap
-from executor.graphs.tables import LATER, Tables
+from executor.graphs.tables import LATER, PROMPT, Tables
 from executor.graphs.tickets import PlainCopier
+from tests.unit.executor.graphs import program_rows
+from tests.unit.executor.graphs.rides import in_hooks, in_own_rows
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 
 OUTPUTS = [torch.bfloat16, torch.float16, torch.float32]
@@ -117,6 +120,23 @@ def test_a_program_is_for_steps_of_one_row() -> None:
     tables.begin_step([(1, 2)], {1: 0}, 2)
     with pytest.raises(Refused, match="2 rows of a request whose program is for one"):
         tables.begin_step([(1, 2)], {1: 2}, 2)
+
+
+@pytest.mark.parametrize("where", [in_hooks, in_own_rows])
+@pytest.mark.parametrize("name", program_rows.TEXTS)
+def test_a_prompt_s_rows_are_as_so_many_requests(name: str, where: program_rows.Run) -> None:
+    program_rows.check(program_rows.TEXTS[name], where)
+
+
+def test_a_program_in_a_prompt_is_for_all_of_it() -> None:
+    tables = tables_with([], replace(EMITTED, steps=(0, ALL), prompt=(1, 2)))
+    assert tables._areas[PROMPT].used == tables._areas[LATER].used == EMITTED.elements(torch.bfloat16)
+    tables.begin_step([(0, 3), (1, 2)], {1: 0}, 5)
+    assert tables.open_rows[:5, 1].tolist() == [0, 0, 0, 0, 7]
+    tables.blank(5)
+    assert (tables.open_rows == torch.tensor([tables.scratch, 0])).all()
+    tables.begin_step([(1, 1)], {1: 1}, 1)
+    assert tables.open_rows[0, 1] == 7 and not tables._areas[PROMPT].used
 
 
 def test_memory_is_given_back() -> None:
