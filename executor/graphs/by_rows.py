@@ -118,10 +118,10 @@ def between(low: tuple[Plan, ByRows], high: tuple[Plan, ByRows], rows: int) -> B
 
     try:
         outputs = {output: of(mine, long.outputs[output]) for output, mine in short.outputs.items()}
-        whole = of(Rows(short.first, short.after), Rows(long.first, long.after))
+        span = of(Rows(short.first, short.after), Rows(long.first, long.after))
     except Apart:
         raise Refused(_MIXED) from None
-    return ByRows(whole.first, whole.after, outputs)
+    return ByRows(span.first, span.after, outputs)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Value:
 
 
 class _Walk:
-    """Follows the plan for a prompt beside the plan for one row; the arguments are those of `by_rows`."""
+    """Follows the plan for a prompt beside the plan for one row, as of `by_rows`."""
 
     def __init__(self, plan: Plan, one: Plan) -> None:
         self._plan = plan
@@ -299,7 +299,7 @@ class _Walk:
         return _Value(new.node, rows, base) if fits else None
 
     def _of_edited(self, node: fx.Node) -> _Value | None:
-        """Return what an operation makes of a value some of whose rows have been changed: a copy, or those rows."""
+        """Return a copy of a value some of whose rows have been changed, or these rows."""
         name, base = _name(node), node.args[0]
         if not isinstance(base, fx.Node):
             return None
@@ -356,7 +356,7 @@ class _Walk:
         return _kept(at.dim, source.meta["val"], given, name)
 
     def _elementwise(self, node: fx.Node) -> int | None:
-        """Return the dimension of the rows after an operation on elements, whose tensors are broadcast."""
+        """Return the dimension of the rows after an operation on elements."""
         out, at = node.meta["val"], set[int]()
         for one in node.all_input_nodes:
             rows = self._values[one].rows
@@ -398,7 +398,7 @@ class _Walk:
         return None if at == dim else dim
 
     def _picked(self, given: Mapping[str, Any], name: str) -> int | None:
-        """Return the dimension of the rows after each row has picked elements of its own, or of a constant."""
+        """Return the dimension of the rows after each row has picked some elements."""
         source = given["self"]
         at = self._values[source].rows
         if name == "index":
@@ -416,13 +416,15 @@ class _Walk:
         if name not in ("gather", "scatter", "scatter_add"):
             return None
         others = [given["index"], *(one for one in [given.get("src")] if isinstance(one, fx.Node))]
-        places = [self._values[one].rows for one in others]
-        same = all(rows is not None and rows.dim == at.dim for rows in places)
+        found = [self._values[one].rows for one in others]
+        same = all(rows is not None and rows.dim == at.dim for rows in found)
         return at.dim if same and given["dim"] % source.meta["val"].dim() != at.dim else None
 
 
 def _kept(dim: int, value: torch.Tensor, given: Mapping[str, Any], name: str) -> int | None:  # any shape
-    """Return where the dimension of the rows is after an operation on one tensor; None if it may mix them.
+    """Return where the dimension of the rows is after an operation on one tensor.
+
+    It is None if the operation may mix rows.
 
     Args:
         dim: where it is before.
@@ -471,7 +473,7 @@ def _kept(dim: int, value: torch.Tensor, given: Mapping[str, Any], name: str) ->
 
 
 def _viewed(node: fx.Node, dim: int, expands: bool) -> int | None:
-    """Return where the dimension of the rows is after a view or an expansion; None if it is not alone there."""
+    """Return where the dimension of the rows is after a view; None if it is not alone there."""
     before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
     if expands:
         found = dim + len(after) - len(before)
@@ -531,7 +533,7 @@ def _dim(dim: Any, node: Any) -> int:
 
 
 def _lines(node: fx.Node) -> int:
-    """Return how many rows a term of a product has for itself; it is the same for all rows if it has one."""
+    """Return how many rows the term of a product has; with one it is the same for all rows."""
     value = node.meta["val"]
     return int(value.shape[0]) if value.dim() == 2 else 1
 

@@ -129,6 +129,29 @@ class _Broken:
     patience: int = 0
 
 
+@dataclass
+class _Planned:
+    """Steps with programs.
+
+    Attributes:
+        plans: of the last step.
+        since: the first step that had the same.
+        needed: how many steps went without a graph, by what they needed.
+    """
+
+    plans: frozenset[str] = frozenset()
+    since: int = 0
+    needed: dict[Key, int] = field(default_factory=dict)
+
+    def is_usual(self, key: Key) -> bool:
+        """Note that a step needs a graph; return whether enough steps have needed the very same."""
+        needed = self.needed.pop(key, 0)
+        self.needed[key] = needed + 1
+        if len(self.needed) > _MOST_NOTES:
+            del self.needed[next(iter(self.needed))]
+        return needed >= STABLE
+
+
 def alone(success: bool) -> bool:
     """Return what the ranks agree on where there is one."""
     return success
@@ -167,12 +190,10 @@ class Dispatcher:
         self._prompts = prompts
         self._agree = agree
         self._now = 0
-        self._plans: frozenset[str] = frozenset()
-        self._since = 0
+        self._planned = _Planned()
         self._broken = _Broken()
         self._failures: dict[Key, tuple[int, int]] = {}  # how many, and the step of the last
         self._wrong: dict[Key, None] = {}
-        self._needed: dict[Key, int] = {}  # how many steps went without a graph with plans
         self._recent: dict[int, None] = {}  # the sites that steps asked for, the last asked at the end
         self._unchecked: dict[Entry, Key] = {}  # what the step wanted that a graph was captured for
         self.counts = Counts()
@@ -181,8 +202,8 @@ class Dispatcher:
         """Return how a step runs; at most one graph is captured. Called once a step."""
         self._now += 1
         self._cache.reap()
-        if step.plans != self._plans:
-            self._plans, self._since = step.plans, self._now
+        if step.plans != self._planned.plans:
+            self._planned.plans, self._planned.since = step.plans, self._now
         if step.breaks is not None and step.breaks != self._broken.breaks:
             self._broken.breaks, self._broken.since = step.breaks, self._now
         decision = self._decide(step)
@@ -261,7 +282,7 @@ class Dispatcher:
         """Capture a graph that serves a step; return it, or why there is none."""
         if key in self._wrong:
             return None, "a graph of this step had other values than hooks"
-        if key.plans and self._now - self._since < STABLE and not self._is_usual(key):
+        if key.plans and self._now - self._planned.since < STABLE and not self._planned.is_usual(key):
             return None, "the plans of the batch have just changed"
         if key.breaks is not None and self._now - self._broken.since < STEADY:
             return None, "what blocks ask for has just changed"
@@ -282,18 +303,10 @@ class Dispatcher:
                 self._cache.drop(entry)
             return None, self._failed(key, failures)
         self._failures.pop(key, None)
-        self._needed.pop(key, None)
+        self._planned.needed.pop(key, None)
         self._unchecked[entry] = key
         self.counts.captured += 1
         return entry, ""
-
-    def _is_usual(self, key: Key) -> bool:
-        """Note that a step needs a graph; return whether enough steps have needed the very same."""
-        needed = self._needed.pop(key, 0) + 1
-        self._needed[key] = needed
-        if len(self._needed) > _MOST_NOTES:
-            del self._needed[next(iter(self._needed))]
-        return needed > STABLE
 
     def _failed(self, key: Key, failures: int) -> str:
         self._failures[key] = (failures + 1, self._now)
@@ -336,5 +349,5 @@ class Dispatcher:
         self._cache.clear()
         self._failures.clear()
         self._wrong.clear()
-        self._needed.clear()
+        self._planned.needed.clear()
         self._unchecked.clear()

@@ -1,4 +1,4 @@
-"""What a program leaves of the rows of a prompt, as the block has it: values of several rows."""
+"""What a program leaves of the rows of a prompt, as the block has it."""
 
 from __future__ import annotations
 

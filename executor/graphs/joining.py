@@ -1,4 +1,4 @@
-"""Gives a request's loop what runs for it in the tables: taps where they can be, else a program.
+"""Gives a request's loop what runs for it in the tables: taps, or a program.
 
 A loop from the prompt on has a plan for the prompt's step and a plan for the steps after it. If the tables have taps for both,
 these run. If they have taps for the prompt's step alone, a program runs after them. If they have none for the prompt's step, the

@@ -1,4 +1,4 @@
-"""A loop over steps in the tables, as data: its steps, what runs in them, and what it leaves.
+"""A loop in the tables, as data: its steps, what runs in them, and what it leaves.
 
 In the prompt's step a request has several rows, and in a later step one. So a loop has two plans if it begins with the prompt, a
 phase for each. The taps that both have are there once.
@@ -145,7 +145,7 @@ class TableLoop:
         return bool(self.joined.program) and self.joined.opens <= self.next
 
     def program_rows(self, count: int) -> range:
-        """Return for which of the request's rows in the next step its program runs; the step has `count` of them."""
+        """Return the rows of the next step for which its program runs; the step has `count` rows."""
         return range(*(self.joined.prompt or (0, 1))) if count > 1 else range(1)
 
 
