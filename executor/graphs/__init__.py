@@ -10,7 +10,8 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | --- | --- |
 | `operations` | what a tap does to a row, with the rounding of each operation |
 | `extents`, `bank` | space on the device: a first-fit allocator, and the vectors of all tenants |
-| `tables` | which request has which taps in this step, and where its rows are |
+| `tables`, `records` | which request has which taps in this step, and where its rows are; what the kernel reads of its taps |
+| `open_programs`, `shares` | which rows have an open program; what a step leaves for each request |
 | `reference`, `kernel`, `taps` | the operations on the CPU and in Triton, and the hooks that call them between the modules |
 | `ring`, `later`, `lines`, `buffers`, `tickets`, `pieces` | values on their way to the requests, one copy for many steps |
 | `sites` | the forms of the model's values and its sites, found in one pass |
@@ -18,6 +19,7 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `segments`, `chain` | passes that are broken where blocks wait that are no plans, and their graphs |
 | `cells`, `lower` | a plan's program, followed without values, and made into taps where it has only these operations |
 | `lengths` | the taps for a prompt's length, out of those for a shorter and a longer prompt |
+| `by_rows`, `in_prompt` | whether a plan for a prompt is the plan for one row, run for each row; what that leaves |
 | `merge` | the taps of a prompt's step and of the steps after it, each once |
 | `operands` | what taps take from a plan's constants |
 | `template` | the taps of a plan, before and after the constants of a request are known |
@@ -27,7 +29,8 @@ all requests lie in tables on the device (`tables`), and one kernel per site doe
 | `outside` | the part of a program at the logits and the samples, after the pass |
 | `constants`, `emitted` | the large constants that requests share, and what a program leaves in a step, in the output |
 
-`loops` has the loops of requests that run here, and `landing` gives a block what its loop left. `executor.plugin.graphs` is
+`loops` has the loops of requests that run here. `table_loop` says what such a loop is, `joining` what runs for it, and `landing`
+gives a block what its loop left. `executor.plugin.graphs` is
 `dispatch.Device` in vLLM's V2 runner; on other runners the taps run at hooks, in eager steps. `CacheGuard.launch` stands at the
 end of each graph. The KV cache is sized less `limits.device_bytes`. A model on pipeline stages has no tables.
 

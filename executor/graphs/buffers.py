@@ -21,7 +21,8 @@ import torch
 from executor.graphs.later import Later
 from executor.graphs.pieces import Collected, Piece
 from executor.graphs.ring import Ring
-from executor.graphs.tables import LATER, PROMPT, Outgoing, Share, Tables
+from executor.graphs.shares import Outgoing, Share
+from executor.graphs.tables import LATER, PROMPT, Tables
 from executor.graphs.tickets import Copier, Done, Ticket
 
 

@@ -17,7 +17,7 @@ import torch
 from executor.graphs.lines import Lines, units_of
 from executor.graphs.pieces import Piece
 from executor.graphs.ring import Ring
-from executor.graphs.tables import Outgoing, Share
+from executor.graphs.shares import Outgoing, Share
 from executor.graphs.tickets import Copier, Done, Ticket
 
 _PARTS = 4  # of a half of the ring, each of which goes to the host when it is full

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.graphs.tables import Share
+from executor.graphs.shares import Share
 
 LEAST_BYTES = 64 << 10
 _MORE_BYTES = 8 << 20  # by which memory grows at most at a time

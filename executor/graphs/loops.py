@@ -24,8 +24,9 @@ from executor.graphs.lower import Lowerer
 from executor.graphs.operations import Refused
 from executor.graphs.outside import Outside
 from executor.graphs.programs import Programs
+from executor.graphs.shares import Outgoing
 from executor.graphs.table_loop import ComeBack, Left, PlannedSteps, TableLoop, Window
-from executor.graphs.tables import Outgoing, Tables
+from executor.graphs.tables import Tables
 from executor.graphs.taps import Taps
 from executor.model.kv_guard import CacheGuard
 from executor.plan.run import Member

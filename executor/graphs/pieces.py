@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from executor.graphs.emitted import unpacked
-from executor.graphs.tables import Part, Share
+from executor.graphs.shares import Part, Share
 
 
 @dataclass(frozen=True)

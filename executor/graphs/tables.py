@@ -38,86 +38,18 @@ import numpy.typing as npt
 import torch
 
 from executor.graphs.bank import Bank, Use
-from executor.graphs.emitted import Emitted, elements_of
+from executor.graphs.emitted import Emitted
 from executor.graphs.extents import Extents
-from executor.graphs.limits import RECORD, GraphLimits
-from executor.graphs.operations import ALL, Code, Refused, Tap
+from executor.graphs.limits import GraphLimits
+from executor.graphs.open_programs import OpenPrograms, left_by
+from executor.graphs.operations import ALL, Refused, Tap
+from executor.graphs.records import Drawing, Records, most_read, read_in
+from executor.graphs.shares import Outgoing, Part, Share
 
 LATER, PROMPT = 0, 1
 _MOST_KNOWN = 64  # tuples of taps that are remembered
 _MOST_TENANTS, _MOST_COUNTS = 64, 8
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a READ or a program leaves in its request's range of the output in a step.
-
-    Attributes:
-        tap: the number of the tap among the request's; the values of a program have the numbers after those of the taps.
-        at: where it begins in the range, in elements.
-        rows, width: its shape.
-        form: of a program's value, which lies there as elements of the output: its own shape and dtype.
-    """
-
-    tap: int
-    at: int
-    rows: int
-    width: int
-    form: tuple[tuple[int, ...], torch.dtype] | None = None
-
-
-@dataclass(frozen=True)
-class Share:
-    """A request's range of an area of the output.
-
-    Attributes:
-        start, size: in elements of the area.
-        parts: what lies there.
-    """
-
-    start: int
-    size: int
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """What a step leaves in an area of the output.
-
-    Attributes:
-        version: differs when the shares differ.
-        top: the number of elements of the area that hold all of it.
-        shares: by the requests' slots.
-    """
-
-    version: int
-    top: int
-    shares: Mapping[int, Share]
-
-
-@dataclass(frozen=True)
-class _Drawing:
-    """The record of a request in some steps, without its own addresses.
-
-    These say where its vectors and its range of the output are.
-
-    Attributes:
-        since, until: the first step, and the step after the last.
-        record: the numbers, [length].
-        reads: the positions of the offsets of READ in it.
-        vectors: the tap of each position with a vector, and whether it is the direction's.
-        size, parts: of the request's share.
-        sites: with open taps.
-    """
-
-    since: int
-    until: int
-    record: npt.NDArray[np.int32]
-    reads: npt.NDArray[np.intp]
-    vectors: tuple[tuple[int, int, bool], ...]
-    size: int
-    parts: tuple[Part, ...]
-    sites: frozenset[int]
+_NOTHING = Share(0, 0, ())
 
 
 @dataclass(eq=False)
@@ -135,7 +67,7 @@ class _Alike:
     taps: tuple[Tap, ...]
     rows: int
     needed: tuple[int, int]
-    drawings: dict[int, list[_Drawing]] = field(default_factory=dict)
+    drawings: dict[int, list[Drawing]] = field(default_factory=dict)
     uses: dict[str, list[tuple[Use | None, Use | None]]] = field(default_factory=dict)
 
 
@@ -162,7 +94,7 @@ class _Joined:
     since: int = 0
     now: int = 0
     open: frozenset[int] = frozenset()
-    share: Share = Share(0, 0, ())
+    share: Share = _NOTHING
 
 
 class Tables:
@@ -210,19 +142,14 @@ class Tables:
         if self.scratch > ALL or elements > ALL:
             raise Refused("the tables hold places as int32: 2**31 elements are the most")
         self.output = torch.zeros(self.scratch + limits.emitted_bytes // size, dtype=dtype, device=device)
-        self._heads = 2 * len(self.widths)
-        self.length = self._heads + RECORD * limits.taps
+        self._records = Records(len(self.widths), limits.taps, dtype, device.type == "cpu")
+        self.length = self._records.length
         self.records = torch.zeros(slots + 1, self.length, dtype=torch.int32, device=device)
         self.rows = torch.full((rows, 2), slots, dtype=torch.int32, device=device)
         self.owners = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.flags = torch.zeros(slots + 1, dtype=torch.int32, device=device)
-        self.open_rows = torch.tensor([[self.scratch, 0]]).repeat(rows, 1).to(device)
-        # By slot: where its program leaves its values, the program's number, its first row and the row after the last, and the
-        # elements of a row.
-        self._closed = (self.scratch, 0, 0, 0, 0)
-        self._open_programs = np.full((slots + 1, len(self._closed)), self._closed, np.int64)
-        self._programs_moved = False
-        self._rows_open = False  # whether a row on the device may have an open program
+        self._opened = OpenPrograms(slots, rows, self.scratch, device)
+        self.open_rows = self._opened.rows
         self._joined: dict[int, _Joined] = {}
         self._raised: set[int] = set()  # the slots whose flags may be those of an earlier request
         self._known: OrderedDict[tuple[int, int], _Alike] = OrderedDict()
@@ -319,9 +246,14 @@ class Tables:
                 raise Refused(f"there is no site {tap.site}")
             tap.check(self.widths[tap.site])
             vector = tap.vector
-            if tap.exact and vector is not None and vector.dtype != self.output.dtype and not self._wide(tap):
+            if (
+                tap.exact
+                and vector is not None
+                and vector.dtype != self.output.dtype
+                and not self._records.is_wide(tap)
+            ):
                 raise Refused(f"a vector in {vector.dtype} for a model in {self.output.dtype}")
-        made = _Alike(taps, rows, (_most_read(taps), _read_in(taps, 0, rows) if rows > 1 else 0))
+        made = _Alike(taps, rows, (most_read(taps), read_in(taps, 0, rows) if rows > 1 else 0))
         if again:
             self._known[id(taps), rows] = made  # it has the tuple, so that the id stays the tuple's
             if len(self._known) > _MOST_KNOWN:
@@ -349,7 +281,7 @@ class Tables:
             joined.vectors.append((-1, -1))
             for i, vector in enumerate((tap.vector, tap.direction)):
                 if vector is not None:
-                    start = self.bank.add(tenant, vector, wide=i == 0 and self._wide(tap))
+                    start = self.bank.add(tenant, vector, wide=i == 0 and self._records.is_wide(tap))
                     joined.vectors[-1] = (start, -1) if i == 0 else (joined.vectors[-1][0], start)
         uses = joined.alike.uses
         if len(uses) >= _MOST_TENANTS:
@@ -367,7 +299,7 @@ class Tables:
         self._count(joined.open, frozenset())
         self._release(joined)
         self._dirty[slot] = np.zeros(self.length, np.int32)
-        self._open(slot, self._closed)
+        self._opened.close(slot)
         self._owner_of[slot] = -1
 
     def _release(self, joined: _Joined) -> None:
@@ -425,6 +357,10 @@ class Tables:
                 self._outgoing[area] = Outgoing(self._version[area], top, shares)
         return self._outgoing[LATER], self._outgoing[PROMPT]
 
+    def begins_of(self, slots: Sequence[int]) -> list[int]:
+        """Return where in the output the programs of some slots leave their values in this step."""
+        return self._opened.begins_of(slots)
+
     def edge(self, slot: int) -> int:
         """Return the step in which a request's record is next to be written anew."""
         return self._joined[slot].until
@@ -433,7 +369,7 @@ class Tables:
         """Have the next pass of so many rows run no tap."""
         self.rows[:rows].fill_(self.slots)
         self.owners[:rows].fill_(-1)
-        self._close_rows()
+        self._opened.close_rows()
         self._laid_out = None
 
     def read_now(self, outgoing: tuple[Outgoing, Outgoing]) -> torch.Tensor:
@@ -450,7 +386,7 @@ class Tables:
         area = LATER if count == 1 else PROMPT
         if step and count == 1:
             self._give(joined, PROMPT)
-        elif area == PROMPT and joined.starts[PROMPT] < 0 and _read_in(alike.taps, step, count):
+        elif area == PROMPT and joined.starts[PROMPT] < 0 and read_in(alike.taps, step, count):
             raise Refused("a prompt's rows come after the prompt")
         start, offset, of_program = joined.starts[area], 0, list[Part]()
         if emitted is not None and emitted.steps[0] <= step < emitted.steps[1]:
@@ -459,11 +395,11 @@ class Tables:
             first, after = emitted.prompt if count > 1 and emitted.prompt is not None else (0, 1)
             width = emitted.elements(self.output.dtype)
             begin = start + (self.split if area == PROMPT else 0) if width else self.scratch
-            self._open(slot, (begin, emitted.program, first, after, width))
-            of_program = self._left(emitted, len(alike.taps), count)
+            self._opened.open(slot, (begin, emitted.program, first, after, width))
+            of_program = left_by(emitted, len(alike.taps), count, self.output.dtype)
             offset = (after - first) * width
         else:
-            self._open(slot, self._closed)
+            self._opened.close(slot)
         drawn = self._drawn(alike, step, count)
         edges = (0, ALL) if emitted is None else (0, *emitted.steps, ALL)
         joined.since = max(drawn.since, *(edge for edge in edges if edge <= step))
@@ -483,126 +419,16 @@ class Tables:
         self._writes += 1
         self._epochs[slot] = self._writes
 
-    def _drawn(self, alike: _Alike, step: int, count: int) -> _Drawing:
+    def _drawn(self, alike: _Alike, step: int, count: int) -> Drawing:
         """Return the drawing of requests with the same taps, for a step with `count` rows."""
         if count not in alike.drawings and len(alike.drawings) >= _MOST_COUNTS:
             alike.drawings.clear()
         drawings = alike.drawings.setdefault(count, [])
         found = next((one for one in drawings if one.since <= step < one.until), None)
         if found is None:
-            found = self._draw(alike.taps, step, count)
+            found = self._records.draw(alike.taps, step, count)
             drawings.append(found)
         return found
-
-    def _draw(self, taps: tuple[Tap, ...], step: int, count: int) -> _Drawing:
-        edges = sorted({edge for tap in taps for edge in tap.steps} | {0, ALL})
-        record = np.zeros(self.length, np.int32)
-        heads = record[: self._heads].reshape(-1, 2)
-        ints = record[self._heads :].reshape(-1, RECORD)
-        floats = ints.view(np.float32)
-        number, offset, parts = 0, 0, []
-        reads: list[int] = []
-        vectors: list[tuple[int, int, bool]] = []
-        for i in sorted(range(len(taps)), key=lambda i: taps[i].site):
-            tap = taps[i]
-            first, after = tap.rows[0], min(tap.rows[1], count)
-            if not tap.steps[0] <= step < tap.steps[1] or first >= after:
-                continue
-            at, last = self._heads + number * RECORD, -1
-            if tap.vector is not None:
-                vectors.append((at + 5, i, False))
-            if tap.code is Code.READ:
-                last = offset
-                reads.append(at + 7)
-                parts.append(Part(i, offset, after - first, tap.width))
-                offset += (after - first) * tap.width
-            elif tap.direction is not None:
-                vectors.append((at + 7, i, True))
-            stride = tap.width if tap.vector is not None and tap.vector.dim() == 2 else 0
-            ints[number, :8] = (tap.code, *tap.columns, first, after, -1, stride, last)
-            with np.errstate(over="ignore"):
-                ints[number, 15] = self._wide(tap)
-                floats[number, 8:15] = (self._number(tap), *tap.coefficients, tap.low, tap.high)
-            if not heads[tap.site, 1]:
-                heads[tap.site, 0] = number
-            heads[tap.site, 1] += 1
-            number += 1
-        return _Drawing(
-            since=max(edge for edge in edges if edge <= step),
-            until=min(edge for edge in edges if edge > step),
-            record=record,
-            reads=np.array(reads, np.intp),
-            vectors=tuple(vectors),
-            size=offset,
-            parts=tuple(parts),
-            sites=frozenset(int(site) for site in np.flatnonzero(heads[:, 1])),
-        )
-
-    def _left(self, emitted: Emitted, number: int, count: int) -> list[Part]:
-        """Return what a program leaves in a step with `count` rows of the request.
-
-        In the prompt's step, the lines of all of its rows are one part.
-
-        Args:
-            emitted: what it leaves for a row.
-            number: of its first value, as of `Part.tap`.
-        """
-        dtype, parts, offset = self.output.dtype, list[Part](), 0
-        if count > 1:
-            width, rows = emitted.elements(dtype), emitted.prompt_rows
-            return [Part(number + len(emitted.forms), 0, rows, width)] if width and rows else []
-        for i, (shape, form_dtype) in enumerate(emitted.forms):
-            width = elements_of(shape, form_dtype, dtype)
-            parts.append(Part(number + i, offset, 1, width, (shape, form_dtype)))
-            offset += width
-        return parts
-
-    def _open(self, slot: int, now: tuple[int, ...]) -> None:
-        """Open a request's program from this step on, or close it; `now` is as of `_open_programs`."""
-        if tuple(self._open_programs[slot]) != now:
-            self._open_programs[slot] = now
-            self._programs_moved = True
-
-    def begins_of(self, slots: Sequence[int]) -> list[int]:
-        """Return where in the output the programs of some slots leave their values in this step."""
-        begins: list[int] = self._open_programs[list(slots), 0].tolist()
-        return begins
-
-    def _close_rows(self) -> None:
-        """Have no row of the device's tables an open program."""
-        if self._rows_open:
-            self.open_rows[:, 0].fill_(self.scratch)
-            self.open_rows[:, 1].zero_()
-            self._rows_open = False
-
-    def _open_rows(self, table: npt.NDArray[np.int32]) -> None:
-        """Say which rows of the step have an open program; `table` is as of `rows`."""
-        self._programs_moved = False
-        if not self._open_programs[:, 1].any():
-            self._close_rows()
-            return
-        begin, program, first, after, width = self._open_programs[table[:, 0]].T
-        row = table[:, 1]
-        opened = (first <= row) & (row < after)
-        found = np.empty((len(table), 2), np.int64)
-        found[:, 0] = np.where(opened, begin + (row - first) * width, self.scratch)
-        found[:, 1] = np.where(opened, program, 0)
-        self._copy(self.open_rows[: len(table)], found)
-        self._rows_open = True
-
-    def _wide(self, tap: Tap) -> bool:
-        """Return whether a tap's vector is wider than the model's numbers."""
-        vector = tap.vector
-        return tap.exact and self.output.itemsize < 4 and vector is not None and vector.dtype == torch.float32
-
-    def _number(self, tap: Tap) -> float:
-        """Return the number of a tap as torch has it on the device.
-
-        The CPU rounds a number before it adds it.
-        """
-        if tap.code is Code.ADD and self.output.device.type == "cpu":
-            return torch.tensor(tap.number, dtype=self.output.dtype).item()
-        return tap.number
 
     def _count(self, before: frozenset[int], now: frozenset[int]) -> None:
         for site in before - now:
@@ -624,7 +450,7 @@ class Tables:
                 self._copy(self.records[slot], record)
         self._dirty.clear()
         laid_out = (tuple(batch), padded, self._owner_of.tobytes())
-        if laid_out == self._laid_out and not self._programs_moved:
+        if laid_out == self._laid_out and not self._opened.moved:
             return
         self._laid_out = laid_out
         table = np.full((padded, 2), self.slots, np.int32)
@@ -641,7 +467,9 @@ class Tables:
             table[:total, 1] = np.arange(total) - begins
         self._copy(self.rows[:padded], table)
         self._copy(self.owners[:padded], self._owner_of[table[:, 0]])
-        self._open_rows(table)
+        opened = self._opened.of_step(table)
+        if opened is not None:
+            self._copy(self.open_rows[:padded], opened)
 
     def put(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:  # int64 [lists, numbers of each]
         """Return numbers on the device, without a wait."""
@@ -661,15 +489,3 @@ class Tables:
         if target.device.type == "cuda":
             source = source.pin_memory()
         target.copy_(source, non_blocking=True)
-
-
-def _most_read(taps: Sequence[Tap]) -> int:
-    """Return the most elements that taps read in one step with one row of the request."""
-    begins = {tap.steps[0] for tap in taps if tap.code is Code.READ}
-    return max((_read_in(taps, step, 1) for step in begins), default=0)
-
-
-def _read_in(taps: Sequence[Tap], step: int, count: int) -> int:
-    """Return the elements that taps read in a step with `count` rows of the request."""
-    reads = (tap for tap in taps if tap.code is Code.READ and tap.steps[0] <= step < tap.steps[1])
-    return sum(max(0, min(tap.rows[1], count) - tap.rows[0]) * tap.width for tap in reads)

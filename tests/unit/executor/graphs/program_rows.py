@@ -11,7 +11,8 @@ from executor.graphs.by_rows import by_rows
 from executor.graphs.emitted import unpacked
 from executor.graphs.operations import ALL
 from executor.graphs.programs import Programs
-from executor.graphs.tables import LATER, PROMPT, Share
+from executor.graphs.shares import Share
+from executor.graphs.tables import LATER, PROMPT
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.eligible import regions
 from executor.plan.ir import Plan

@@ -10,7 +10,8 @@ import torch
 
 from executor.graphs.limits import GraphLimits
 from executor.graphs.operations import ALL, Code, Tap
-from executor.graphs.tables import Outgoing, Tables
+from executor.graphs.shares import Outgoing
+from executor.graphs.tables import Tables
 
 CPU = torch.device("cpu")
 LIMITS = GraphLimits(

@@ -15,7 +15,8 @@ from executor.graphs import reference
 from executor.graphs.buffers import Delivery, Outputs
 from executor.graphs.operations import ALL, Code, Tap
 from executor.graphs.pieces import Collected
-from executor.graphs.tables import Outgoing, Share, Tables
+from executor.graphs.shares import Outgoing, Share
+from executor.graphs.tables import Tables
 from executor.graphs.tickets import Copier, PlainCopier, Ticket
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 

@@ -21,7 +21,7 @@ from executor.graphs.later import Later
 from executor.graphs.lines import Lines, units_of
 from executor.graphs.pieces import Collected, Piece
 from executor.graphs.ring import Ring
-from executor.graphs.tables import Outgoing, Part, Share
+from executor.graphs.shares import Outgoing, Part, Share
 from executor.graphs.tickets import Copier, PlainCopier, Ticket
 
 TOP = 12  # elements of a step

@@ -7,7 +7,7 @@ import torch
 
 from executor.graphs.landing import _side_by_side
 from executor.graphs.pieces import Collected, Piece
-from executor.graphs.tables import Part, Share
+from executor.graphs.shares import Part, Share
 
 PARTS = tuple(Part(tap, 4 * tap, 1, 4) for tap in range(3))
 

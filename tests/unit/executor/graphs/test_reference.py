@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from executor.graphs import reference
 from executor.graphs.operations import Code, Tap, ablate, cap, steer, steer_by_norm, swap
-from executor.graphs.tables import LATER, PROMPT, Share
+from executor.graphs.shares import Share
+from executor.graphs.tables import LATER, PROMPT
 from tests.unit.executor.graphs.samples import CPU, make_tables, numbers, same, sample
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

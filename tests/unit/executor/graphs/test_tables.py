@@ -14,7 +14,8 @@ from executor.graphs.buffers import Outputs
 from executor.graphs.extents import Full
 from executor.graphs.limits import MIB, GraphLimits
 from executor.graphs.operations import ALL, Code, Refused, Tap
-from executor.graphs.tables import Part, Tables
+from executor.graphs.shares import Part
+from executor.graphs.tables import Tables
 from executor.graphs.tickets import PlainCopier
 from tests.unit.executor.graphs.samples import CPU, LIMITS
 
