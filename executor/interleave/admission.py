@@ -39,7 +39,8 @@ from executor.interleave.deferred import Deferral
 from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.following import gathered, too_long
 from executor.interleave.machine.events import Admitted, Event, Refused
-from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, PlannedText, Plans, why_not_planned
+from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, PlannedText
+from executor.interleave.plans import Plans, why_not_planned
 from executor.interleave.sandboxed import Sandboxed, Taken
 from executor.interleave.unbound import part_cached, why_unbound
 from executor.model.meta_tensors import Fakes

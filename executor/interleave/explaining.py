@@ -37,10 +37,9 @@ from executor.interleave.planned import (
     SKIPS,
     STATE,
     PlannedText,
-    held,
     source_of,
-    window_of,
 )
+from executor.interleave.windows import held, window_of
 from executor.model.items import Path
 from executor.model.meta_tensors import is_fake, needs_elements
 from executor.model.tree import PSEUDO, ModuleTree

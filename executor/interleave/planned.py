@@ -17,18 +17,12 @@ runs as a greenlet but the code from there on.
 
 Size: a block's run in three forms: its own code, a plan's step, and a loop in the tables.
 
-Of a trace with several invokes, blocks are planned that share nothing that can change (`executor.plan.apart`): other blocks may
-change each other's names between their turns.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import itertools
-import operator
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -36,14 +30,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from executor.block.api import Loop, Passed
+from executor.block.api import Passed
 from executor.block.budget import Budget
 from executor.block.fiber import run_as
 from executor.block.greenlet_runner import Bounds, GreenletRunner
-from executor.block.identity import Identity
 from executor.block.runner import Runner
 from executor.block.state import BlockState
-from executor.block.tally import Tally
 from executor.core.ended import Ended
 from executor.core.errors import BudgetExceeded, Refusal
 from executor.core.location import Kind, Location
@@ -51,23 +43,18 @@ from executor.core.programs import Unit
 from executor.graphs.landing import land
 from executor.graphs.loops import TableLoops
 from executor.graphs.lower import OTHER_LENGTH
-from executor.graphs.operations import ALL
-from executor.graphs.table_loop import AHEAD, Left, PlannedSteps, TableLoop, Window
-from executor.model.bits import digests
-from executor.model.tree import PSEUDO, ModuleTree
+from executor.graphs.table_loop import Left, PlannedSteps, TableLoop, Window
+from executor.interleave.plans import Plans
+from executor.interleave.windows import counted, held, number_of, window_of
 from executor.model.values import Served
-from executor.plan.apart import why_not_apart
-from executor.plan.cache import PlanCache
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.eligible import Region, regions
-from executor.plan.forms import Form
 from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
-from executor.plan.run import Member, OwnStep, inputs_of
+from executor.plan.run import Member, OwnStep
 from interpose.v1 import trace_pb2 as pb
 
 T = TypeVar("T")
-_RANGE = type(iter(range(1)))  # the iterators of loops over a slice of steps
 _TRIES = 3  # steps in which a plan that may come later is tried
 
 # Why steps run in no better tier, as a trace's accounting says it.
@@ -80,65 +67,6 @@ RECORDS = "tracer.cache() records the steps, so that the loop stays out of the t
 NOT_ON_ALL = "another rank could not take the same loop into its tables"
 CHUNKED = "the prompt is longer than a step, and comes in chunks"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
-
-
-class Plans:
-    """The plans of one worker, and what they are made for.
-
-    Args:
-        tree: the model's modules.
-        loops: the loops that run in the tables; None: none does.
-        forms: the forms of locations that are known from the start.
-        several: whether other ranks run the same blocks.
-
-    Attributes:
-        tree, loops, several: as given.
-        cache: the plans.
-        steps: how many steps of blocks ran as plans.
-    """
-
-    def __init__(
-        self,
-        tree: ModuleTree,
-        loops: TableLoops | None = None,
-        forms: Mapping[tuple[str, str], Form] = {},
-        several: bool = False,
-    ) -> None:
-        self.tree = tree
-        self.loops = loops
-        self.several = several
-        self.cache = PlanCache()
-        self.steps = 0
-        self._forms = dict(forms)
-
-    def see(self, location: Location, served: Served) -> None:
-        """Note the form of a value that a block is served after the first step."""
-        key = (location.path, str(location.kind))
-        if key not in self._forms:
-            self._forms[key] = Form.of(served.value, Own(), lambda tensor, _: tensor)
-
-    def form_of(self, path: str, kind: str) -> Form | None:
-        """Return the form of a location's value for one row, None if no block has been there."""
-        form = self._forms.get((path, kind))
-        return form if form is not None and form.rows == 1 else None
-
-    def form_in_prompt(self, path: str, kind: str, rows: int) -> Form | None:
-        """Return the form of a location's value for a prompt of so many rows, as of `form_of`."""
-        form = self.form_of(path, kind)
-        return form if form is None or path in PSEUDO else replace(form, rows=rows)
-
-
-class Own:
-    """The rows of a block's own copies: all of them."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:  # [rows, ...]
-        return True
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [rows, ...]
-        return tensor
-
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # [rows, ...]
-        tensor.copy_(mine)
 
 
 @dataclass(frozen=True)
@@ -468,7 +396,7 @@ class PlannedRunner(Runner):
             self._text.learn(steps, member)
         if waits.away and self._plans.several:  # which do not start early, so that there is one plan
             taken = Window(window.since, steps[0].first, steps[0].until)
-            waits.away_as = _number_of(steps[0].plan, member, (taken, loops.program_of(key)))
+            waits.away_as = number_of(steps[0].plan, member, (taken, loops.program_of(key)))
         if why and window.since == 0:
             self._region = self._member = None
         else:
@@ -599,58 +527,6 @@ class PlannedRunner(Runner):
         return made
 
 
-def counted(left: Left, tally: Tally) -> None:
-    """Count the steps that a loop had in the tables, and where it read and wrote."""
-    tally.ran("graph", left.ran)
-    for phase in left.loop.phases:
-        ran, plan = left.ran_in(phase), phase.steps.plan
-        for location in plan.read if ran else ():
-            tally.serve(location, ran)
-        for location in plan.written if ran else ():
-            tally.write(location, ran)
-
-
-def window_of(loop: Loop, since: int) -> Window | None:
-    """Return the steps of a loop that may run in the tables; None if the loop leaves out steps.
-
-    The last step of a loop with an end is the block's own, because the code after the loop goes on in that step.
-
-    Args:
-        loop: the loop; it waits for its first step.
-        since: the next step of the request.
-    """
-    if not isinstance(loop.coming, _RANGE):
-        return None
-    ahead = list(itertools.islice(copy.copy(loop.coming), 1))
-    if ahead and ahead[0] != loop.asked + 1:
-        return None
-    left = operator.length_hint(loop.coming, ALL)
-    return Window(since, loop.asked, min(ALL, loop.asked + left))
-
-
-def held(plan: Plan, window: Window) -> Window:
-    """Return the steps of a window up to the first in which a plan's guards do not hold."""
-    if not plan.guards:
-        return window
-    last = min(window.until, window.first + AHEAD)
-    until = next((step for step in range(window.first, last) if not plan.holds(step)), last)
-    return Window(window.since, window.first, until)
-
-
-def _number_of(plan: Plan, member: Member, how: object) -> int:
-    """Return a number other than 0 that stands for what a loop does.
-
-    Two ranks share it only if they run the same steps of a plan with the same constants. Waits for the device.
-
-    Args:
-        plan, member: as of `inputs_of`.
-        how: what else must be the same: the steps, and the program, whose graphs the ranks must have alike.
-    """
-    inputs = inputs_of(plan, member)
-    constants = [(number, digests(inputs[number])) for number in sorted(inputs)]
-    return zlib.crc32(repr((plan.key, how, constants)).encode()) | 1 << 32
-
-
 def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:
     """Return the text of a function of the user's, from its first line on, or None.
 
@@ -676,20 +552,3 @@ def _first_block(text: str) -> str:
         return "".join(inspect.getblock(lines))
     except (SyntaxError, IndentationError):
         return text
-
-
-def why_not_planned(trace: pb.Trace, identity: Identity, draws: bool) -> str:
-    """Return why no step of a block runs as a plan, "" if steps may.
-
-    Args:
-        trace: the block's trace.
-        identity: which block it is.
-        draws: whether the trace's code may draw random numbers.
-    """
-    if identity.edit:
-        return "a standing edit runs as it is"
-    if identity.joint or identity.gang:
-        return "blocks that run together may change each other's names between their turns"
-    if draws and len(trace.invokes) > 1:
-        return "the blocks of a trace draw from one generator, in the order of their turns"
-    return "a scan has no elements" if trace.scan else why_not_apart(trace)

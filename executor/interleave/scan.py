@@ -21,7 +21,7 @@ from executor.core.errors import Refusal
 from executor.core.location import Kind
 from executor.core.request import Batch, InvokeRequest, Span
 from executor.interleave.interleaver import Interleaver
-from executor.interleave.planned import Own
+from executor.interleave.plans import Own
 from executor.model.items import Path
 from executor.model.layouts import Layout
 from executor.model.meta_tensors import Fakes

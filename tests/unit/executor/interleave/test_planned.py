@@ -7,7 +7,7 @@ import torch
 
 from executor.block.tally import LONGEST_REASON, MOST_REASONS, Precision, Tally
 from executor.core.ended import Ended
-from executor.interleave.planned import Plans
+from executor.interleave.plans import Plans
 from interpose.contract.accounting import Accounting
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.executor.plan.bench import TREE, Request, Run, same, steps_of

@@ -20,7 +20,8 @@ from executor.block.namespace import new_namespace
 from executor.block.state import BlockState, Progress, Record
 from executor.core.location import Kind, Location
 from executor.core.programs import Unit
-from executor.interleave.planned import PlannedRunner, PlannedText, Plans
+from executor.interleave.planned import PlannedRunner, PlannedText
+from executor.interleave.plans import Plans
 from executor.model.apply import Applier
 from executor.model.layouts import WHOLE
 from executor.model.rows import Rows
