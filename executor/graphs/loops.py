@@ -319,15 +319,17 @@ class TableLoops:
             Their requests.
         """
         keys = [self._keys[one.slot] for one in self._present if one.once and one.next >= one.window.until]
-        for key in keys:
-            loop = self._resting[key] = self._out(key)
-            self._watch(loop, key)
+        gone = {key: self._out(key) for key in keys}
+        self._resting |= gone
+        self._watch(gone)
         return keys
 
-    def _watch(self, loop: TableLoop, key: str) -> None:
-        """Have it looked at whether a loop that has gone left numbers that are not finite."""
-        if loop.writes:
-            self._cache.watch(self._tables.flags[loop.slot : loop.slot + 1].clone(), [(key,)])
+    def _watch(self, gone: Mapping[str, TableLoop]) -> None:
+        """Have it looked at once whether loops that have gone left numbers that are not finite."""
+        slots = {key: loop.slot for key, loop in gone.items() if loop.writes}
+        if slots:
+            flags = self._tables.flags.index_select(0, self._tables.put([list(slots.values())])[0])
+            self._cache.watch(flags, [(key,) for key in slots])
 
     @property
     def repeats(self) -> bool:
@@ -381,7 +383,7 @@ class TableLoops:
         if loop is None:
             loop = self._out(key)
             if watched:
-                self._watch(loop, key)
+                self._watch({key: loop})
             stop = loop.next if steps is None else min(loop.next, steps)
         else:
             stop = loop.next

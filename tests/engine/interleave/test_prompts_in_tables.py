@@ -148,6 +148,18 @@ def test_numbers_that_are_not_finite_fail_the_block_alone(engines: tuple[LocalEn
         assert not ran.saved and beside.token_ids == plain
 
 
+def test_blocks_that_leave_the_tables_in_one_step_are_told_apart(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    """Of the requests whose prompts change in one step, those alone fail that leave numbers that are not finite."""
+    spoils = "model.model.layers[0].output[0][:] *= 1e39"
+    texts = [BLOCKS["steers"][0], spoils, BLOCKS["keeps one layer"][0], spoils, BLOCKS["assigns"][0]]
+    rans = [engine.run_traces([[block(text, i % 3)] for i, text in enumerate(texts)]) for engine in engines]
+    for one, other in zip(*rans, strict=True):
+        assert one.state is other.state
+        if one.state is Ended.DONE:
+            check_same(one, other)
+    assert [ran.state for ran in rans[1]].count(Ended.FAILED) == 2
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_request_that_is_given_up_leaves_nothing(engines: tuple[LocalEngine, LocalEngine], steps: int) -> None:
     engine = engines[1]
