@@ -65,7 +65,7 @@ class OpenPrograms:
             self._may_be_open = False
 
     def of_step(self, table: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Return what `rows` has to have for a step; None: no program is open, and the device's rows say so.
+        """Return what `rows` has to have for a step, None if no program is open.
 
         Args:
             table: as of `Tables.rows`.

@@ -1,4 +1,4 @@
-"""The records of requests: what the kernel reads of their taps, before their addresses are known."""
+"""The records of requests: what the kernel reads of their taps, without their addresses."""
 
 from __future__ import annotations
 

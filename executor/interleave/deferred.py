@@ -28,7 +28,7 @@ from executor.graphs.loops import TableLoops
 from executor.graphs.table_loop import Left
 from executor.interleave.context import Host
 from executor.interleave.known import Known, KnownBlocks, Learn
-from executor.interleave.windows import counted
+from executor.interleave.spans_of_steps import counted
 from executor.plan.environment import Environment
 from executor.plan.run import Member
 from executor.saves.lists import Lists

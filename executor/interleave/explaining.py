@@ -39,7 +39,7 @@ from executor.interleave.planned import (
     PlannedText,
     source_of,
 )
-from executor.interleave.windows import held, window_of
+from executor.interleave.spans_of_steps import held, window_of
 from executor.model.items import Path
 from executor.model.meta_tensors import is_fake, needs_elements
 from executor.model.tree import PSEUDO, ModuleTree

@@ -45,7 +45,7 @@ from executor.graphs.loops import TableLoops
 from executor.graphs.lower import OTHER_LENGTH
 from executor.graphs.table_loop import Left, PlannedSteps, TableLoop, Window
 from executor.interleave.plans import Plans
-from executor.interleave.windows import counted, held, number_of, window_of
+from executor.interleave.spans_of_steps import counted, held, number_of, window_of
 from executor.model.values import Served
 from executor.plan.compile import Context, compile_region, survey
 from executor.plan.eligible import Region, regions
