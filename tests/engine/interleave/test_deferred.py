@@ -21,7 +21,7 @@ DEFERRED = {
     *("adds a vector", "adds to the stream", "sets some columns", "scales before and after", "ablates a head"),
     *("makes a tensor", "assigns an output", "assigns an input"),
     *("keeps values on the host", "keeps some columns, wider", "keeps a difference"),
-    *("an autoencoder", "a choice for each row", "computes the last row", "two layers computed"),
+    *("an autoencoder", "computes the last row", "two layers computed"),
     *("keeps the last row", "keeps rows of its prompt", "changes the last row"),
 }
 STEERS = loop("model.model.layers[0].output[0][:] += vector\n" + KEEP)
