@@ -35,6 +35,7 @@ from executor.views.probe import ProbeRun, multiple, record, same
 from executor.views.sides import SIDES, Layer, Side, SideFinder, check_sides, view_of
 from executor.views.stale import find_unused
 from executor.views.stream import Point, StreamFinder
+from executor.views.tripwire import why_no_pattern
 from executor.views.view import Part, Stream
 
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
@@ -126,6 +127,7 @@ class _Builder:
         self._width = config.hidden_size
         self._numbers = numbers_of(type(tree.root.layer).__name__, config)
         self._pipelined = pipelined
+        self._why_no_pattern = why_no_pattern(config.to_dict())
         self._middles: list[tuple[Node, Point, list[str], Point]] = []
         self.sides: list[tuple[Node, Layer, dict[str, Side]]] = []
 
@@ -237,10 +239,13 @@ class _Builder:
         queries, _ = heads.counts
         width, value_width = heads.widths
         self._part(node, name, "rot_q", heads.kernel, "input", (0, 0), None, (queries, width))
-        shape = f"[{queries}, tokens, keys]"
-        node.views["pattern"] = Pattern(f"{name}.pattern", node.path, heads.kernel, PATTERN, shape)
-        heads.kernel.computed[PATTERN] = AttentionPattern(heads.kernel)
-        self._tree.place_before(heads.kernel.path, "output", PATTERN)
+        if self._why_no_pattern:
+            self._refuse(node, name, "pattern", self._why_no_pattern)
+        else:
+            shape = f"[{queries}, tokens, keys]"
+            node.views["pattern"] = Pattern(f"{name}.pattern", node.path, heads.kernel, PATTERN, shape)
+            heads.kernel.computed[PATTERN] = AttentionPattern(heads.kernel)
+            self._tree.place_before(heads.kernel.path, "output", PATTERN)
         if heads.out is None:
             self._refuse(node, name, "z", "no projection of the heads' outputs could be found")
         else:

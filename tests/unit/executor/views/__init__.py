@@ -1,0 +1,1 @@
+"""Canonical views without an engine."""
