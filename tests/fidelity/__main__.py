@@ -3,6 +3,10 @@ only these architectures, with `--rows NAME…` only the rows that end with thes
 
 `python -m tests.fidelity --suite RESULT` measures what the test suite compares with that page, and writes it as JSON: layout →
 column → row → condition → error or refusal.
+
+`python -m tests.fidelity --checkpoint PATH` measures a checkpoint of the user's against transformers, and prints JSON: for each
+location and condition the error or the refusal, the versions, and the command that measures it again. `--only LOCATION…` measures
+these locations. The command fails if a value is wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +41,14 @@ def main() -> None:
         "--columns", nargs="+", metavar="COLUMN", choices=columns_of(LAYOUTS[0]), help="as the page names them"
     )
     parser.add_argument("--rows", nargs="+", metavar="NAME", default=(), help="with which the rows end")
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="measure this checkpoint, and print JSON")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="LOCATION", help="of the checkpoint, as its JSON names it"
+    )
     parser.add_argument("--suite", type=Path, metavar="RESULT", help="measure what the test suite does, write it there")
     asked = parser.parse_args()
+    if asked.checkpoint:
+        sys.exit(_validate(asked.checkpoint, asked.only))
     with tempfile.TemporaryDirectory() as folder:
         if asked.suite:
             measured = launch.run(suite.suite(), Path(folder))
@@ -67,6 +78,21 @@ def _complete(said: table.Page) -> bool:
     from tests.fidelity.suite import columns_of
 
     return all(list(columns) == columns_of(layout) for layout, columns in said.items())
+
+
+def _validate(checkpoint: Path, only: Sequence[str]) -> int | str:
+    """Measure a checkpoint and print what was found; return the exit code, or why nothing was measured."""
+    from tests.fidelity.checkpoint import NotMeasured, report
+
+    shown, sys.stdout = sys.stdout, sys.stderr  # what the engine prints is no JSON
+    try:
+        found = report(checkpoint.resolve(), only)
+    except NotMeasured as why:
+        return str(why)
+    finally:
+        sys.stdout = shown
+    print(json.dumps(found, indent=1))
+    return 1 if found["wrong"] else 0
 
 
 if __name__ == "__main__":

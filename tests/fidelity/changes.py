@@ -50,7 +50,7 @@ def truth_of(oracle: Oracle, checkpoint: Path, steps: int) -> dict[str, Changed]
     untouched = oracle.run(PROMPT, 1).logits[0]
     found = {}
     for path in dict.fromkeys(at.path for at in locations(checkpoint, canonical=True)):
-        if path.startswith("blocks.0.") or path.endswith(COMPUTED):
+        if path.endswith(COMPUTED) or (path.startswith("blocks.") and not path.startswith("blocks.1.")):
             continue
         truth = oracle.run(PROMPT, steps, [Edit(path, "output", ramp)], canonical=True)
         assert difference(truth.logits[0], untouched) > EFFECT, f"a change of {path} has no effect to compare"

@@ -186,14 +186,18 @@ class Measurement:
         self._truth = known.prompts if reports else None
         self._changes = known.changes if reports else None
 
-    def cells(self, schedulings: Sequence[Scheduling] = SCHEDULINGS) -> Cells:
+    def cells(self, schedulings: Sequence[Scheduling] = SCHEDULINGS, only: frozenset[str] = frozenset()) -> Cells:
         """Return the largest error of each row under each condition, or the message it was refused with.
 
         Args:
             schedulings: those to measure under.
+            only: the rows to measure; empty for all.
         """
+        all_of_them = self.places
+        self.places = [place for place in all_of_them if not only or CHANGED + place.row in only]
         changes = changed(self.engine, self.places, self._changes, PHASES)
         cells: Cells = {CHANGED + row: phases for row, phases in changes.items()}
+        self.places = [place for place in all_of_them if not only or place.row in only]
         for condition, prompt, ran in self._ran(schedulings):
             if self._truth is not None:
                 assert ran.token_ids == self._truth[prompt].raw.tokens
@@ -300,13 +304,18 @@ def cells_of(
     schedulings: Sequence[Scheduling],
     reports: bool,
     made: Callable[[Known, Layout, bool], Measurement] = Measurement,
+    only: frozenset[str] = frozenset(),
 ) -> Cells:
-    """Return what one architecture's engine gives and refuses, or why there is none."""
+    """Return what one architecture's engine gives and refuses, or why there is none.
+
+    Args:
+        only: as of `Measurement.cells`.
+    """
     try:
         measurement = made(known, layout, reports)
     except NotStarted as refused:
         return {START: {"": str(refused)}}
-    cells = measurement.cells(schedulings)
+    cells = measurement.cells(schedulings, only) if only else measurement.cells(schedulings)
     assert measurement.engine.interleaver.idle
     measurement.engine.close()
     return cells

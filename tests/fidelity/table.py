@@ -48,6 +48,10 @@ otherwise than it says here, or is further off than {largest:.0e}:
 Changes are below as well, of one kind; of other kinds, of modules, and through the whole service over two ranks and over two
 stages they are compared with the same changes in transformers in `tests/engine/` and `tests/e2e/`, to the same {largest:.0e}.
 
+`python -m tests.fidelity --checkpoint PATH` measures any local checkpoint of these architectures in the same way, and
+prints JSON: each location in each condition with its error or refusal, the versions, and the command that measures it
+again.
+
 A traced prompt longer than a step of the engine (`max_num_batched_tokens`, 8192 by default) comes in chunks, and its block
 sees it whole. `tests/engine/interleave/test_chunks.py` compares values and changes with transformers at lengths around the
 edges of chunks, beside other requests, over two ranks, and with an eviction in the middle; `test_long_prompt.py` does so at
