@@ -172,10 +172,11 @@ class ModelSettings(Part):
                 raise PydanticCustomError(
                     "engine_argument", "the engine has no such argument{hint}", {"name": name, "hint": hint}
                 )
-        if engine.get("speculative_config") is not None:
+        guessing = engine.get("speculative_config")
+        if guessing is not None and (not isinstance(guessing, dict) or guessing.get("method") != "ngram"):
             raise PydanticCustomError(
                 "engine_argument",
-                "speculative_config is not supported with traces: a step's rows would hold guessed tokens",
+                'speculative_config is supported with traces if its method is "ngram", which needs no model of its own',
                 {"name": "speculative_config"},
             )
         return engine

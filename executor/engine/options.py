@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 
 from executor.cluster.executor import LazyRayExecutor
 from executor.model.lora import Adapters
-from executor.plugin.config import FIXED, STEP_TOKENS, check_version, trace_options
+from executor.plugin.config import STEP_TOKENS, check_version, trace_options
 
 # With any of these options the user has decided whether the engine compiles.
 _COMPILING = (
@@ -29,9 +29,6 @@ def engine_options(model: Any) -> dict[str, Any]:
     """
     check_version()
     options: dict[str, Any] = dict(model.engine)
-    for name, (value, why) in FIXED.items():
-        if options.pop(name, value) not in (value, None):
-            raise ValueError(f"{name} cannot be set to that here: {why}")
     for name in ("worker_cls", "scheduler_cls", "distributed_executor_backend", "additional_config"):
         if name in options:
             raise ValueError(f"{name} is the system's own and cannot be set")

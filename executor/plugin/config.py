@@ -1,6 +1,7 @@
 """How vLLM is set up for traces: engine options, and the environment of its CPU platform.
 
-Traces restrict the scheduler: no speculative decoding, first come first served. An option that contradicts this is refused.
+Traces restrict the scheduler: first come first served. An option that contradicts this is refused. Tokens are guessed for plain
+requests only (`executor.plugin.guesses`).
 vLLM cuts, caches and evicts prompts as stock, and schedules steps ahead as stock. `executor.plugin.scheduler` keeps a traced
 request whole, in the cache, and a step behind.
 """
@@ -16,13 +17,10 @@ from vllm.platforms import current_platform
 
 from executor.model.kv_caches import PLAIN_CACHES
 from executor.plugin.contract import VERSION
+from executor.plugin.guesses import why_not_guessed
 
 # Tokens of a step, unless the user sets another number; also the longest prompt that can be traced. vLLM's default is 2048.
 STEP_TOKENS = 8192
-
-FIXED: dict[str, tuple[Any, str]] = {
-    "speculative_config": (None, "a step's rows would hold guessed tokens"),
-}
 
 
 def check_version() -> None:
@@ -99,7 +97,6 @@ def trace_options(
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
         "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans, graphs, sandbox)},
-        **{name: value for name, (value, _) in FIXED.items()},
     }
 
 
@@ -115,7 +112,9 @@ def check_config(config: Any) -> None:
     parallel = config.parallel_config
     scheduling = config.scheduler_config
     stages = parallel.pipeline_parallel_size
+    guessing = config.speculative_config
     refused = {
+        "speculative_config": (guessing is not None, why_not_guessed(guessing, stages, config.use_v2_model_runner)),
         "scheduling_policy": (scheduling.policy != "fcfs", "which request is evicted must not depend on priorities"),
         "long_prefill_token_threshold": (scheduling.long_prefill_token_threshold > 0, "a traced prompt is never cut"),
         "data_parallel_size": (parallel.data_parallel_size > 1, "use several replicas instead"),
@@ -163,5 +162,5 @@ def check_config(config: Any) -> None:
         ),
     }
     for name, (bad, why) in refused.items():
-        if bad:
+        if bad and why:
             raise ValueError(f"{name} is not supported with traces: {why}")

@@ -22,7 +22,7 @@ vLLM calls these of ours:
       GPURunnerV2                 prepare_inputs, sample; `_NoGraphs` and `_Begun` in the place of graph manager and model
     EndedAsyncOutput              get_output: the output of a step that is still on its way from the device
     InterposeScheduler            _enqueue_waiting_request, finish_requests, get_num_unfinished_requests, schedule,
-                                  update_from_output
+                                  update_draft_token_ids, update_from_output
     LazyRayExecutor               _init_executor, _get_actor_resource_kwargs, start_worker_monitor, shutdown
       Answers                     wait_until_ready, dequeue, shutdown: in the place of a worker's `MessageQueue`
     LazyWorkerProc                run
@@ -408,6 +408,18 @@ SCHEDULER = Group(
             "scheduler_output, model_runner_output",
             "requests end with the step in which their blocks end or their stop strings are complete",
         ),
+        Method(
+            f"{_SCHEDULER}.update_draft_token_ids",
+            "draft_token_ids",
+            "no token is guessed for a request whose block lives",
+        ),
+        Import("vllm.v1.outputs.DraftTokenIds", "the guesses of a step"),
+        Attributes("vllm.v1.outputs.DraftTokenIds", _names("req_ids"), "whose guesses they are"),
+        Attributes(
+            "vllm.v1.spec_decode.metadata.SpecDecodeMetadata",
+            _names("bonus_logits_indices"),
+            "the last row of each request among the rows of the logits",
+        ),
         Call(
             f"{_SCHEDULER}._handle_blocked_waiting_request",
             "request",
@@ -506,7 +518,7 @@ SCHEDULER = Group(
             "vllm.v1.request.Request",
             _names("request_id sampling_params status max_tokens num_tokens num_prompt_tokens num_output_tokens")
             + _names("num_computed_tokens num_output_placeholders num_tokens_with_spec num_stale_output_tokens")
-            + _names("drop_stale_output is_finished"),
+            + _names("drop_stale_output is_finished spec_token_ids"),
             "how far a request is",
         ),
         Attributes(

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from executor.core.request import Batch
 from executor.interleave.interleaver import Interleaver
 from executor.model.tree import LOGITS, SAMPLES
+from executor.plugin.guesses import Guesses
 from executor.plugin.runner import InterleavingRunner, batch_of
 
 if TYPE_CHECKING:
@@ -94,10 +95,13 @@ class InterleavingRunnerV1(InterleavingRunner):
         if not self.tracing and not self.riding:
             return super()._sample(logits, spec_decode_metadata)
         traced, self.tracing = self.tracing, False
+        guesses = Guesses(spec_decode_metadata)
         if logits is not None:
-            logits = self._visit(LOGITS, logits, traced)
+            logits = guesses.shown(logits, lambda rows: self._visit(LOGITS, rows, traced))
         output = super()._sample(logits, spec_decode_metadata)
-        output.sampled_token_ids = self._visit(SAMPLES, output.sampled_token_ids, traced)
+        output.sampled_token_ids = guesses.sampled(
+            output.sampled_token_ids, lambda tokens: self._visit(SAMPLES, tokens, traced)
+        )
         if traced:
             assert self.interleaver is not None
             ids, waits = self.input_batch.req_ids, self.interleaver.waits

@@ -33,7 +33,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from executor.core.ended import Ended
@@ -256,6 +256,15 @@ class InterposeScheduler(Scheduler):
                 self._room.leave(entry)
 
     # The end of a step.
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take over guessed tokens, but for requests whose blocks live.
+
+        A block would see the rows of the guesses.
+        """
+        super().update_draft_token_ids(draft_token_ids)
+        for request_id in self._traced.keys() & set(draft_token_ids.req_ids):
+            self._traced[request_id].request.spec_token_ids = []
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

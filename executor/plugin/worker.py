@@ -120,7 +120,8 @@ class InterposeWorker(_Base):
     @property
     def _has_tables(self) -> bool:
         """Whether loops may run in the tables."""
-        return bool(self.vllm_config.additional_config["interpose"]["graphs"]) and self._fits_tables
+        graphs = bool(self.vllm_config.additional_config["interpose"]["graphs"])
+        return graphs and self._fits_tables and self.vllm_config.speculative_config is None
 
     @property
     def _fits_tables(self) -> bool:

@@ -24,7 +24,9 @@ _BEFORE_OR_AFTER = frozenset(
     "no_rope attention_in_fp32 attention_softmax_in_fp32 scale_attention_softmax_in_fp32 final_logit_softcapping "
     "global_attn_every_n_layers layer_norm_mask num_global_key_value_heads attention_k_eq_v global_partial_rotary_factor "
     "full_attention_interval attn_layer_period attn_layer_offset attn_type_list "
-    "linear_num_key_heads linear_num_value_heads".split()
+    "linear_num_key_heads linear_num_value_heads attention_in_multiplier attention_out_multiplier full_attn_idxs "
+    "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor "
+    "num_sliding_attention_heads".split()
 )
 # What the kernel says of itself, as its scale, window, soft cap, slopes or sinks.
 _OF_THE_KERNEL = frozenset(

@@ -358,17 +358,19 @@ def test_what_only_gpus_can_be_configured_for_is_refused_at_start(checkpoint: Pa
         check_config(config)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "why"),
-    [
-        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}, "guessed tokens"),
-    ],
-)
-def test_what_a_block_could_not_follow_is_refused_at_start(
-    checkpoint: Path, option: str, value: object, why: str
-) -> None:
-    with pytest.raises(ValueError, match=f"{option} .*{why}"):
-        engine_options(ModelSettings(model=str(checkpoint), engine={option: value}))
+def test_a_draft_model_and_pipeline_stages_are_refused_with_guesses(checkpoint: Path) -> None:
+    draft = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 2}
+    ngram = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(ValueError, match="speculative_config"):
+        ModelSettings(model=str(checkpoint), engine={"speculative_config": draft})
+    assert engine_options(ModelSettings(model=str(checkpoint), engine={"speculative_config": ngram}))
+    config = EngineArgs(model=str(checkpoint), speculative_config=draft).create_engine_config()
+    with pytest.raises(ValueError, match="speculative_config is not supported .* a model of its own"):
+        check_config(config)
+    check_config(EngineArgs(model=str(checkpoint), speculative_config=ngram).create_engine_config())
+
+
+def test_the_length_of_a_step_has_a_default(checkpoint: Path) -> None:
     assert engine_options(ModelSettings(model=str(checkpoint)))["max_num_batched_tokens"] == STEP_TOKENS
 
 
