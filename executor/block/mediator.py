@@ -131,6 +131,7 @@ class Mediator:
         progress = self.state.progress
         progress.finished, progress.result = True, result
         self.pass_step()
+        progress.before += progress.used
         progress.used = 0.0
         self._runner.finish()
 

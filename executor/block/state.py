@@ -40,6 +40,7 @@ class Progress:
         served, served_at: the value that the block was served, and its location, while the block is there.
         used: the seconds that the block has taken in this step, with the modules that it applied.
         before: the seconds that it took in the steps before.
+        charged: the seconds of both that the scheduler knows of.
         finished, result: whether the generation is over, and the generation's result.
     """
 
@@ -51,6 +52,7 @@ class Progress:
     served_at: Location | None = None
     used: float = 0.0
     before: float = 0.0
+    charged: float = 0.0
     finished: bool = False
     result: Any = None
 

@@ -36,6 +36,7 @@ def shipped(request: TraceRequest, codes: dict[str, Code] | None) -> dict[str, A
         "session": request.session,
         "codes": codes,
         "trusted": request.trusted,
+        "tenant": request.tenant,
     }
 
 
@@ -48,18 +49,20 @@ class Opened:
         session: Ray name of the session actor; "" for none.
         codes: what the texts of the trace compile to.
         trusted: whether the trace's tenant may run code in the workers' own processes.
+        tenant: the trace's tenant, which the time of its blocks is charged to.
     """
 
     trace: pb.Trace
     session: str
     codes: dict[str, Code] | None
     trusted: bool = False
+    tenant: str = ""
 
     @classmethod
     def of(cls, shipment: dict[str, Any]) -> Opened:
         """Return the trace that `shipped` made ready."""
         trace = parse_trace(shipment["trace"], shipment["edits"], shipment["key"])
-        return cls(trace, shipment["session"], shipment["codes"], shipment["trusted"])
+        return cls(trace, shipment["session"], shipment["codes"], shipment["trusted"], shipment["tenant"])
 
     @cached_property
     def mingles(self) -> bool:

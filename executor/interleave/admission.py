@@ -115,6 +115,11 @@ class Requests:
         self._garbage.begin()
         self._opened[opened.trace.id] = opened
 
+    def tenant_of(self, trace_id: str) -> str:
+        """Return the tenant of a trace, "" if the trace is not here."""
+        opened = self._opened.get(trace_id)
+        return opened.tenant if opened is not None else ""
+
     def close(self, trace_id: str, invoke: int) -> bool:
         """Note that an invoke has ended; return whether it was the last of its trace.
 

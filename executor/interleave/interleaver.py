@@ -67,6 +67,7 @@ from executor.interleave.machine.machine import Machine
 from executor.interleave.recorders import Recorders
 from executor.interleave.running import Running
 from executor.interleave.serving import Visit
+from executor.interleave.spent import Spent
 from executor.model.hooks import Hooks
 from executor.model.node import Node
 from executor.model.rows import Rows
@@ -92,6 +93,7 @@ class Interleaver:
         hooks: where the blocks of the step are served.
         chunks: the prompts that come in chunks.
         waits: returns the keys of the blocks that wait for a coming step of a request.
+        spent: the time that tenants' blocks take.
     """
 
     def __init__(self, host: Host) -> None:
@@ -106,6 +108,7 @@ class Interleaver:
         self._deferral = self._requests.deferral
         self.deferred = self._deferral.here if self._deferral is not None else {}
         self.ended = self._requests.ended
+        self.spent = Spent(self._requests.mediators, self._requests.tenant_of)
         self._recorders = Recorders(host.tree, self.hooks.add, host.limits.max_saved_bytes)
         self._running = Running(
             self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted, self.chunks.serve
@@ -246,7 +249,8 @@ class Interleaver:
         if isinstance(result, Result):
             self._bring_back(key, len(result.token_ids))
         self._endings.begin(key, trace_id, invoke, result)
-        self._feed(Generated(key))
+        with self.spent.of(self._requests.tenant_of(trace_id)):
+            self._feed(Generated(key))
         self.chunks.keep(self.mediators)
         return self._endings.take()
 
@@ -361,6 +365,7 @@ class Interleaver:
         self._budget.begin_step()
         self.hooks.begin_step()
         self._running.in_step = True
+        self.spent.ran()
         rows = self.chunks.rows
         self._feed(StepBegan({key: rows(key) or span.stop - span.start for key, span in batch.spans.items()}))
         self.chunks.enter(batch.chunks)

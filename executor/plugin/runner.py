@@ -41,16 +41,17 @@ class EndedAsyncOutput(AsyncModelRunnerOutput):
 
     Args:
         output: the runner's own output.
-        ended: as in `EndedModelRunnerOutput`.
+        ended, spent: as in `EndedModelRunnerOutput`.
     """
 
-    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, Ended]) -> None:
+    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float]) -> None:
         self._output = output
         self._ended = ended
+        self._spent = spent
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy, on the thread that the executor uses for it."""
-        return _with_ended(self._output.get_output(), self._ended)
+        return _with_ended(self._output.get_output(), self._ended, self._spent)
 
 
 class InterleavingRunner(_Base):
@@ -242,6 +243,7 @@ class InterleavingRunner(_Base):
             invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
             if invoke is None:
                 continue
+            interleaver.spent.came(invoke.flow.tenant)
             # The V2 runner gets an evicted request as a new request.
             if request.req_id in interleaver.mediators or request.req_id in interleaver.deferred:
                 interleaver.preempted(request.req_id)
@@ -274,13 +276,16 @@ class InterleavingRunner(_Base):
         if not self.interleaves:
             return output
         interleaver = self.interleaver
-        if interleaver is None or not interleaver.ended or output is None:
+        if interleaver is None or output is None:
+            return output
+        spent = interleaver.spent.take()
+        if not interleaver.ended and not spent:
             return output
         ended = interleaver.take_ended()
         self._over.ended(ended)
         if isinstance(output, AsyncModelRunnerOutput):
-            return EndedAsyncOutput(output, ended)
-        return _with_ended(output, ended)
+            return EndedAsyncOutput(output, ended, spent)
+        return _with_ended(output, ended, spent)
 
 
 def batch_of(
@@ -316,6 +321,6 @@ def _bounds(scheduler_output: SchedulerOutput) -> dict[str, tuple[int, int]]:
     return {request_id: (before, rows[request_id]) for request_id, before in computed.items() if request_id in rows}
 
 
-def _with_ended(output: ModelRunnerOutput, ended: dict[str, Ended]) -> EndedModelRunnerOutput:
+def _with_ended(output: ModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float]) -> EndedModelRunnerOutput:
     fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
-    return EndedModelRunnerOutput(**fields, ended=ended)
+    return EndedModelRunnerOutput(**fields, ended=ended, spent=spent)

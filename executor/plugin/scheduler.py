@@ -14,6 +14,8 @@ request anew after its prompt would be wrong. Therefore
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
+- a tenant whose blocks have taken more than its share of the steps sits out while other tenants have work
+  (`executor.core.step_shares`), with all its requests;
 - with async scheduling, a step is scheduled before the step ahead of it has ended: a traced request whose token may decide
   whether it goes on sits out until the token is known (`executor.plugin.ahead`), while the other requests go on.
 
@@ -23,7 +25,9 @@ method.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,6 +43,7 @@ from vllm.v1.request import Request, RequestStatus
 from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow
 from executor.core.request import InvokeRequest, step_tokens
+from executor.core.step_shares import StepShares
 from executor.plugin.ahead import may_run_ahead
 from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, WaitingRoom
 
@@ -50,14 +55,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class EndedModelRunnerOutput(ModelRunnerOutput):
-    """A step's output that also names the requests whose blocks ended in the step.
+    """A step's output with what blocks did in the step: which ended, and how long they took.
 
     Attributes:
         ended: how each block ended, by request id. With `Ended.READ_ONLY` the request goes on as a plain request; with any
             other member the request ends too.
+        spent: the seconds that each tenant's blocks took since the step before. Empty if all blocks are of one tenant.
     """
 
     ended: dict[str, Ended] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 class InterposeScheduler(Scheduler):
@@ -81,6 +88,10 @@ class InterposeScheduler(Scheduler):
         self._traced: dict[str, Traced] = {}  # those that wait, and those that run and whose block lives
         self._room = WaitingRoom(limits, self._handle_blocked_waiting_request, self._flow_of)
         self._own_step = False  # whether the running requests sat the last step out
+        self._flows: dict[str, Flow] = {}  # of requests that came with a block, whether or not it lives
+        self._several = False  # whether traces of more than one tenant have come
+        self._shares = StepShares()
+        self._since = 0.0  # the time that is charged begins here
         if self._blocks(self.max_model_len) > all_blocks:
             raise ValueError(
                 f"the KV cache has room for less than one request of max_model_len ({self.max_model_len}) tokens, and a "
@@ -112,8 +123,21 @@ class InterposeScheduler(Scheduler):
         )
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+        if not self._traced:
+            self._since = time.monotonic()
+        self._remember(request.request_id, invoke.flow)
         self._traced[request.request_id] = entry
         self._room.enter(entry, invoke.trace, invoke.gang)
+
+    def _remember(self, request_id: str, flow: Flow) -> None:
+        """Know the flow of a request as long as the request is here."""
+        if self._flows and not self._several:
+            self._several = next(iter(self._flows.values())).tenant != flow.tenant
+            self._shares.over(map(self._flow_of, self.running))  # they were here before
+            self._since = time.monotonic()
+        if len(self._flows) > 64 + 2 * len(self.requests):
+            self._flows = {one: flow for one, flow in self._flows.items() if one in self.requests}
+        self._flows[request_id] = flow
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         finished = super().finish_requests(request_ids, finished_status)
@@ -146,12 +170,7 @@ class InterposeScheduler(Scheduler):
 
     def _flow_of(self, request: Request) -> Flow:
         """Return the flow of a request, also when its block has ended."""
-        entry = self._traced.get(request.request_id)
-        if entry is not None:
-            return entry.flow
-        params = request.sampling_params
-        invoke = InvokeRequest.from_args(params.extra_args) if params is not None else None
-        return invoke.flow if invoke is not None else NOBODY
+        return self._flows.get(request.request_id, NOBODY)
 
     def get_num_unfinished_requests(self) -> int:
         """Count the requests in the room too, so that the engine goes on with its steps."""
@@ -168,12 +187,13 @@ class InterposeScheduler(Scheduler):
         # vLLM evicts from the end, so it evicts a traced request only when no plain request is left.
         self.running.sort(key=self._order)
         in_flight = list(filter(self._in_flight, self.running))
-        start = self._next(in_flight)
+        start, waits = self._in_turn(in_flight) if self._several else (self._next(in_flight), in_flight)
         self._own_step = start.own
-        sitting_out = list(self.running) if start.own else in_flight
+        sitting_out = list(self.running) if start.own else waits
         seats = self.max_num_active_reqs
         if sitting_out:
-            self.running = [] if start.own else [one for one in self.running if one not in in_flight]
+            out = set(sitting_out)
+            self.running = [one for one in self.running if one not in out]
             self.max_num_active_reqs -= len(sitting_out)
         if start.closed:
             held = len(self.running) + self.num_waiting_for_streaming_input
@@ -205,15 +225,46 @@ class InterposeScheduler(Scheduler):
         entry = self._traced.get(request.request_id)
         return entry is not None and not entry.ahead
 
-    def _next(self, in_flight: list[Request]) -> Start:
-        """Return which requests start in the step."""
+    def _in_turn(self, in_flight: list[Request]) -> tuple[Start, list[Request]]:
+        """Return which requests start in the step, and which running requests sit it out.
+
+        Tenants over their share do neither if another tenant has work in the step.
+        """
+        if not self.running:
+            self._since = time.monotonic()
+        flows = [self._flow_of(request) for request in self.running]
+        over = self._shares.over([*flows, *(entry.flow for entry in self._room.waiting.values())]) - {NOBODY.tenant}
+        if over:
+            held = {one for one, flow in zip(self.running, flows, strict=True) if flow.tenant in over}
+            waits = [one for one in self.running if one in held or self._in_flight(one)]
+            start = self._next(waits, over)
+            able = len(self.running) - len(held)
+            if (able or start.requests) and self._has_room(able):
+                return start, waits
+        return self._next(in_flight), in_flight
+
+    def _has_room(self, requests: int) -> bool:
+        """Return whether the cache has free blocks for another token of so many requests.
+
+        If not, vLLM evicts a request, and must not find only the requests of the tenants that are next.
+        """
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        return self.kv_cache_manager.block_pool.get_num_free_blocks() >= requests * groups
+
+    def _next(self, sitting_out: Sequence[Request], over: Collection[str] = ()) -> Start:
+        """Return which requests start in the step.
+
+        Args:
+            sitting_out: the running requests that sit the step out.
+            over: the tenants whose traced requests do not start in the step.
+        """
         seats = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         if not self._room.waiting or seats <= 0 or self.pause_state != PauseState.UNPAUSED:
             return Start()
         evicted = [request for request in self.waiting if request.status == RequestStatus.PREEMPTED]
         queued = {request.request_id for request in self.waiting}.difference(one.request_id for one in evicted)
         queued |= self._room.waiting.keys()
-        used = Used()
+        used, out = Used(), set(sitting_out)
         for request in self.running:
             entry = self._traced.get(request.request_id)
             used.seats[self._flow_of(request).tenant] += 1
@@ -225,11 +276,12 @@ class InterposeScheduler(Scheduler):
             self.running,
             used,
             Left(
-                rows=self._limits.rows - sum(_rows_of(one) for one in self.running if one not in in_flight),
+                rows=self._limits.rows - sum(_rows_of(one) for one in self.running if one not in out),
                 seats=seats,
                 blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
                 may_own=not (self._own_step and self.running),
             ),
+            over,
         )
 
     def _hand_over(self, start: Start) -> None:
@@ -271,6 +323,8 @@ class InterposeScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         if not self._traced:
             return super().update_from_output(scheduler_output, model_runner_output)
+        if self._several:
+            self._charge(scheduler_output, getattr(model_runner_output, "spent", {}))
         if isinstance(model_runner_output, EndedModelRunnerOutput):
             for request_id, how in model_runner_output.ended.items():
                 request = self.requests.get(request_id)
@@ -285,6 +339,15 @@ class InterposeScheduler(Scheduler):
             if one.scheduler_stats is not None:
                 one.scheduler_stats.num_waiting_reqs += len(self._room.waiting)
         return outputs
+
+    def _charge(self, scheduler_output: SchedulerOutput, spent: dict[str, float]) -> None:
+        """Charge the tenants of a step with its time."""
+        now = time.monotonic()
+        rows: Counter[str] = Counter()
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            rows[self._flows.get(request_id, NOBODY).tenant] += tokens
+        self._shares.charge(rows, now - self._since, spent)
+        self._since = now
 
     def _stop_at_strings(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """End traced requests at a stop string, in the step that completes the string.

@@ -19,7 +19,7 @@ The room knows the limits of the engine, and is told what a step has left. It ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -200,7 +200,13 @@ class WaitingRoom:
     # A step.
 
     def next(
-        self, evicted: Sequence[Request], came: Sequence[Request], running: Sequence[Request], used: Used, left: Left
+        self,
+        evicted: Sequence[Request],
+        came: Sequence[Request],
+        running: Sequence[Request],
+        used: Used,
+        left: Left,
+        over: Collection[str] = (),
     ) -> Start:
         """Return which requests start in a step.
 
@@ -210,6 +216,7 @@ class WaitingRoom:
             running: the running requests.
             used: what the running requests use; the requests that start are added to it.
             left: what the step has left.
+            over: the tenants whose traced requests do not start in the step.
         """
         choice = _Choice(self._limits, used, left, lambda: parts_of(map(self._flow_of, (*came, *running))))
         for request in (*evicted, *self._in_turn(came, running, used)):
@@ -219,6 +226,8 @@ class WaitingRoom:
             if entry is None:
                 if self._ready(request):
                     choice.take_plain(request, self._flow_of(request))
+            elif entry.flow.tenant in over:
+                continue
             elif entry.gang is not None:
                 self._choose_gang(choice, entry, entry.gang)
             elif entry not in choice.start.traced and self._ready(request):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from executor.core.ended import Ended
+from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
 from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import Outputs
@@ -236,8 +237,13 @@ class LocalEngine:
         plain_tokens: int = 4,
         stream: bool = False,
         captured: pb.Trace | None = None,
+        flows: Sequence[Flow] = (),
     ) -> list[Ran]:
-        """Run traces made of blocks, or one that a notebook captured: its values are left in the events."""
+        """Run traces made of blocks, or one that a notebook captured: its values are left in the events.
+
+        Args:
+            flows: of each trace; without them all are of the same tenant.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -251,7 +257,9 @@ class LocalEngine:
         by_invoke: dict[tuple[str, int], Ran] = {}
 
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
-            request = InvokeRequest(trace.id, index, block.gang, shipment=shipment[trace.id] if count == 1 else None)
+            flow = flow_by[trace.id]
+            own = shipment[trace.id] if count == 1 else None
+            request = InvokeRequest(trace.id, index, block.gang, flow, own)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
@@ -268,12 +276,14 @@ class LocalEngine:
         without: list[tuple[pb.Trace, int, dict[int, Result]]] = []
         generated: dict[str, dict[int, Result]] = {}
         shipment: dict[str, dict[str, Any]] = {}
-        for blocks in traces:
+        flow_by: dict[str, Flow] = {}
+        for number, blocks in enumerate(traces):
             trace = captured or self.trace(blocks, shared or {})
             generated[trace.id] = {}
             without += [(trace, i, generated[trace.id]) for i, block in enumerate(blocks) if block.joint]
             trace.stream = trace.stream or stream
-            request = replace(request_of(trace, self.applied), trusted=self.trusted)
+            flow = flow_by[trace.id] = flows[number] if flows else NOBODY
+            request = replace(request_of(trace, self.applied), trusted=self.trusted, tenant=flow.tenant)
             shipment[trace.id] = shipped(request, self.compile(units_of(request.parse())))
             if len(blocks) > 1:
                 assert not self.worker.interpose_open(shipment[trace.id])

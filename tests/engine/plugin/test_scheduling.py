@@ -17,7 +17,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.envs import disable_envs_cache
 from vllm.platforms import current_platform
 
+from executor.core.fairness import Flow
 from executor.core.request import InvokeRequest
+from executor.core.step_shares import StepShares
 from executor.engine.options import engine_options
 from executor.plugin.config import STEP_TOKENS, check_config
 from executor.plugin.scheduler import InterposeScheduler
@@ -34,6 +36,7 @@ RANKS: dict[str, Any] = {"distributed_executor_backend": "mp"}
 EDIT = "model.model.layers[1].mlp.output[:] = 0\n"
 READ = "hidden = model.model.layers[2].mlp.output.save()\n"
 EVERY = "logits = []\nfor step in tracer.iter[:]:\n    logits.append(model.logits.output.save())\n"
+SLOW = "import time\n" + EVERY.replace("    logits", "    time.sleep(0.03)\n    logits")
 
 
 def prompt(tokens: int, seed: int = 0) -> list[int]:
@@ -441,3 +444,39 @@ def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracl
     *grouped, other = engine.run_traces([blocks, [Block(beside, READ + EVERY)]])
     assert all(map(refused_apart, grouped)), grouped
     check(other, oracle, beside, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"graphs": True}, {"sandbox": True}], ids=["hooks", "tables", "sandboxed"])
+def test_requests_that_sit_out_for_another_tenant_get_what_they_get_alone(
+    checkpoint: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The tenant whose blocks are slow pays for them, and a quick tenant's steps are its own."""
+    engine = LocalEngine(checkpoint, dtype="float32", block_size=32, num_gpu_blocks_override=24, **options)
+    spent: list[dict[str, float]] = []
+    inside: list[set[str]] = []
+    charge = StepShares.charge
+
+    def watched_charge(shares: StepShares, rows: Any, seconds: float, given: dict[str, float]) -> None:
+        spent.append(dict(given))
+        inside.append(set(rows))
+        charge(shares, rows, seconds, given)
+
+    monkeypatch.setattr(StepShares, "charge", watched_charge)
+    red, blue = Flow("red", "s"), Flow("blue", "s")
+    slow = [Block(prompt(20 + one, one), READ + SLOW, {"max_tokens": 20, "ignore_eos": True}) for one in range(3)]
+    quick = [Block(prompt(30, 7), READ + EVERY, {"max_tokens": 30, "ignore_eos": True})]
+    blocks = [*slow, *quick]
+    try:
+        rans = engine.run_traces([[one] for one in blocks], flows=[red] * 3 + [blue])
+        for block, ran in zip(blocks, rans, strict=True):
+            assert ran.failure is None, ran.failure
+            truth = oracle.run(block.prompt, block.sampling["max_tokens"], [])
+            assert ran.token_ids == truth.tokens
+            assert difference(ran.saved["hidden"], truth.value("model.layers.2.mlp")) <= 1e-4
+            assert difference(torch.cat(ran.saved["logits"]), torch.cat(list(truth.logits))) <= 1e-3
+        assert engine.interleaver.idle
+    finally:
+        engine.close()
+    total = {tenant: sum(one.get(tenant, 0.0) for one in spent) for tenant in ("red", "blue")}
+    assert total["red"] >= 3 * 20 * 0.03 > total["blue"] > 0
+    assert inside.count({"blue"}) >= 15, "the quick tenant had few steps of its own"

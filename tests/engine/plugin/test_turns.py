@@ -6,6 +6,7 @@ The scheduler is vLLM's with ours in front of it; there is no model, and each st
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,12 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from executor.core.fairness import Flow
 from executor.core.request import InvokeRequest
-from executor.plugin.scheduler import InterposeScheduler
+from executor.plugin.scheduler import EndedModelRunnerOutput, InterposeScheduler
 from executor.plugin.waiting_room import MOST_PASSES
 from interpose.cli.demo_model import write_demo_model
 
@@ -36,6 +36,10 @@ class Steps:
         most: requests of each tenant that ran at a time.
         tokens: tokens that the requests of each tenant have generated.
         stats: what the scheduler counted in the last step.
+        inside: the tenants that were in each step.
+        now: the time, if a test has put this clock on the scheduler.
+        seconds: how long a step takes by that clock, without blocks.
+        blocks: how long the blocks of each tenant take in a step.
     """
 
     def __init__(self, config: Any, log_stats: bool = False) -> None:
@@ -49,6 +53,9 @@ class Steps:
         self.most: dict[str, int] = {}
         self.tokens: Counter[str] = Counter()
         self.stats: Any = None
+        self.inside: list[set[str]] = []
+        self.now, self.seconds = 0.0, 0.001
+        self.blocks: dict[str, float] = {}
 
     def add(self, name: str, flow: Flow, tokens: int = 8, max_tokens: int = 3, gang: int = 0) -> None:
         """Have a traced request come, which holds its part of the cache to its end."""
@@ -66,8 +73,14 @@ class Steps:
             running[tenant] = running.get(tenant, 0) + 1
         self.most |= {tenant: max(count, self.most.get(tenant, 0)) for tenant, count in running.items()}
         names = list(output.num_scheduled_tokens)
-        self.tokens.update(self.scheduler._flow_of(self.scheduler.requests[name]).tenant for name in names)
-        made = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, [[7] for _ in names])
+        tenants = [self.scheduler._flow_of(self.scheduler.requests[name]).tenant for name in names]
+        self.tokens.update(tenants)
+        self.inside.append(set(tenants))
+        spent = {tenant: seconds for tenant, seconds in self.blocks.items() if tenant in tenants}
+        self.now += self.seconds + sum(spent.values())
+        made = EndedModelRunnerOutput(
+            names, {name: i for i, name in enumerate(names)}, [[7] for _ in names], spent=spent
+        )
         outputs = self.scheduler.update_from_output(output, made)
         self.stats = next((one.scheduler_stats for one in outputs.values()), None)
         assert not any(one.sampling_params.extra_args for one in self.scheduler.waiting), "they wait in the room"
@@ -153,26 +166,27 @@ def test_tokens_follow_the_weights(steps: Steps) -> None:
     """Long requests of one tenant beside short requests of another: places, and with them tokens, as 1 to 2."""
     red, blue = Flow("red", "s"), Flow("blue", "s", 1.0, 2.0)
     for number in range(60):
-        steps.add(f"red{number}", red, max_tokens=50)
+        steps.add(f"red{number}", red, tokens=1, max_tokens=50)
         for part in range(20):
-            steps.add(f"blue{number}-{part}", blue)
+            steps.add(f"blue{number}-{part}", blue, tokens=1)
     for _ in range(300):
         steps.step()
     assert steps.tokens["blue"] / steps.tokens["red"] == pytest.approx(2, rel=0.1)
 
 
-def test_a_large_request_of_a_tenant_that_has_much_keeps_nobody_else_waiting(steps: Steps) -> None:
+def test_a_large_request_of_a_tenant_that_has_much_keeps_nobody_else_waiting(timed: Steps) -> None:
     """It waits for its own tenant's requests; another tenant's small ones go on, and then it starts."""
+    timed.seconds, timed.blocks = 0.02, {}
     red, blue = Flow("red", "s"), Flow("blue", "s")
     for number in range(2):
-        steps.add(f"red-long{number}", red, tokens=60, max_tokens=126)  # 6 of 16 blocks each
-    steps.step()
-    steps.add("large", red, tokens=60, max_tokens=196)  # 8 blocks
+        timed.add(f"red-long{number}", red, tokens=60, max_tokens=126)  # 6 of 16 blocks each
+    timed.step()
+    timed.add("large", red, tokens=60, max_tokens=196)  # 8 blocks
     for number in range(300):
-        steps.add(f"blue{number}", blue)
-    steps.run()
-    assert before(steps.started, "large", "blue") > 4 * MOST_PASSES
-    assert before(steps.started, "blue299", "large") == 1, "nor does it wait until all others have run"
+        timed.add(f"blue{number}", blue)
+    timed.run()
+    assert before(timed.started, "large", "blue") > 4 * MOST_PASSES
+    assert before(timed.started, "blue299", "large") == 1, "nor does it wait until all others have run"
 
 
 def test_one_that_waits_for_the_cache_is_passed_by_so_many(steps: Steps) -> None:
@@ -187,6 +201,88 @@ def test_one_that_waits_for_the_cache_is_passed_by_so_many(steps: Steps) -> None
     steps.run()
     assert before(steps.started, "large", "small") == 0, "it fits beside the first"
     assert PLACES <= before(steps.started, "larger", "small") <= MOST_PASSES + PLACES
+
+
+@pytest.fixture
+def timed(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """A scheduler whose steps take 1 ms, and 100 ms more with a block of the tenant red."""
+    monkeypatch.setattr("executor.plugin.scheduler.time", SimpleNamespace(monotonic=lambda: steps.now))
+    steps.blocks = {"red": 0.1}
+    return steps
+
+
+def test_a_tenant_with_slow_blocks_sits_out_while_a_short_trace_runs(timed: Steps) -> None:
+    """Its requests keep their places and their cache, and none of them starts."""
+    red, blue = Flow("red", "s", 0.75), Flow("blue", "s", 0.75)
+    for number in range(40):
+        timed.add(f"red{number}", red, max_tokens=20)
+    for _ in range(10):
+        timed.step()
+    for number in range(5):
+        timed.inside.clear()
+        timed.add(f"blue{number}", blue, max_tokens=8)
+        began = timed.now
+        while f"blue{number}" in timed.scheduler.requests:
+            timed.step()
+        assert timed.inside == [{"blue"}] * 8 and timed.now - began == pytest.approx(0.008), number
+        timed.inside.clear()
+        for _ in range(5):
+            timed.step()
+        assert timed.inside == [{"red"}] * 5
+    timed.run()
+    assert [name for name in timed.started if name.startswith("red")] == [f"red{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_tenants_with_slow_and_quick_blocks_have_time_by_weight(timed: Steps, weight: float) -> None:
+    red, blue = Flow("red", "s"), Flow("blue", "s", 1.0, weight)
+    timed.blocks["blue"] = 0.02
+    for number in range(200):
+        timed.add(f"red{number}", red, tokens=1, max_tokens=20)
+        timed.add(f"blue{number}", blue, tokens=1, max_tokens=20)
+    for _ in range(100):
+        timed.step()
+    timed.inside.clear()
+    for _ in range(500):
+        timed.step()
+    seconds = {name: sum(name in one for one in timed.inside) * timed.blocks[name] for name in timed.blocks}
+    assert seconds["blue"] / seconds["red"] == pytest.approx(weight, rel=0.1)
+
+
+def test_a_tenant_does_not_sit_out_for_a_request_that_cannot_start(timed: Steps) -> None:
+    """It holds the cache for which the other waits, and must come to its end."""
+    for number in range(2):
+        timed.add(f"red{number}", Flow("red", "s"), tokens=60, max_tokens=196)  # half of the cache
+    timed.step()
+    timed.add("blue", Flow("blue", "s"))
+    timed.inside.clear()
+    timed.run()
+    assert timed.inside[:195] == [{"red"}] * 195 and timed.started[2:] == ["blue"]
+
+
+def test_a_tenant_does_not_sit_out_when_the_cache_is_full(timed: Steps) -> None:
+    """A plain request would be evicted for its own next token, over and over."""
+    timed.add("blue", Flow("blue", "s"), tokens=4, max_tokens=8)
+    timed.add("red", Flow("red", "s"), tokens=4, max_tokens=20)
+    timed.step()
+    timed.scheduler._shares._clocks["red"] += 1.0
+    pool = timed.scheduler.kv_cache_manager.block_pool
+    held = pool.get_new_blocks(pool.get_num_free_blocks())
+    timed.inside.clear()
+    timed.step()
+    pool.free_blocks(held)
+    timed.step()
+    assert timed.inside == [{"blue", "red"}, {"blue"}]
+    timed.run()
+
+
+def test_one_tenants_steps_are_not_timed(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        steps.add(f"red{number}", Flow("red", f"s{number}"))
+        steps.plain(f"plain{number}")
+    for name in ("over", "charge"):
+        monkeypatch.setattr(f"executor.core.step_shares.StepShares.{name}", None)
+    steps.run()
 
 
 def test_one_beyond_its_tenants_share_is_passed_by_so_many(steps: Steps) -> None:
