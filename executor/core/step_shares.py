@@ -1,4 +1,4 @@
-"""Which tenants sit a step out, because they have had more of the engine's time than others for their weight.
+"""Divides the time of steps among tenants: a tenant that has had too much sits steps out.
 
 Fair queueing over the time of steps. Each tenant has a clock, which goes on by the seconds of steps that the tenant has cost,
 divided by its weight: the seconds that its blocks took, its part of the rows, and its part of what every step costs. A tenant
