@@ -32,6 +32,8 @@ from interpose.v1 import trace_pb2 as pb
 class Progress:
     """Where a block's request is. The forward's side writes it.
 
+    Size: data: each field is a figure of the request.
+
     Attributes:
         prompt_tokens: the length of the prompt; of a joint block, of all prompts that it sees, once it has started.
         step: the step that the request is in; -1 before the first step.

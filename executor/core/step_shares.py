@@ -46,10 +46,10 @@ class StepShares:
         """
         weights = {flow.tenant: flow.weight for flow in flows}
         clocks = self._clocks
-        stayed = weights.keys() & self._weights.keys()
-        self._now = max(self._now, min((clocks[tenant] for tenant in stayed), default=0.0))
-        for tenant in weights.keys() - stayed:
-            credit = CREDIT_SECONDS / weights[tenant] if stayed else 0.0
+        still = weights.keys() & self._weights.keys()
+        self._now = max(self._now, min((clocks[tenant] for tenant in still), default=0.0))
+        for tenant in weights.keys() - still:
+            credit = CREDIT_SECONDS / weights[tenant] if still else 0.0
             clocks[tenant] = max(clocks.get(tenant, -math.inf), self._now - credit)
         self._weights = weights
         self._forget()

@@ -1,4 +1,4 @@
-"""The seconds that tenants' blocks take of a worker's time, which the scheduler is told with a step's output."""
+"""The seconds of a worker's time that tenants' blocks take, for the scheduler."""
 
 from __future__ import annotations
 

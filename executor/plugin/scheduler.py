@@ -248,8 +248,7 @@ class InterposeScheduler(Scheduler):
 
         If not, vLLM evicts a request, and must not find only the requests of the tenants that are next.
         """
-        groups = len(self.kv_cache_config.kv_cache_groups)
-        return self.kv_cache_manager.block_pool.get_num_free_blocks() >= requests * groups
+        return self.kv_cache_manager.block_pool.get_num_free_blocks() >= requests * self._blocks(1)
 
     def _next(self, sitting_out: Sequence[Request], over: Collection[str] = ()) -> Start:
         """Return which requests start in the step.

@@ -14,6 +14,8 @@ The room knows the limits of the engine, and is told what a step has left. It ca
   large request; then all wait until the large request has started. But while the tenant of the large request has more of the
   cache than its weight gives it, other tenants do not wait. The same holds for a tenant's share of seats and cache.
 - The requests of a gang start in one step, which is their own.
+
+Size: the room, and the choice that it makes in each step.
 """
 
 from __future__ import annotations
