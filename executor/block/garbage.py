@@ -38,9 +38,15 @@ class Garbage:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._ours = False
+        self._theirs = False  # whether blocks may have left objects since the last trace of all went
 
-    def begin(self) -> None:
-        """A traced request has come: Python collects nothing by itself from now on. Idempotent."""
+    def begin(self, here: bool) -> None:
+        """A traced request has come: Python collects nothing by itself from now on. Idempotent.
+
+        Args:
+            here: whether its blocks run in this process, and so may leave objects in it.
+        """
+        self._theirs = self._theirs or here
         if not self._ours:
             self._ours = gc.isenabled()
             gc.disable()
@@ -61,10 +67,13 @@ class Garbage:
         """There is no traced request any more: Python collects again. Idempotent."""
         if self._ours:
             self._collect(2)
-            self._ours = False
+            self._ours = self._theirs = False
             gc.enable()
 
     def _collect(self, generation: int) -> None:
+        if not self._theirs:  # the worker's own objects take the time that they take, and are not broken off
+            gc.collect(generation)
+            return
         try:
             self._budget.run(lambda: gc.collect(generation), 0.0, NOBODY)
         except BudgetExceeded:

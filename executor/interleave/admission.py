@@ -112,7 +112,7 @@ class Requests:
 
         The trace stays until all its invokes have ended, or until it is dropped.
         """
-        self._garbage.begin()
+        self._garbage.begin(here=not self._sandboxed.takes(opened))
         self._opened[opened.trace.id] = opened
 
     def tenant_of(self, trace_id: str) -> str:
