@@ -86,7 +86,7 @@ class Line:
             try:
                 outcome = "answer", self._ask(kind, told, used, routed, increment)
             except Lost as error:
-                outcome = "lost", str(error), error.overdue
+                outcome = "lost", str(error), error.overdue, error.orphaned
             except Refusal as error:
                 outcome = "refused", told_of(error)
         outcome = self._ranks.share(outcome)

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
 _NEXT_SECONDS = 1.0  # until a process is there
+_ORPHAN_SECONDS = 0.01  # from the end of a process to that of its zygote, where it ended with it
 _END_SECONDS = 0.2  # from the end of the zygote's line to the end of the zygote
 _START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.first import begin; begin({line})"
 
@@ -39,11 +40,13 @@ class Lost(Exception):
 
     Attributes:
         overdue: whether it took too long.
+        orphaned: whether it ended because its zygote did, whatever its block did.
     """
 
-    def __init__(self, why: str, overdue: bool = False) -> None:
+    def __init__(self, why: str, overdue: bool = False, orphaned: bool = False) -> None:
         super().__init__(why)
         self.overdue = overdue
+        self.orphaned = orphaned
 
 
 class Process:
@@ -54,6 +57,7 @@ class Process:
         memory: the descriptor of the shared memory.
         handle: the process's pidfd.
         number: its process id.
+        zygote: the process that has forked it.
 
     Attributes:
         number: as given.
@@ -61,8 +65,11 @@ class Process:
         lost: whether it was ended because a question to it did not end well.
     """
 
-    def __init__(self, line: socket.socket, memory: int, handle: int, number: int) -> None:
+    def __init__(
+        self, line: socket.socket, memory: int, handle: int, number: int, zygote: subprocess.Popen[bytes]
+    ) -> None:
         self.number = number
+        self._zygote = zygote
         self.open = True
         self.lost = False
         self._line = line
@@ -111,7 +118,7 @@ class Process:
             except BlockingIOError:
                 self._wait(until, select.POLLOUT)
             except OSError:
-                raise Lost("it ended from within, or ran out of memory") from None
+                raise self._gone() from None
 
     def receive(self, until: float) -> tuple[Kind, Any]:
         """Return the next notice or the answer.
@@ -141,11 +148,19 @@ class Process:
             except OSError:
                 part = b""
             if not part:
-                raise Lost("it ended from within, or ran out of memory")
+                raise self._gone()
             came += part
         data = bytes(came[:size])
         del came[:size]
         return data
+
+    def _gone(self) -> Lost:
+        """Return why the process has closed its line. It ends with its zygote, a moment before that can be waited for."""
+        try:
+            self._zygote.wait(_ORPHAN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return Lost("it ended from within, or ran out of memory")
+        return Lost("the process that had forked it has ended", orphaned=True)
 
     def _wait(self, until: float, events: int) -> None:
         left = until - time.monotonic()
@@ -332,7 +347,7 @@ class Pool:
         Raises:
             Lost: it did not come.
         """
-        assert self._line is not None
+        assert self._line is not None and self._zygote is not None
         until = time.monotonic() + seconds
         self._line.settimeout(seconds)
         try:
@@ -348,7 +363,7 @@ class Pool:
             raise Lost(self._gone())
         self._asked -= 1
         line, memory, handle = descriptors
-        process = Process(socket.socket(fileno=line), memory, handle, LENGTH.unpack(told[1:])[0])
+        process = Process(socket.socket(fileno=line), memory, handle, LENGTH.unpack(told[1:])[0], self._zygote)
         try:
             _, ready = process.receive(until)
             if not isinstance(ready, dict) or ready.get("unable") is not None:

@@ -256,6 +256,11 @@ class SandboxedTrace(Scope):
         code, message = pb.ERROR_CODE_INTERVENTION, f"the sandboxed process of the block was ended: {error}"
         if self._lost is not None:
             code, message = self._lost.code, f"{_ANOTHER}: {self._lost.message}"
+        elif error.orphaned:
+            code, message = (
+                pb.ERROR_CODE_UNAVAILABLE,
+                f"the sandboxed process of the block has ended: {error}; submit it again",
+            )
         elif error.overdue:
             code = pb.ERROR_CODE_DEADLINE_EXCEEDED
             message = (

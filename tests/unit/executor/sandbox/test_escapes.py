@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -233,3 +234,26 @@ def test_a_killed_zygote_is_started_again(processes: Pool) -> None:
         codes.append(ran.failure.code)
         time.sleep(0.2)
     assert ran.failure is None and set(codes) <= {pb.ERROR_CODE_UNAVAILABLE}
+
+
+@pytest.mark.parametrize("killed", ["zygote", "process"])
+def test_a_block_whose_process_is_killed_fails_alone(processes: Pool, killed: str) -> None:
+    """With its zygote it is to be submitted again; without, it may have brought that about itself."""
+    worker = Worker(processes, step_seconds=30.0)
+    assert worker.run("h = model.layers[1].output[0].save()").failure is None  # a zygote runs
+    zygote = processes._zygote
+    assert zygote is not None
+    kill = zygote.kill if killed == "zygote" else lambda: os.kill(processes._given[-1].number, signal.SIGKILL)
+    timer = threading.Timer(1.0, kill)
+    timer.start()
+    ran = worker.run_once("import time\ntime.sleep(20)\nh = model.layers[1].output[0].save()")
+    timer.join()
+    assert ran.failure is not None
+    code = pb.ERROR_CODE_UNAVAILABLE if killed == "zygote" else pb.ERROR_CODE_INTERVENTION
+    assert ran.failure.code == code, ran.failure
+    assert [rows.tolist() for rows in ran.beside] == [rows.tolist() for rows in plain()]
+    deadline = time.monotonic() + 120
+    while (after := worker.run("h = model.layers[1].output[0].save()")).failure is not None:
+        assert time.monotonic() < deadline and after.failure.code == pb.ERROR_CODE_UNAVAILABLE
+        time.sleep(0.2)
+    assert after.saved["h"].tolist() == after.outputs[0].tolist()

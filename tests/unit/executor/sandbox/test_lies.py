@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -56,6 +57,7 @@ class Liar:
     Attributes:
         process: the worker's end.
         end: the other end.
+        zygote: a process that stands for the zygote.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,8 @@ class Liar:
             while True:
                 threading.Event().wait(60)
         self.end = ChildEnd(theirs.fileno(), Shared(memory))
-        self.process = Process(mine, memory, os.pidfd_open(self._child), self._child)
+        self.zygote = subprocess.Popen(["sleep", "3600"])
+        self.process = Process(mine, memory, os.pidfd_open(self._child), self._child, self.zygote)
         self._thread = threading.Thread(target=lambda: None)
 
     def answers(self, say: Callable[[ChildEnd], object]) -> None:
@@ -90,6 +93,8 @@ class Liar:
         self.process.end()
         os.waitpid(self._child, 0)
         self._theirs.close()
+        self.zygote.kill()
+        self.zygote.wait()
 
 
 @pytest.fixture
