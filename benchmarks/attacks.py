@@ -162,9 +162,22 @@ def rows(address: str, say: Callable[[str], object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-seconds", type=float, default=10.0, help="what a block may take in one step")
+    parser.add_argument(
+        "--sandbox",
+        choices=("on", "off"),
+        default="off",
+        help="on: the blocks run in sandboxes (default: in the workers)",
+    )
     args = parser.parse_args()
     tenants = [{"name": name, "api_key": key} for name, key in KEYS.items()]
-    service = Service(1, 1, {"enforce_eager": True}, limits={"step_seconds": args.step_seconds}, tenants=tenants)
+    service = Service(
+        1,
+        1,
+        {"enforce_eager": True},
+        limits={"step_seconds": args.step_seconds},
+        tenants=tenants,
+        model={"sandbox": args.sandbox},
+    )
     try:
         rows(service.address(), print)
     finally:

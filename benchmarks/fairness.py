@@ -42,6 +42,7 @@ def run(*, seconds: float | None = None) -> dict[str, dict[str, float]]:
         {"enforce_eager": True, "max_model_len": 512},
         tenants=[{"name": name, "api_key": _key(name), "quotas": own} for name, own in quotas.items()],
         settings={"ingress_replicas": 2},
+        model={"sandbox": "off"},
         sessions={"stored_bytes": 64 << 30},
     )
     with ExitStack() as stack:

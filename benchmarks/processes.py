@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 ENGINE = "EngineCore"
+SANDBOX = "executor.sandbox.first"  # zygotes, and the processes that they fork
 
 
 def title(process: psutil.Process) -> str:
@@ -50,3 +51,17 @@ def joining(processes: Iterable[psutil.Process]) -> dict[str, str]:
     [log] = [part for part in commands[control] if part.startswith("--log_dir=")]
     environment["RAY_TMPDIR"] = str(Path(log.partition("=")[2]).parents[1])
     return environment
+
+
+def zygotes(processes: Iterable[psutil.Process]) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Return the zygotes among processes, and the processes that they have forked, the oldest first."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if SANDBOX in title(process):
+                found[process.pid] = (process.create_time(), process.ppid(), process)
+    ordered = [found[pid] for pid in sorted(found, key=lambda pid: (found[pid][0], pid))]
+    return (
+        [process for _, parent, process in ordered if parent not in found],
+        [process for _, parent, process in ordered if parent in found],
+    )

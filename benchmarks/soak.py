@@ -7,7 +7,8 @@ is killed, half of the clients lose their connections, a client is killed, or Se
 the engine along come only while the engine runs, so that there is something to lose. They do not come in the last share of the
 time (`--spare`), so that the engine lives long enough for its memory to be seen. A trace that a fault ends must end with an error
 that says so. Every other trace must give what it gives alone. The exit status is 1 if a trace did not, if the service does
-not come back, or if the memory of a process grew.
+not come back, or if the memory of a process grew. A share of the clients are strangers, whose blocks run in sandboxes; the client
+that is killed is a stranger too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -30,10 +32,10 @@ from pathlib import Path
 import psutil
 
 import interpose
-from benchmarks import processes
+from benchmarks import processes, tenants
 from benchmarks.relay import Relay
 from benchmarks.served import Service
-from benchmarks.stress import CASES, CLIENTS, ENGINE, Crowd, Report, cases, left_behind, outcome_of
+from benchmarks.stress import CASES, CLIENTS, ENGINE, IDLE_SECONDS, Crowd, Report, cases, left_behind, outcome_of
 from interpose.contract.errors import InterposeError
 from interpose.v1.service_pb2 import StatusReply
 
@@ -53,6 +55,7 @@ _MIB = 1 << 20
 # Errors of a trace when a part that it needed was killed.
 LOST = ("Unavailable", "ConnectionLost")
 
+ZYGOTE, SANDBOXED = "a sandbox's zygote", "a sandboxed process"  # as names of processes
 # Parts that are killed, by a part of the process's name.
 VICTIMS = {
     "the ingress": "ServeReplica:interpose:ingress",
@@ -60,6 +63,7 @@ VICTIMS = {
     "a worker": "LazyWorkerActor",
     "the engine core": processes.ENGINE,
     "the engine replica": "ServeReplica:interpose:engine-llama",
+    "a zygote": ZYGOTE,
 }
 DEPLOYED = "Serve deploys anew"
 TAKES_ENGINE = ("a worker", "the engine core", "the engine replica", DEPLOYED)
@@ -103,8 +107,13 @@ class Watch:
 
     def processes(self) -> dict[psutil.Process, str]:
         """All processes of the service, with their names."""
-        found = {}
-        for process in [self._service, *self._service.children(recursive=True)]:
+        found: dict[psutil.Process, str] = {}
+        all_of_it = [self._service, *self._service.children(recursive=True)]
+        zygotes, sandboxed = processes.zygotes(all_of_it)
+        found |= dict.fromkeys(zygotes, ZYGOTE) | dict.fromkeys(sandboxed, SANDBOXED)
+        for process in all_of_it:
+            if process in found:
+                continue
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline() or [process.name()]
                 engine = processes.ENGINE in processes.title(process)
@@ -176,6 +185,7 @@ class Victim:
         return subprocess.Popen(
             [*command, "--seconds", "86400", "--traces", "2"],
             cwd=Path(__file__).parents[1],
+            env={**os.environ, "INTERPOSE_API_KEY": tenants.STRANGERS},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -243,16 +253,21 @@ class Faults(threading.Thread):
 def soak(minutes: float, every: float, spare: float, traces: int, seed: int) -> tuple[Report, Faults, Watch]:
     """Run the soak; return the outcome of the traces, the faults, and the processes."""
     with contextlib.ExitStack() as stack:
-        service = Service(2, CLIENTS, {**ENGINE, "enforce_eager": True}, sessions=SESSIONS)
+        service = Service(2, CLIENTS, {**ENGINE, "enforce_eager": True}, sessions=SESSIONS, tenants=tenants.TENANTS)
         stack.callback(service.close)
         address = service.address()
-        observer = stack.enter_context(interpose.connect(address, progress=False))
+        sandboxes = tenants.sandboxes(service.process)
+        observer = stack.enter_context(interpose.connect(address, tenants.LAB, progress=False))
         before = observer.status()
         connected = stack.enter_context(contextlib.ExitStack())
         relay = Relay(address)
         stack.callback(relay.close)
         ways = [relay.address if number % 2 else address for number in range(CLIENTS)]
-        clients = [connected.enter_context(interpose.connect(way, progress=False)) for way in ways]
+        keys = tenants.keys(CLIENTS, tenants.SHARE)
+        clients = [
+            connected.enter_context(interpose.connect(way, key, progress=False))
+            for way, key in zip(ways, keys, strict=True)
+        ]
         models = [client.model() for client in clients]
         known = [(case, outcome_of(models[0], case)) for case in cases(seed, CASES)]
         crowd = Crowd(models, known, lost=LOST)
@@ -279,6 +294,7 @@ def soak(minutes: float, every: float, spare: float, traces: int, seed: int) -> 
             ended.set()
             sampler.join()
         report.wrong.extend(_afterwards(observer, before, connected))
+        report.wrong.extend(tenants.left(service.process, sandboxes, IDLE_SECONDS))
     return report, faults, watch
 
 

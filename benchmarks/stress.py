@@ -4,7 +4,7 @@
 
 serves a small model whose steps are short and whose cache is small, or takes a service with `--address`. The traces join, edit,
 stop, fail and are cancelled. The exit status is 1 if a trace gave another result than alone, failed for a reason that is not its
-own, got stuck, or left something behind.
+own, got stuck, or left something behind. A share of the clients are strangers, whose blocks run in sandboxes (`--sandboxed`).
 
 Traces whose blocks end in the first step generate more tokens than the others. They go on as plain requests, which are evicted
 while others start, and whose prompts are cut into chunks and found in the prefix cache when they are computed anew.
@@ -19,14 +19,15 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import interpose
-from benchmarks.served import served
+from benchmarks import tenants
+from benchmarks.served import Service
 from interpose.contract.errors import Cancelled, InterposeError
 from interpose.v1.service_pb2 import StatusReply
 
@@ -271,6 +272,8 @@ class Crowd:
     def _note(self, case: Case, alone: object, got: object, trace_id: str) -> None:
         if isinstance(got, tuple) and got[0] == Cancelled.__name__ and trace_id in self._cancelled:
             self.report.endings["cancelled"] += 1
+        elif isinstance(got, tuple) and tenants.NO_PROCESS in got[1] and got != alone:
+            self.report.endings["no process at the moment"] += 1
         elif isinstance(got, tuple) and got[0] in self._lost and got != alone:
             self.report.endings[f"lost: {got[0]}"] += 1
         elif same(got, alone):
@@ -320,7 +323,13 @@ def _short(outcome: object) -> str:
 
 
 def stress(
-    address: str, seconds: float, traces: int, clients: int = CLIENTS, count: int = CASES, name: str | None = None
+    address: str,
+    seconds: float,
+    traces: int,
+    clients: int = CLIENTS,
+    count: int = CASES,
+    name: str | None = None,
+    keys: Sequence[str | None] = (None,),
 ) -> Report:
     """Run the crowd against a service; return the report.
 
@@ -331,12 +340,16 @@ def stress(
         clients: sessions that the traces share.
         count: number of different cases.
         name: name of the served model, a demo llama; None for the only model.
+        keys: the clients' API keys, in turn; the first gives the results alone.
     """
-    with interpose.connect(address, progress=False) as observer:
+    with interpose.connect(address, keys[0], progress=False) as observer:
         before = observer.status()
         with contextlib.ExitStack() as connected:
             models = [
-                connected.enter_context(interpose.connect(address, progress=False)).model(name) for _ in range(clients)
+                connected.enter_context(interpose.connect(address, keys[number % len(keys)], progress=False)).model(
+                    name
+                )
+                for number in range(clients)
             ]
             known = [(case, outcome_of(models[0], case)) for case in cases(0, count)]
             for model in models:
@@ -395,6 +408,19 @@ def _beyond(
         time.sleep(0.5)
 
 
+def _served(tensor_parallel_size: int, seconds: float, traces: int, sandboxed: float) -> Report:
+    """Run the crowd against a service of its own, some of it in sandboxes."""
+    service = Service(tensor_parallel_size, CLIENTS, ENGINE, tenants=tenants.TENANTS)
+    try:
+        address = service.address()
+        before = tenants.sandboxes(service.process)
+        report = stress(address, seconds, traces, keys=tenants.keys(CLIENTS, sandboxed))
+        report.wrong.extend(tenants.left(service.process, before, IDLE_SECONDS))
+        return report
+    finally:
+        service.close()
+
+
 def main() -> int:
     """Run the stress test as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "").splitlines()[0])
@@ -404,12 +430,18 @@ def main() -> int:
     parser.add_argument(
         "--tensor-parallel-size", type=int, default=2, help="of the service that is served (default: 2)"
     )
+    parser.add_argument(
+        "--sandboxed",
+        type=float,
+        default=tenants.SHARE,
+        metavar="SHARE",
+        help=f"of the clients of the service that is served, whose blocks run in sandboxes (default: {tenants.SHARE:g})",
+    )
     args = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        address = args.address or stack.enter_context(
-            served(tensor_parallel_size=args.tensor_parallel_size, warm=CLIENTS, engine=ENGINE)
-        )
-        report = stress(address, args.seconds, args.traces)
+    if args.address:
+        report = stress(args.address, args.seconds, args.traces)
+    else:
+        report = _served(args.tensor_parallel_size, args.seconds, args.traces, args.sandboxed)
     for kind, count in sorted(report.endings.items()):
         print(f"  {kind:16} {count}")
     print(f"  {'traces':16} {report.traces}")

@@ -37,7 +37,7 @@ def run(*, seconds: float | None = None) -> dict[str, dict[str, float]]:
         {"enforce_eager": True, "max_model_len": 512},
         tenants=[{"name": name, "api_key": _key(name), "quotas": {"weight": w}} for name, w in WEIGHTS.items()],
         settings={"ingress_replicas": 2},
-        model={"max_running_traces": SEATS},
+        model={"max_running_traces": SEATS, "sandbox": "off"},
     )
     with ExitStack() as stack:
         stack.callback(service.close)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import mmap
+import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -13,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import processes
+from benchmarks import processes, tenants
 from benchmarks.relay import Relay
-from benchmarks.soak import DEPLOYED, TAKES_ENGINE, VICTIMS, Faults, Watch
+from benchmarks.soak import DEPLOYED, SANDBOXED, TAKES_ENGINE, VICTIMS, ZYGOTE, Faults, Watch
 from interpose.v1.service_pb2 import ModelStatus, StatusReply
 
 
@@ -96,3 +99,30 @@ def test_an_engine_that_is_away_or_spared_is_left_alone(state: str, spare_in: fl
 def test_no_head_is_found_where_there_is_none() -> None:
     with pytest.raises(LookupError, match="no Ray head"):
         processes.joining([psutil.Process()])
+
+
+def test_strangers_are_a_share_of_the_clients() -> None:
+    given = tenants.keys(8, 0.25)
+    assert given == [tenants.LAB] * 6 + [tenants.STRANGERS] * 2
+    assert tenants.keys(3, 1.0)[0] == tenants.LAB, "somebody gives the results alone"
+
+
+def test_zygotes_and_their_processes_are_found_and_missed_when_they_stay() -> None:
+    forks = f"import os, time; os.fork(); time.sleep(600)  # {processes.SANDBOX}"
+    with subprocess.Popen([sys.executable, "-c", forks]) as zygote:
+        own = psutil.Process()
+        try:
+            deadline = time.monotonic() + 30
+            while tenants.sandboxes(own) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            first, forked = processes.zygotes(own.children(recursive=True))
+            assert [one.pid for one in first] == [zygote.pid] and [one.ppid() for one in forked] == [zygote.pid]
+            assert tenants.left(own, 2, 0.0) == []
+            assert tenants.left(own, 0, 0.0) == ["zygotes and sandboxed processes: 2, before 0"]
+            names = Watch(own).processes()
+            assert names[first[0]] == ZYGOTE and names[forked[0]] == SANDBOXED
+            assert Watch(own).kill(ZYGOTE, random.Random(0))
+        finally:
+            for one in forked:
+                one.kill()
+            zygote.kill()
