@@ -15,5 +15,5 @@ __all__ = ["checkpoints"]
 
 @pytest.fixture(scope="package")
 def second(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """A service with tenants whose replicas come and go."""
-    yield from with_tenants(checkpoints["llama"], tmp_path_factory.mktemp("second"))
+    """A service with tenants whose replicas come and go; their blocks tell the process that they run in, and read files."""
+    yield from with_tenants(checkpoints["llama"], tmp_path_factory.mktemp("second"), trust="code")

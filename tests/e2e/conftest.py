@@ -86,9 +86,16 @@ def write_tenants(file: Path, **keys: list[str]) -> Path:
 
 
 def with_tenants(
-    checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None
+    checkpoint: Path, folder: Path, adapters: Mapping[str, Path] | None = None, trust: str = "none"
 ) -> Iterator[RunningService]:
-    """Run a service with two tenants, and one worker for each of its replicas, which come and go."""
+    """Run a service with two tenants, and one worker for each of its replicas, which come and go.
+
+    Args:
+        checkpoint: the model.
+        folder: for the service's files.
+        adapters: of the model, by name.
+        trust: of these two tenants; the blocks of trust none run in sandboxes, because there may be other tenants.
+    """
     model = {
         "name": "tiny",
         "model": str(checkpoint),
@@ -98,7 +105,8 @@ def with_tenants(
     }
     sessions = {"warm": 1, "per_actor": 2, "retention_seconds": RETENTION_SECONDS, "stored_bytes": 8 << 20}
     sessions |= {"max_per_tenant": 3, "wait_seconds": 1.0}
-    settings: dict[str, object] = {"models": [model], "tenants": TENANTS, "sessions": sessions}
+    tenants = [{**tenant, "trust": trust} for tenant in TENANTS]
+    settings: dict[str, object] = {"models": [model], "tenants": tenants, "sessions": sessions}
     settings["tenants_file"] = str(write_tenants(folder / "tenants.yaml", green=[], operators=[]))
     # As an operator may say it; without, the service makes a token of its own.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
