@@ -54,7 +54,7 @@ def joining(processes: Iterable[psutil.Process]) -> dict[str, str]:
 
 
 def zygotes(processes: Iterable[psutil.Process]) -> tuple[list[psutil.Process], list[psutil.Process]]:
-    """Return the zygotes among processes, and the processes that they have forked, the oldest first."""
+    """Return the zygotes among processes, and what they have forked, the oldest first."""
     found = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
