@@ -1,4 +1,7 @@
-"""The tenants of a crowd: a lab whose blocks run in the workers, and strangers whose blocks run in sandboxes."""
+"""The tenants of a crowd: a lab, and strangers.
+
+The lab's blocks run in the workers, and the strangers' blocks run in sandboxes.
+"""
 
 from __future__ import annotations
 

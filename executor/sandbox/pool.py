@@ -155,7 +155,10 @@ class Process:
         return data
 
     def _gone(self) -> Lost:
-        """Return why the process has closed its line. It ends with its zygote, a moment before that can be waited for."""
+        """Return why the process has closed its line.
+
+        A process ends with its zygote, a moment before the zygote can be waited for.
+        """
         try:
             self._zygote.wait(_ORPHAN_SECONDS)
         except subprocess.TimeoutExpired:
