@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ def engine(checkpoint: Path) -> Iterator[LocalEngine]:
     yield engine
     assert engine.interleaver.idle and not engine.scheduler._traced
     engine.close()
+    # vLLM finds n-grams with numba. When the next engine of this process starts, vLLM looks at the attributes of all modules, and
+    # stumbles over one of this module, whose `__dict__` is no dict.
+    sys.modules.pop("llvmlite.binding.ffi", None)
 
 
 class Steps:
