@@ -12,9 +12,22 @@ class Kind(enum.StrEnum):
     INPUT = "input"
     OUTPUT = "output"
     PATTERN = "pattern"
+    EXPERT_ACT = "expert_act"
+    EXPERT_OUT = "expert_out"
     STEP = "step"
     RESULT = "result"
     BARRIER = "barrier"
+
+
+_EXPERTS = (
+    "what the experts are given (the MLP's input, mlp.router_logits) or what they return together (the MLP's output)"
+)
+# Values that the model never holds, computed for one request just before a module's output, and what a block may change instead.
+COMPUTED = {
+    Kind.PATTERN: "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z)",
+    Kind.EXPERT_ACT: _EXPERTS,
+    Kind.EXPERT_OUT: _EXPERTS,
+}
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,9 @@ class Chunks:
             return None
         if prompt.failure is not None:
             raise prompt.failure
+        if visit.kind in (Kind.EXPERT_ACT, Kind.EXPERT_OUT):
+            why = "is computed for prompts that fit into one step of the engine; use a shorter prompt"
+            raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{location} {why}", location=location)
         if (visit.node.path, str(visit.kind)) not in prompt.needs.locations:
             raise Refusal(
                 pb.ERROR_CODE_INVALID_ARGUMENT,

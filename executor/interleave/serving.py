@@ -10,7 +10,7 @@ import torch
 
 from executor.block.mediator import Mediator
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location
+from executor.core.location import COMPUTED, Kind, Location
 from executor.core.request import Span
 from executor.interleave.context import Host
 from executor.interleave.machine.events import Failure
@@ -26,6 +26,18 @@ from executor.model.shapes import Shapes
 from executor.model.tree import SAMPLES
 from executor.model.values import Fixed, Served
 from interpose.v1 import trace_pb2 as pb
+
+_EXPERTS = "computed for one prompt; read it in the blocks of the prompts"
+_JOINT = {
+    Kind.PATTERN: "one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts",
+    Kind.EXPERT_ACT: _EXPERTS,
+    Kind.EXPERT_OUT: _EXPERTS,
+}
+_SCANNED = {
+    Kind.PATTERN: "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]",
+    Kind.EXPERT_ACT: "computed from a prompt's own experts, which a scan has not; its shape is [tokens, chosen, width]",
+    Kind.EXPERT_OUT: "computed from a prompt's own experts, which a scan has not; its shape is [tokens, chosen, hidden]",
+}
 
 
 @dataclass(slots=True)
@@ -88,11 +100,9 @@ class Serving:
             wide = self._wide(mediator.identity.request_id, visit, location, rows, index)
             if wide is not None:
                 return wide
-        if kind == Kind.PATTERN:
+        if kind in COMPUTED:
             if isinstance(rows, ManyRows) or mediator.state.fakes is not None:
-                why = "computed from a prompt's own keys, which a scan has not; its shape is [heads, tokens, keys]"
-                if isinstance(rows, ManyRows):
-                    why = "one prompt's: tokens of one never attend to another's; read it in the blocks of the prompts"
+                why = (_JOINT if isinstance(rows, ManyRows) else _SCANNED)[Kind(kind)]
                 raise Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, f"{location} is {why}", location=location)
             given, returned = value
             return Fixed(location, node.computed[kind].compute(given, returned, rows, index))
@@ -113,7 +123,7 @@ class Serving:
             rows: the rows of the requests.
         """
         node, kind = visit.node, visit.kind
-        if self._stages.last or kind == Kind.PATTERN or (node.module is not None and self._cache.why_not_looked_at):
+        if self._stages.last or kind in COMPUTED or (node.module is not None and self._cache.why_not_looked_at):
             return None
         try:
             return BatchValue(visit.value, rows, lambda path: node.layouts.of(kind, path))

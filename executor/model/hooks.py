@@ -41,12 +41,14 @@ class Hooks:
         self._hooked: dict[tuple[str, str], Any] = {}
         self._guards: dict[str, Any] = {}
         self._muted = False
+        self._kept: set[str] = set()
 
     def begin_step(self) -> None:
         """Begin a step on the device's current stream."""
         self._stream.begin()
         self.asked.clear()
         self.assigned.clear()
+        self._forget()
 
     def hold(self) -> None:
         """Have the hooks of the coming step noted, and none registered, until `release` or `clear`."""
@@ -63,7 +65,15 @@ class Hooks:
         found = self._stream.visit(lambda: self._at_location(node, kind, value))
         if found is not value and kind not in node.computed:
             self.assigned.add((node.path, kind))
+        if node.path in self._kept and kind == "output":
+            node.kept = found
         return found
+
+    def _forget(self) -> None:
+        """Drop what modules returned in an earlier step."""
+        for path in self._kept:
+            self.tree.nodes[path].kept = None
+        self._kept.clear()
 
     def __len__(self) -> int:
         return len(self._hooked) + len(self._guards)
@@ -76,6 +86,9 @@ class Hooks:
         if not self.tree.here(path, kind):
             return
         node = self.tree.nodes[path]
+        for needed in node.computed[kind].needs if kind in node.computed else ():
+            self._kept.add(needed.path)
+            self.add(needed.path, "output")
         key = (path, "output" if kind in node.computed else kind)
         if key in self.asked:
             return
@@ -123,6 +136,7 @@ class Hooks:
             handle.remove()
         self._hooked.clear()
         self._guards.clear()
+        self._forget()
 
     @contextmanager
     def muted(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ A node has raw locations, whose values are the module's own arguments and result
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -23,6 +24,13 @@ from interpose.v1 import trace_pb2 as pb
 
 class Computed(Protocol):
     """A value that the model never holds, computed for one request when its block asks for it."""
+
+    @property
+    def needs(self) -> Sequence[Node]:
+        """Modules that run inside of the module.
+
+        What such a module returned in the step is in its `kept`, if the block asked for the value before the module ran.
+        """
 
     def compute(self, given: tuple[Any, Any], returned: Any, rows: Rows, index: int) -> torch.Tensor:  # [rows, ...]
         """Return the whole value; called on every tensor-parallel rank.
@@ -49,6 +57,7 @@ class Node:
         title: of a canonical node, what it is called where a module has its class.
         adapted: whether what a block would apply here looks for the LoRA adapters of the batch's rows.
         stage: the first pipeline stage that has it.
+        kept: what it returned in this step, where a computed value needs it.
     """
 
     path: str
@@ -61,6 +70,7 @@ class Node:
     title: str = ""
     adapted: bool = False
     stage: int = 0
+    kept: Any = field(default=None, init=False)
 
     @property
     def layer(self) -> torch.nn.Module | None:

@@ -128,7 +128,7 @@ class ModuleTree:
             if event in self._order:
                 self._repeated.add(event[0])
             else:
-                self._order[event] = 2 * i  # leaves a place before each for a location that is no module's own
+                self._order[event] = 4 * i  # leaves places before each for locations that are no module's own
 
     def join(self, nodes: dict[str, Node], events: Sequence[Sequence[tuple[str, str]]], stage: int) -> None:
         """Become the tree of a model that several pipeline stages share.
@@ -190,11 +190,18 @@ class ModuleTree:
                 found = found.children.get(name) if found is not None else None
         return found
 
-    def place_before(self, path: str, kind: str, new: str) -> None:
-        """Give a module a further kind of location, just before an existing kind."""
-        self._order[(path, new)] = self._order[(path, kind)] - 1
-        if (path, kind) in self._stages:
-            self._stages[(path, new)] = self._stages[(path, kind)]
+    def place_before(self, path: str, kind: str, *new: str) -> None:
+        """Give a module up to three further kinds of location, just before an existing kind.
+
+        Args:
+            path: the module.
+            kind: the existing kind.
+            new: the further kinds, in their order.
+        """
+        for before, one in enumerate(reversed(new), 1):
+            self._order[(path, one)] = self._order[(path, kind)] - before
+            if (path, kind) in self._stages:
+                self._stages[(path, one)] = self._stages[(path, kind)]
 
     def runs(self, path: str, kind: str = "output") -> bool:
         """Return whether a forward reaches a location exactly once, with rows as values."""

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.core.errors import Refusal
+from executor.core.location import COMPUTED, Kind
 from executor.model.bits import bits, same_bits
 from executor.model.items import Opaque, Path, Spot, as_served, check, outputs_like
 from executor.model.layouts import WHOLE, Layout
@@ -360,9 +361,10 @@ class Fixed(Served):
         return current
 
     def _refusal(self) -> Refusal:
+        instead = next((COMPUTED[kind] for kind in COMPUTED if f".{kind}" in self.location), COMPUTED[Kind.PATTERN])
         return Refusal(
             pb.ERROR_CODE_INVALID_ARGUMENT,
             f"{self.location} is computed for the block and the model never holds it, so a change would reach nothing; change "
-            "what it is computed from (attn.q, attn.k) or what is computed with it (attn.z), or clone it to work on it",
+            f"{instead}, or clone it to work on it",
             location=self.location,
         )

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location
+from executor.core.location import COMPUTED, Kind, Location
 from executor.model.items import ListOutputs, Outputs, check
 from executor.model.module_name import ModuleName
 from executor.model.node import Node, Unreachable, View
@@ -136,7 +136,7 @@ class Tracing:
             return self._served
         name = str(Location(node.path, kind, 0, shown))
         line = self._recorder.line()
-        if kind == Kind.PATTERN:
+        if kind in COMPUTED:
             raise Refused(
                 line, f"{name} is computed apart from the model's pass", "read it in steps outside of the loop"
             )

@@ -1016,6 +1016,72 @@ VIEWS = Group(
             _names("num_logical_experts experts_per_token hidden_dim"),
             "which experts a token gets",
         ),
+        Attributes(
+            f"{_MOE}.runner.moe_runner.MoERunner",
+            _names(
+                "routed_experts shared_experts routed_scaling_factor routed_input_transform routed_output_transform"
+            ),
+            "what a layer adds up of its experts",
+        ),
+        Attributes(
+            f"{_MOE}.config.FusedMoEConfig",
+            _names(
+                "num_experts num_local_experts intermediate_size_per_partition skip_final_all_reduce moe_parallel_config"
+            )
+            + _names("intermediate_size_per_partition_unpadded hidden_dim_unpadded"),
+            "the sizes of single experts",
+        ),
+        Attributes(
+            f"{_MOE}.routed_experts.RoutedExperts",
+            _names("quant_method activation apply_router_weight_on_input"),
+            "single experts run in their layer's kernel",
+        ),
+        Call(
+            f"{_MOE}.routed_experts.RoutedExperts.forward_modular",
+            "*, x, topk_weights, topk_ids, shared_experts, shared_experts_input",
+            "single experts run in their layer's kernel",
+        ),
+        Call(
+            f"{_MOE}.runner.moe_runner.MoERunner.forward",
+            "hidden_states, router_logits",
+            "the rows and the logits that a layer's experts are given, by these names",
+        ),
+        Attributes(f"{_MOE}.runner.shared_experts.SharedExperts", _names("_layer"), "a layer's shared experts"),
+        Attributes(
+            f"{_MOE}.unquantized_fused_moe_method.UnquantizedFusedMoEMethod",
+            _names("moe_kernel is_monolithic topk_indices_dtype"),
+            "experts' weights that are numbers as they are",
+        ),
+        Attributes(
+            f"{_MOE}.experts.cpu_moe.CPUUnquantizedExperts",
+            _names("_use_zentorch isa w1_bias"),
+            "experts' hidden layers are computed by their kernel, on CPUs",
+        ),
+        Attributes(
+            f"{_MOE}.experts.triton_moe.TritonExperts",
+            _names("quant_config w1_bias w2_bias"),
+            "experts' hidden layers are computed from their weights, on GPUs",
+        ),
+        Import(f"{_MOE}.router.zero_expert_router.ZeroExpertRouter", "a layer that adds what no expert gave"),
+        Import(f"{_MOE}.activation.ApplyMoEActivationConfig", "the activation of an expert, on GPUs"),
+        Call(
+            f"{_MOE}.activation.ApplyMoEActivationConfig.from_configs",
+            "moe_config, quant_config",
+            "the activation of an expert, on GPUs",
+        ),
+        Call(
+            f"{_MOE}.activation.apply_moe_activation",
+            "activation, output, input, *, activation_config",
+            "the activation of an expert, on GPUs",
+        ),
+        Call(
+            "vllm._custom_ops.cpu_prepack_moe_weight", "weight, isa", "an identity as the kernel for experts wants it"
+        ),
+        Call(
+            "vllm._custom_ops.cpu_fused_moe",
+            "out, input, w13, w2, w13_bias, w2_bias, topk_weights, topk_ids, act, isa",
+            "the hidden layer of an expert, on CPUs",
+        ),
         Call(
             f"{_MOE}.router.fused_moe_router.FusedMoERouter.select_experts",
             "*, hidden_states, router_logits",

@@ -18,7 +18,7 @@ from executor.block.runner import Runner
 from executor.block.state import BlockState
 from executor.core.ended import Ended
 from executor.core.errors import Refusal
-from executor.core.location import Kind, Location
+from executor.core.location import COMPUTED, Kind, Location
 from executor.core.text import clip
 from executor.model.apply import Applier
 from executor.model.read_only import ReadOnly
@@ -290,7 +290,7 @@ class SandboxRunner(Runner):
             if path or (kind == Kind.STEP and step <= progress.step):
                 raise Lost("it waits for a step that has passed")
             return Location("", Kind(kind), step)
-        if kind not in (Kind.INPUT, Kind.OUTPUT, Kind.PATTERN) or self._tree.find(path) is None:
+        if kind not in (Kind.INPUT, Kind.OUTPUT, *COMPUTED) or self._tree.find(path) is None:
             raise Lost("it waits for no location")
         try:
             position = self._tree.order_of(path, kind)

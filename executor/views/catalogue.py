@@ -25,6 +25,7 @@ from executor.model.layouts import Layouts, Unknown
 from executor.model.node import Node, Unreachable
 from executor.model.remote_module import RemoteModule
 from executor.model.tree import LOGITS, ModuleTree
+from executor.views.expert_values import KINDS, Experts, ExpertValue, shapes_of
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
 from executor.views.joining import events_of, probe_of, tell, told
@@ -285,11 +286,13 @@ class _Builder:
             self._part(node, name, "act", mlp.down, "input", (0, 0), None, None)
         if mlp.experts is not None:
             self._experts(node, name, mlp)
+        if mlp.shared is not None:
+            node.children["shared"] = self._mlp(f"{path}.shared", f"{name}.shared", mlp.shared[1])
         return node
 
     def _experts(self, node: Node, name: str, mlp: MLP) -> None:
-        if mlp.router is None:
-            for attribute in ("router_logits", "experts", "expert_weights"):
+        if mlp.router is None or mlp.experts is None:
+            for attribute in ("router_logits", "experts", "expert_weights", *KINDS):
                 self._refuse(node, name, attribute, "the layer that the experts are chosen by could not be found")
             return
         self._part(node, name, "router_logits", mlp.router, "output", (0,), None, None)
@@ -297,19 +300,37 @@ class _Builder:
             for attribute in ("experts", "expert_weights"):
                 why = "only the pipeline stage that has the router could choose them; use mlp.router_logits"
                 self._refuse(node, name, attribute, why)
-            return
-        runner: Any = mlp.experts.layer if mlp.experts is not None else None
+        else:
+            self._choices(node, name, mlp.router, mlp.experts.layer)
+        self._single(node, name, mlp.experts, mlp)
+
+    @staticmethod
+    def _choices(node: Node, name: str, router: Node, runner: Any) -> None:
+        """Give a node what its router chooses."""
         top = runner.moe_config.experts_per_token
         for attribute, item in (("expert_weights", 0), ("experts", 1)):
             node.views[attribute] = Chosen(
                 f"{name}.{attribute}",
                 node.path,
-                mlp.router,
+                router,
                 "output",
                 f"[tokens, {top}]",
                 runner=runner,
                 item=item,
             )
+
+    def _single(self, node: Node, name: str, experts: Node, mlp: MLP) -> None:
+        """Give a node what single experts compute."""
+        runner: Any = experts.layer
+        if runner.shared_experts is not None and mlp.shared is None:
+            for attribute in KINDS:
+                self._refuse(node, name, attribute, "the shared experts of the layer could not be found")
+            return
+        shared = mlp.shared[0] if mlp.shared is not None else None
+        for kind, shape in zip(KINDS, shapes_of(runner), strict=True):
+            node.views[kind] = ExpertValue(f"{name}.{kind}", node.path, experts, kind, shape)
+            experts.computed[kind] = Experts(kind, experts, mlp.inside, shared)
+        self._tree.place_before(experts.path, "output", *KINDS)
 
     def _part(
         self,

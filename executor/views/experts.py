@@ -14,7 +14,6 @@ import torch
 
 from executor.model.node import View
 from executor.model.values import Served
-from executor.views.view import tensor_at
 
 # Asks the router of another process for the experts of some rows: the layer, `item`, and the router's logits.
 Routes = Callable[[str, int, torch.Tensor], torch.Tensor]
@@ -41,7 +40,7 @@ class Routed(View):
         """Return what the layer's router makes of some logits."""
 
     def read(self, served: Served) -> torch.Tensor:  # [rows, chosen experts]
-        logits: torch.Tensor = tensor_at(served.value, (0,))
+        logits: torch.Tensor = served.value if isinstance(served.value, torch.Tensor) else served.value[0]
         return served.derive(self, [logits], lambda: self.choose(logits), self._put)
 
     def write(self, served: Served, value: object) -> NoReturn:
@@ -67,7 +66,8 @@ class Chosen(Routed):
         rows = torch.empty(logits.shape[0], config.hidden_dim, dtype=logits.dtype, device=logits.device)
         chosen = self.runner.router.select_experts(hidden_states=rows, router_logits=logits.detach().clone())
         made: torch.Tensor = chosen[self.item].clone()
-        return made
+        # Some layers scale what their experts give together, where others scale the weights.
+        return made if self.item else made * self.runner.routed_scaling_factor
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,13 @@ from torch import nn
 from executor.model.layouts import Layouts
 from executor.model.node import Node, Unreachable, View
 from executor.model.tree import ModuleTree
+from executor.views.expert_values import KINDS, ExpertValue
 from executor.views.experts import ChosenThere
 from executor.views.pattern import PATTERN, Pattern
 from executor.views.probe import Event, ProbeRun
 from executor.views.view import Part, Scaled, Shared, Stream
 
-_VIEWS: tuple[type[View], ...] = (Part, Scaled, Shared, Stream, Pattern, Unreachable, ChosenThere)
+_VIEWS: tuple[type[View], ...] = (Part, Scaled, Shared, Stream, Pattern, Unreachable, ChosenThere, ExpertValue)
 _KINDS = {kind.__name__: kind for kind in _VIEWS}
 Told = tuple[str, str, dict[str, tuple[str, dict[str, Any]]], list[Any]]  # path, title, views, children
 
@@ -62,6 +63,8 @@ def told(tree: ModuleTree, data: Told) -> Node:
         view = _KINDS[kind](**{**values, "node": raw})
         if isinstance(view, Pattern):
             tree.place_before(view.node.path, "output", PATTERN)
+        if isinstance(view, ExpertValue):
+            tree.place_before(view.node.path, "output", *KINDS)
         node.views[name] = view
     for child in children:
         below = told(tree, child)

@@ -28,6 +28,8 @@ class MLP:
         down: the projection back to the stream.
         router: of a mixture of experts, the layer that computes the experts' logits.
         experts: of a mixture of experts, the module that runs the experts.
+        inside: of a mixture of experts, the router if the experts' module runs it.
+        shared: of a mixture of experts, the module of the experts that every token has and what is in it, if there is one.
         why_gate, why_up, why_down: what a refusal says about a missing part.
     """
 
@@ -36,12 +38,14 @@ class MLP:
     down: Node | None = None
     router: Node | None = None
     experts: Node | None = None
+    inside: Node | None = None
+    shared: tuple[Node, MLP] | None = None
     why_gate: str = ""
     why_up: str = ""
     why_down: str = ""
 
 
-_FUSED = "the experts run fused in one kernel, so no expert's own activations exist; use mlp.router_logits"
+_FUSED = "a mixture has one of each expert; use mlp.expert_act and mlp.expert_out, of the experts that a token chose"
 
 
 def find_mlp(tree: ModuleTree, probe: ProbeRun, layer: str, attention: str) -> MLP:
@@ -53,13 +57,22 @@ def find_mlp(tree: ModuleTree, probe: ProbeRun, layer: str, attention: str) -> M
     ]
     experts = [node for node in nodes if isinstance(node.layer, MoERunner)]
     if experts:
+        router = _router(probe, nodes, experts[0])
+        shared = _shared(nodes, experts[0])
         return MLP(
-            router=_router(probe, nodes, experts[0]),
+            router=router,
             experts=experts[0],
+            inside=router if _within(probe, router, experts[0]) else None,
+            shared=None if shared is None else (shared, _plain(tree, probe, _below(nodes, shared))),
             why_gate=_FUSED,
             why_up=_FUSED,
             why_down=_FUSED,
         )
+    return _plain(tree, probe, nodes)
+
+
+def _plain(tree: ModuleTree, probe: ProbeRun, nodes: list[Node]) -> MLP:
+    """Return the MLP among nodes that hold no mixture."""
     ran = [node for node in nodes if probe.at(node.path, "output") is not None]
     into = [
         node
@@ -114,13 +127,32 @@ def _gate_first(tree: ModuleTree, probe: ProbeRun, into: Node) -> bool | None:
     return None
 
 
+def _shared(nodes: list[Node], experts: Node) -> Node | None:
+    """Return the module of the experts that every token has, of a module that runs experts."""
+    assert isinstance(experts.layer, MoERunner)
+    shared = experts.layer.shared_experts
+    return next((node for node in nodes if shared is not None and node.layer is shared._layer), None)
+
+
+def _below(nodes: list[Node], above: Node) -> list[Node]:
+    return [node for node in nodes if node.path.startswith(above.path + ".")]
+
+
+def _within(probe: ProbeRun, inner: Node | None, outer: Node) -> bool:
+    """Return whether a module runs inside of another."""
+    if inner is None:
+        return False
+    begun, ended, begins = probe.at(outer.path, "input"), probe.at(outer.path, "output"), probe.at(inner.path, "input")
+    return None not in (begun, ended, begins) and begun.index < begins.index < ended.index  # type: ignore[union-attr]
+
+
 def _router(probe: ProbeRun, nodes: list[Node], experts: Node) -> Node | None:
     """Return the layer whose result decides which experts are chosen."""
     assert isinstance(experts.layer, MoERunner)
     count = experts.layer.moe_config.num_logical_experts
     for node in nodes:
         made = probe.at(node.path, "output")
-        logits = made.tensors.get((0,)) if made is not None else None
+        logits = made.tensors.get((0,), made.tensors.get(())) if made is not None else None
         if logits is not None and logits.dim() == 2 and logits.shape[1] == count:
             return node
     return None

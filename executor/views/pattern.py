@@ -20,13 +20,14 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 
 from executor.core.errors import Refusal
+from executor.core.location import Kind
 from executor.model.node import Node, View
 from executor.model.rows import Rows
 from executor.model.values import Served
 from executor.views.cache import CachedKeys
 from interpose.v1 import trace_pb2 as pb
 
-PATTERN = "pattern"
+PATTERN = str(Kind.PATTERN)
 _LARGEST = 1 << 30  # bytes of one rank's part
 _HINT = "use attn.rot_q, attn.rot_k and attn.z"
 
@@ -52,6 +53,7 @@ class AttentionPattern:
 
     def __init__(self, node: Node) -> None:
         assert isinstance(node.layer, Attention)
+        self.needs: tuple[Node, ...] = ()
         self._node = node
         self._kernel: Attention = node.layer
         self._cache: CachedKeys | None = None

@@ -28,7 +28,8 @@ logits.save()
 # row → phase → error of the logits, or refusal
 Changes = dict[str, dict[str, float | str]]
 EFFECT = 1e-3  # of a change on the logits, or there is nothing to compare
-COMPUTED = (".attn.pattern", ".mlp.experts", ".mlp.expert_weights")  # for the block; the model never holds them
+# For the block; the model never holds them.
+COMPUTED = (".attn.pattern", ".mlp.experts", ".mlp.expert_weights", ".mlp.expert_act", ".mlp.expert_out")
 
 
 def ramp(value: torch.Tensor) -> torch.Tensor:

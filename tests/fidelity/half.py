@@ -34,7 +34,6 @@ from tests.fidelity.measure import (
     PHASES,
     PROMPTS,
     SCHEDULINGS,
-    SETS,
     START,
     STEPS,
     Known,
@@ -46,6 +45,7 @@ from tests.fidelity.measure import (
 )
 from tests.fidelity.places import Place, Truth
 from tests.oracle import Edit, Oracle
+from tests.oracle.experts import SETS, sorted_experts
 
 # How much further off than transformers' bfloat16 a location may be: each rounds where its kernels do.
 TIMES = 2.0
@@ -215,7 +215,7 @@ def triple(place: Place, exact: Truth, rounded: Truth, step: int, value: Any) ->
         value[:, 0] += best - mine
         return value, near, scores
     if place.row.endswith(SETS):
-        value, expected, theirs = (one.cpu().sort(-1).values for one in (value, expected, theirs))
+        value, expected, theirs = (sorted_experts(one.cpu()) for one in (value, expected, theirs))
     return value, theirs, expected
 
 

@@ -31,6 +31,7 @@ from tests.fidelity.layouts import Layout
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
+from tests.oracle.experts import SETS, sorted_experts
 
 # What is measured, by the name of its column: an architecture and its sizes.
 COLUMNS = {arch: (arch, SHAPE) for arch in sorted(ARCHITECTURES)}
@@ -45,9 +46,6 @@ LONG = [5 + 7 * i % 480 for i in range(41)]
 PROMPTS = [LONG, [3, 77], [12, 250, 33, 8, 441, 90, 14, 61, 300, 2, 19], [222], *([i, 9 * i, 4] for i in range(20, 24))]
 BESIDE = [[(11 * i + 3) % 490 for i in range(150)], LONG]  # one is cut into chunks where prompts are
 STEP_TOKENS = 64
-
-# The same experts in any order.
-SETS = ("].mlp.experts", "].mlp.expert_weights")
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ class Measurement:
 def _error(place: Place, truth: Truth, step: int, value: Any) -> float:
     expected = place.expected(truth, step)
     if place.row.endswith(SETS):
-        value, expected = value.sort(-1).values.to(expected.dtype), expected.sort(-1).values
+        value, expected = sorted_experts(value).to(expected.dtype), sorted_experts(expected)
     return difference(value, expected)
 
 

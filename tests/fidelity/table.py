@@ -231,7 +231,7 @@ def _table(columns: list[str], rows: dict[str, list[str]], corner: str = "") -> 
 
 _ROWS = (
     "embed resid_pre attn_in attn.q attn.k attn.v norm_q norm_k norm_v rot_q rot_k pattern z attn_out resid_mid mlp_in mlp.gate "
-    "mlp.up mlp.act router_logits experts expert_weights mlp_out resid_post final_norm unembed"
+    "mlp.up mlp.act router_logits experts expert_weights expert_act expert_out mlp_out resid_post final_norm unembed"
 ).split()
 
 

@@ -6,6 +6,7 @@ which returns the value to go on with. The hooks' list of locations is the only 
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 import torch
@@ -38,9 +39,15 @@ def like(given: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What transformers' routers make of logits: the softmax's largest, renormalised if the configuration says so."""
+    """What transformers' routers make of logits: the softmax's largest, renormalised where the router does so."""
+    if hasattr(router, "router_jitter_noise"):
+        sparse: Any = sys.modules[type(router).__module__]
+        weights, experts = sparse.sparsemixer(
+            logits, jitter_eps=router.router_jitter_noise, training=False, top_k=router.top_k
+        )
+        return logits, weights, experts
     weights, experts = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
-    if router.norm_topk_prob:
+    if getattr(router, "norm_topk_prob", True):
         weights = weights / weights.sum(-1, keepdim=True)
     return logits, weights, experts
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.oracle.binding import Bindings, batch, choose, like, rows
+from tests.oracle.experts import single_experts
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Parts:
     Attributes:
         middle: the module that is first given the stream between attention and MLP; None if there is no such stream.
         merged: the layer that gives q, k and v side by side; None if three layers do.
+        router: of a mixture of experts, the layer that the experts are chosen by; it is beside `experts`.
+        shared: of a mixture of experts, the MLP that every token has.
         prescaled: whether queries are scaled before they come to the attention function.
         after_attention: the norm of the attention's output; None if the output is added as it is.
         mlp_in: the module that is given the MLP's input.
@@ -49,6 +52,7 @@ class Parts:
     up: str | None = "mlp.up_proj"
     down: str | None = "mlp.down_proj"
     router: str | None = None
+    shared: str | None = None
     prescaled: bool = False
     after_attention: str | None = None
     mlp_in: str = "mlp"
@@ -130,7 +134,18 @@ PARTS = {
     "nemotron": Parts(gate=None),
     "qwen3_next": Parts(gated=True),
     "phi3": Parts(merged="qkv_proj", gate_up="mlp.gate_up_proj"),
-    "qwen2_moe": _EXPERTS,
+    "mixtral": _EXPERTS,
+    "qwen2_moe": replace(_EXPERTS, shared="mlp.shared_expert"),
+    "granitemoe": replace(
+        _EXPERTS,
+        router="block_sparse_moe.router",
+        mlp_in="block_sparse_moe",
+        mlp_out="block_sparse_moe",
+        multiplier="residual_multiplier",
+        embed_multiplier="embedding_multiplier",
+    ),
+    "phimoe": replace(_EXPERTS, router="mlp.router"),
+    "gpt_oss": replace(_EXPERTS, router="mlp.router"),
 }
 _HEADS_FIRST = ("Gemma3", "Apertus", "Exaone")  # whose norms of heads are given [1, heads, tokens, width]
 
@@ -337,6 +352,19 @@ def _patch_attention(first: nn.Module, kernels: dict[nn.Module, _Kernel], to: Bi
     to.patch(home, "eager_attention_forward", function)
 
 
+def _dense(layer: Any, gate: str | None, up: str | None, down: str | None, path: str, to: Bindings) -> None:
+    for name, where in (("gate", gate), ("up", up)):
+        if where is not None:
+            to.add(f"{path}.{name}", "output", "view")
+            to.after(layer.get_submodule(where), _flat(f"{path}.{name}", to))
+    if down is not None:
+        to.add(f"{path}.act", "output", "view")
+        to.before(
+            layer.get_submodule(down),
+            lambda _, args: (to.visit(f"{path}.act", "output", args[0].view(-1, args[0].shape[-1])).view_as(args[0]),),
+        )
+
+
 def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
     if parts.gate_up is not None:
         for name in ("gate", "up"):
@@ -347,29 +375,27 @@ def _mlp(layer: Any, parts: Parts, path: str, to: Bindings) -> None:
             return like(output, torch.cat([to.visit(f"{path}.{name}", "output", one) for name, one in pieces], dim=-1))
 
         to.after(layer.get_submodule(parts.gate_up), halves)
-    for name, where in (("gate", parts.gate), ("up", parts.up)):
-        if where is not None and parts.gate_up is None:
-            to.add(f"{path}.{name}", "output", "view")
-            to.after(layer.get_submodule(where), _flat(f"{path}.{name}", to))
-    if parts.down is not None:
-        to.add(f"{path}.act", "output", "view")
-        to.before(
-            layer.get_submodule(parts.down),
-            lambda _, args: (to.visit(f"{path}.act", "output", args[0].view(-1, args[0].shape[-1])).view_as(args[0]),),
-        )
+    gate, up = (parts.gate, parts.up) if parts.gate_up is None else (None, None)
+    _dense(layer, gate, up, parts.down, path, to)
+    if parts.shared is not None:
+        _dense(layer, *(f"{parts.shared}.{name}_proj" for name in ("gate", "up", "down")), f"{path}.shared", to)
     if parts.router is not None:
         for name in ("router_logits", "experts", "expert_weights"):
             to.add(f"{path}.{name}", "output", "view")
 
         def chosen(router: Any, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            logits = to.visit(f"{path}.router_logits", "output", output[0])
-            if logits is not output[0]:
-                output = choose(router, logits)
-            to.visit(f"{path}.experts", "output", output[2])
-            to.visit(f"{path}.expert_weights", "output", output[1])
-            return output
+            order = (0, 1, 2) if output[0].is_floating_point() else (2, 1, 0)  # granite's router gives them reversed
+            found = tuple(output[i] for i in order)
+            logits = to.visit(f"{path}.router_logits", "output", found[0])
+            if logits is not found[0]:
+                found = choose(router, logits)
+            to.visit(f"{path}.experts", "output", found[2])
+            to.visit(f"{path}.expert_weights", "output", found[1])
+            return tuple(found[i] for i in order)
 
-        to.after(layer.get_submodule(parts.router), chosen)
+        router = layer.get_submodule(parts.router)
+        to.after(router, chosen)
+        single_experts(layer.get_submodule(parts.router.rpartition(".")[0]).experts, path, to)
 
 
 def _flat(path: str, to: Bindings) -> Callable[..., torch.Tensor]:

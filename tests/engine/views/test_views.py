@@ -14,6 +14,7 @@ from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
 from tests.engine.conftest import expression
 from tests.engine.harness import Block, LocalEngine
 from tests.oracle import Edit, Oracle, difference, locations
+from tests.oracle.experts import sorted_experts
 
 PROMPTS = [[5, 400, 17, 99, 256, 31, 8], [3, 77], [12, 250, 33, 8, 441, 90, 14, 61, 300, 2, 19], [222]]
 BESIDE = [[9, 9, 9], [100, 200, 300, 400], [44, 1, 7], [350, 20, 6, 5, 4, 3]]
@@ -21,11 +22,11 @@ STEPS = 4
 SHAPE = Shape(layers=2, hidden=128, context=256)
 TOLERANCE = 1e-4
 # Computed for the block; the model never holds them.
-READ_ONLY = ("pattern", "experts", "expert_weights")
+READ_ONLY = ("pattern", "experts", "expert_weights", "expert_act", "expert_out")
 # Given to attention and MLP alike, by architecture.
 SHARED = {"cohere": ("attn_in", "mlp_in"), "gptj": ("attn_in", "mlp_in")}
 # Sorted by their weights in one implementation and not in the other.
-SETS = ("experts", "expert_weights")
+SETS = ("experts", "expert_weights", "expert_act", "expert_out")
 
 
 class Views:
@@ -59,7 +60,7 @@ def place(path: str) -> str:
 
 def error_of(path: str, value: torch.Tensor, truth: torch.Tensor) -> float:
     if path.endswith(SETS):  # the same experts in any order
-        value, truth = value.sort(-1).values.to(truth.dtype), truth.sort(-1).values
+        value, truth = sorted_experts(value).to(truth.dtype), sorted_experts(truth)
     return difference(value, truth)
 
 
@@ -155,8 +156,8 @@ REFUSED = {
     "gptj": {"resid_mid": "attention and MLP in parallel", "mlp.gate": "has no gate"},
     "gpt2": {"mlp.gate": "has no gate"},
     "opt": {"mlp.gate": "has no gate"},
-    "olmoe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "the experts run fused"),
-    "qwen3_moe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "the experts run fused"),
+    "olmoe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "use mlp.expert_act and mlp.expert_out"),
+    "qwen3_moe": dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), "use mlp.expert_act and mlp.expert_out"),
 }
 # The architectures with norms of queries and keys; none of these has norms of values or gates of heads.
 NORMED = ("gemma3", "olmoe", "qwen3", "qwen3_moe")
