@@ -14,6 +14,7 @@ from serve_app.settings import Settings
 
 # Set for Serve's proxies, where `serve_app.proxy` runs: the settings of the gRPC port, by the settings' own names.
 GRPC_VARIABLE = "INTERPOSE_GRPC__"
+HTTP_VARIABLE = "INTERPOSE_HTTP__"
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "serve_app.proxy.listen_on_host"
 
@@ -42,6 +43,7 @@ def proxy_environment(settings: Settings) -> dict[str, str]:
     longest = str(max(2 * max(model.limits.max_message_bytes for model in settings.models), 64 * _MIB))
     return {
         **_variables(settings.grpc.model_dump(exclude_none=True), GRPC_VARIABLE),
+        f"{HTTP_VARIABLE}OPENAI": str(settings.http.openai),
         CALLBACK_VARIABLE: CALLBACK,
         # The ingress refuses long messages with a reason. This limit keeps the proxy from holding far longer ones.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": longest,

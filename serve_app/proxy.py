@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,15 +18,19 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import operator_pb2_grpc, service_pb2_grpc
+from interpose.v1 import trace_pb2 as pb
 from serve_app.environment import GRPC_VARIABLE
 from serve_app.ingress import listening
-from serve_app.ingress.callers import Callers
+from serve_app.ingress.callers import Call, Callers
 from serve_app.ingress.connections import Connections
 from serve_app.ingress.gate import Gate
+from serve_app.ingress.openai_errors import BODY_BYTES, answer_of
 from serve_app.secrecy import keep_to_itself
-from serve_app.settings import PREFIX, GrpcSettings
+from serve_app.settings import PREFIX, GrpcSettings, HttpSettings
 from serve_app.tenants.book import Keyring, running_directory
+from serve_app.tenants.keys import key_of
 
 FUNCTIONS = ["serve_app.proxy.add_interpose", "serve_app.proxy.add_operator", "serve_app.proxy.add_health"]
 # The path that says whether the proxy lives: Serve's own tools and KubeRay ask for it.
@@ -39,6 +44,7 @@ class _Environment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="ignore", frozen=True)
 
     grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
 
 
 class _Gated:
@@ -110,29 +116,96 @@ def listen_on_host() -> list[Any]:
     Serve calls this in the proxy's process before it opens ports.
 
     Returns:
-        The middlewares of Serve's HTTP proxy: it has nothing to say but that it lives.
+        The middlewares of Serve's HTTP proxy. It says that it lives, and lets callers with a key at the endpoint.
     """
     keep_to_itself()  # the keys of calls pass through this process
     if any(name.upper().startswith(GRPC_VARIABLE.rstrip("_")) for name in os.environ):
         listening.proxy_on(grpc_settings(), _ports.append)
-    return [Middleware(_OnlyAlive)]
+    return [Middleware(HttpGate, callers if _Environment().http.openai else None)]
 
 
-class _OnlyAlive:
-    """Answers every HTTP request with 404, but the question whether the proxy lives.
+class HttpGate:
+    """Lets requests of the OpenAI-compatible endpoint pass, if their key is known.
+
+    Every other request is answered with 404. The question whether the proxy lives needs no key. A body is received only from a
+    known caller, and within bounds.
 
     Args:
-        app: what would answer.
+        app: what answers.
+        callers: returns the callers of the proxy; None: there is no endpoint.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, callers: Callable[[], Callers] | None = None) -> None:
         self._app = app
+        self._callers = callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _ALIVE):
+        path = scope.get("path", "")
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and path == _ALIVE):
             await self._app(scope, receive, send)
+        elif scope["type"] == "http" and self._callers is not None and path.startswith("/v1/"):
+            await self._called(self._callers(), scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 404, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"this port serves nothing: traces go over gRPC\n"})
+            await send({"type": "http.response.body", "body": b"nothing is served here: traces go over gRPC\n"})
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+    async def _called(self, callers: Callers, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        peer = "ipv4:{}:{}".format(*(scope.get("client") or ("", 0)))
+        begun = False
+
+        async def sent(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            async with callers.call(key_of(headers.items()), peer) as call:
+                received = _Bounded(receive, _size(headers.get("content-length", "")), callers, call)
+                await self._app(scope, received, sent)
+        except ServiceFailure as error:
+            if not begun:
+                await answer_of(error.failure)(scope, receive, send)
+
+
+class _Bounded:
+    """Receives a request's body within bounds of size and time.
+
+    Args:
+        receive: of the server.
+        size: bytes that the request says it has.
+        callers: of the proxy.
+        call: the request.
+
+    Raises:
+        ServiceFailure: INVALID_ARGUMENT, the body is too long; DEADLINE_EXCEEDED, it does not come.
+    """
+
+    def __init__(self, receive: Receive, size: int, callers: Callers, call: Call) -> None:
+        self._receive = receive
+        self._callers = callers
+        self._call = call
+        self._left = BODY_BYTES
+        self._more = True
+        self._take(size, 0)
+
+    async def __call__(self) -> Any:
+        if not self._more:
+            return await self._receive()
+        async with self._callers.receiving(self._call):
+            message = await self._receive()
+        self._more = bool(message.get("more_body"))
+        self._take(0, len(message.get("body", b"")))
+        return message
+
+    def _take(self, said: int, here: int) -> None:
+        self._left -= here
+        if self._left < 0 or said > self._left:
+            message = f"the body has more than {BODY_BYTES} bytes"
+            raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message))
+
+
+def _size(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

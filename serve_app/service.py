@@ -63,6 +63,15 @@ class Service:
         host = (self._cluster.remote_head or "localhost") if grpc_settings.host in _ALL else grpc_settings.host
         return f"{'grpcs://' if grpc_settings.tls else ''}{host}:{grpc_settings.port}"
 
+    @property
+    def http_address(self) -> str:
+        """The address of the OpenAI-compatible endpoint; "" if the settings give no port."""
+        http = self._settings.http
+        if not (http.openai and http.port):
+            return ""
+        host = (self._cluster.remote_head or "localhost") if http.host in _ALL else http.host
+        return f"http://{host}:{http.port}/v1"
+
     def start(self, progress: Progress) -> None:
         """Start everything; return when traces can run.
 

@@ -112,11 +112,12 @@ class GrpcSettings(Part):
 
 
 class HttpSettings(Part):
-    """Serve's HTTP proxy.
+    """Serve's HTTP proxy: the OpenAI-compatible endpoint.
 
-    It carries no traces, but Serve starts its gRPC proxy only together with it.
+    It carries no traces. Serve starts its gRPC proxy only together with it.
     """
 
+    openai: bool = Field(True, description="whether `/v1` answers completions, chat and the list of models")
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535, description="0: any free port")
 

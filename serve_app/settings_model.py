@@ -22,6 +22,15 @@ _OURS = frozenset(
     }
 )
 
+# Options of vLLM's API server that change neither where it listens nor what it trusts.
+OPENAI_OPTIONS = frozenset(
+    {
+        *("chat_template", "chat_template_content_format", "response_role", "default_chat_template_kwargs"),
+        *("enable_auto_tool_choice", "tool_call_parser", "exclude_tools_when_tool_choice_none", "reasoning_parser"),
+        *("return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage"),
+    }
+)
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -70,6 +79,10 @@ class ModelSettings(Part):
     engine: dict[str, Any] = Field(default_factory=dict, description="further arguments of the engine, by vLLM's names")
     lora_modules: dict[str, str] = Field(
         default_factory=dict, description="LoRA adapters: each one's folder by the name that requests use"
+    )
+    openai: dict[str, Any] = Field(
+        default_factory=dict,
+        description="options of the OpenAI-compatible endpoint, by vLLM's names, e.g. `tool_call_parser`",
     )
     replicas: int = Field(1, ge=1, description="engines of this model, each with all its workers")
     autoscaling_config: dict[str, Any] | None = Field(
@@ -180,6 +193,14 @@ class ModelSettings(Part):
                 {"name": "speculative_config"},
             )
         return engine
+
+    @field_validator("openai")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(options.keys() - OPENAI_OPTIONS)
+        if unknown:
+            raise ValueError(f"the endpoint has no {', '.join(unknown)}; it has {', '.join(sorted(OPENAI_OPTIONS))}")
+        return options
 
     @model_validator(mode="after")
     def _one_count(self) -> ModelSettings:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from vllm import SamplingParams
@@ -21,8 +21,10 @@ from executor.cluster.start_failure import CannotStart, failure_of
 from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
 from executor.core.request import InvokeRequest, flow_of, shipped, step_tokens
+from executor.engine.bundled import bundled
 from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, failed_event
 from executor.engine.long_prompts import check_long_prompts
+from executor.engine.openai_run import OpenAIRun
 from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
 from executor.engine.requests import is_quick, prompt_of, sampling_of
 from executor.engine.rpc import Endings, call_workers
@@ -30,7 +32,7 @@ from executor.engine.startup import ModelSettings, Started, started
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.events import bundles, kind_of
+from interpose.wire.events import kind_of
 from interpose.wire.gang import gang_of, joint_invokes, start_after
 from interpose.wire.request import TraceRequest
 
@@ -43,6 +45,7 @@ class TraceEngine:
 
     Attributes:
         llm: vLLM's engine.
+        serving: answers requests of the OpenAI-compatible endpoint.
     """
 
     def __init__(self, ready: Started) -> None:
@@ -52,6 +55,7 @@ class TraceEngine:
         self._adapters = ready.adapters
         self._description = ready.description
         self._endings = Endings(ready.llm)
+        self.serving = ready.serving
         self._running = 0
         self._waiting = 0
 
@@ -119,6 +123,11 @@ class TraceEngine:
             TraceFailed: nothing ran, because the trace asks for something that this engine does not take.
         """
         trace = request.parse()
+        if trace.HasField("openai"):
+            async with contextlib.aclosing(self._answer(request, trace, {} if results is None else results)) as parts:
+                async for part in parts:
+                    yield part
+            return
         if trace.scan:
             for scanned in await self._scan(request, trace):
                 yield scanned
@@ -194,13 +203,50 @@ class TraceEngine:
         task = asyncio.create_task(all_of_them())
         complete = False
         try:
-            async for bundle in _bundled(events):
+            async for bundle in bundled(events):
                 yield bundle
             await task
             complete = True
         finally:
             if not complete or failed:
                 await asyncio.shield(self._give_up(task, trace.id))
+
+    async def _answer(
+        self, request: TraceRequest, trace: pb.Trace, results: dict[int, Result]
+    ) -> AsyncGenerator[bytes, None]:
+        """Answer a request of the OpenAI-compatible endpoint; yield events as `run` does."""
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        invoke = InvokeRequest.alone(request, await self._compiled(trace)) if trace.openai.traced else None
+        run = OpenAIRun(self.llm, self._endings, trace, request.tenant, invoke, events.put_nowait, _reported)
+
+        async def all_of_it() -> None:
+            self._running += 1
+            try:
+                async for part in self.serving.answer(trace.openai, run.generate):
+                    events.put_nowait(pb.Event(http=part).SerializeToString())
+                if invoke is None:
+                    events.put_nowait(run.last())
+            except TraceFailed as error:
+                if not run.failed:
+                    events.put_nowait(pb.Event(failed=error.failure).SerializeToString())
+            except (EngineDeadError, EngineGenerateError) as error:
+                events.put_nowait(self._stopped(trace, 0, error).SerializeToString())
+            finally:
+                self._running -= 1
+                results[0] = run.result
+                events.put_nowait(None)
+
+        task = asyncio.create_task(all_of_it())
+        complete = False
+        try:
+            async for bundle in bundled(events):
+                yield bundle
+            await task
+            complete = True
+        finally:
+            if invoke is not None and (not complete or run.failed):
+                await asyncio.shield(self._give_up(task, trace.id))
+            task.cancel()
 
     async def _open(self, trace: pb.Trace, shipment: dict[str, Any]) -> None:
         """Give the workers the common part of a trace, before the trace's first request.
@@ -343,20 +389,6 @@ class TraceEngine:
             return prompt_of(invoke.prompt, self._description, tokenizer), sampling
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceFailed(failed_event(trace, index, pb.ERROR_CODE_INVALID_ARGUMENT, str(error)).failed) from None
-
-
-async def _bundled(events: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
-    """Yield the events of a queue until a None comes.
-
-    Events that are there at the same time come in bundles.
-    """
-    there: list[bytes | None] = []
-    while not (there and there[-1] is None):
-        there = [await events.get()]
-        while not events.empty():
-            there.append(events.get_nowait())
-        for bundle in bundles(event for event in there if event is not None):
-            yield bundle
 
 
 def _reported(replies: list[tuple[str, list[bytes], int]]) -> Ending:

@@ -40,7 +40,7 @@ def checked(sampling: Mapping[str, Any], config: Any, tokenizer: Any) -> dict[st
             made["structured_outputs"] = StructuredOutputsParams(**structured)
         # vLLM notes in the parameters which backend it chose, so each request gets parameters of its own.
         params = SamplingParams(**copy.deepcopy(made))
-        _check_types(params)
+        check_types(params)
         params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
     except (ValueError, TypeError):
         raise
@@ -49,7 +49,7 @@ def checked(sampling: Mapping[str, Any], config: Any, tokenizer: Any) -> dict[st
     return made
 
 
-def _check_types(params: SamplingParams) -> None:
+def check_types(params: SamplingParams) -> None:
     """Refuse a value of a wrong type, for example 3.0 as a number of tokens.
 
     The engine's own process could not read it, and would never read anything again.

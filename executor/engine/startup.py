@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from executor.cluster.start_failure import noted
 from executor.cluster.verdicts import Verdicts
 from executor.engine.compiler import Compiler
+from executor.engine.openai_serving import OpenAIServing
 from executor.engine.options import engine_options
 from executor.engine.rpc import call_workers
 from executor.engine.stat_logger import StatLogger
@@ -33,6 +34,7 @@ class ModelSettings(Protocol):
     engine: dict[str, Any]
     lora_modules: Mapping[str, str]
     limits: Any
+    openai: dict[str, Any]
 
 
 class Started(NamedTuple):
@@ -44,6 +46,7 @@ class Started(NamedTuple):
         adapters: the model's LoRA adapters, which the engine has loaded.
         compiler: compiles the programs of traces.
         verdicts: the traces whose blocks had a worker ended.
+        serving: answers requests of the OpenAI-compatible endpoint.
     """
 
     llm: AsyncLLM
@@ -51,6 +54,7 @@ class Started(NamedTuple):
     adapters: Adapters
     compiler: Compiler
     verdicts: Verdicts
+    serving: OpenAIServing
 
 
 async def started(model: ModelSettings, progress: Callable[[str], None], metrics: bool = False) -> Started:
@@ -93,5 +97,6 @@ async def _warm(model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progres
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{uuid.uuid4().hex}"):
         pass
+    serving = await OpenAIServing.start(llm, model.name, model.openai, adapters, model.limits.max_invokes)
     progress("ready")
-    return Started(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts)
+    return Started(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts, serving)

@@ -1179,6 +1179,45 @@ ENGINE = Group(
             "*, prog, **kwargs",
             "`interpose serve` takes vLLM's flags",
         ),
+        Import("vllm.entrypoints.launchers.api_server.app_state.init_app_state", "the OpenAI endpoint's own classes"),
+        Import("vllm.entrypoints.launchers.cli_args.make_arg_parser", "the endpoint's options and their defaults"),
+        Import("vllm.entrypoints.serve.create_error_response", "errors of the endpoint"),
+        Import("vllm.entrypoints.serve.engine.protocol.ErrorResponse", "errors of the endpoint"),
+        Import("vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest", "a request for chat"),
+        Exactly(
+            "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest",
+            "fields",
+            _names("messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens")
+            + _names("max_completion_tokens n presence_penalty response_format seed stop stream stream_options")
+            + _names("temperature top_p tools tool_choice reasoning_effort thinking_token_budget")
+            + _names("include_reasoning parallel_tool_calls user use_beam_search top_k min_p")
+            + _names("repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output")
+            + _names("ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens")
+            + _names("truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids")
+            + _names("allowed_token_ids bad_words echo add_generation_prompt continue_final_message")
+            + _names("add_special_tokens documents chat_template chat_template_kwargs media_io_kwargs")
+            + _names("mm_processor_kwargs structured_outputs priority request_id session_id")
+            + _names("return_tokens_as_token_ids return_token_ids routed_experts_prompt_start")
+            + _names("return_token_offsets return_prompt_text mm_payload return_mm_kwargs cache_salt")
+            + _names("kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval"),
+            "fields that reach beyond the request are refused (executor/engine/openai_body.py)",
+        ),
+        Import("vllm.entrypoints.openai.completion.protocol.CompletionRequest", "a request for a completion"),
+        Exactly(
+            "vllm.entrypoints.openai.completion.protocol.CompletionRequest",
+            "fields",
+            _names("model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty")
+            + _names("seed stop stream stream_options suffix temperature top_p user use_beam_search top_k")
+            + _names("min_p repetition_penalty watermarking length_penalty stop_token_ids")
+            + _names("include_stop_str_in_output ignore_eos min_tokens skip_special_tokens")
+            + _names("spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids")
+            + _names("prompt_logprobs logprob_token_ids bad_words prompt_embeds add_special_tokens")
+            + _names("response_format structured_outputs priority request_id session_id")
+            + _names("return_tokens_as_token_ids return_token_ids routed_experts_prompt_start")
+            + _names("return_token_offsets mm_payload return_mm_kwargs cache_salt kv_transfer_params")
+            + _names("ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval"),
+            "fields that reach beyond the request are refused (executor/engine/openai_body.py)",
+        ),
         Import("vllm.exceptions.VLLMValidationError", "what vLLM looks at only when a request comes"),
         Import("vllm.v1.engine.exceptions.EngineDeadError", "the engine has ended"),
         Import("vllm.v1.engine.exceptions.EngineGenerateError", "the engine has ended"),

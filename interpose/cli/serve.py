@@ -42,6 +42,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--lora-modules", nargs="+", metavar="NAME=PATH", help="LoRA adapters, by the names that requests use"
     )
     parser.add_argument("--port", type=int, help="where clients connect (default: 9000)")
+    parser.add_argument(
+        "--http-port", type=int, metavar="PORT", help="where OpenAI clients connect (default: any free port)"
+    )
     parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
     flags = frozenset(flag for action in parser._actions for flag in action.option_strings)
@@ -106,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
             line.end()
             names = ", ".join(model.name for model in settings.models)
             print(f"interpose: serving {names} at {service.address} ({line.seconds:.0f} s)", file=out, flush=True)
+            if service.http_address:
+                print(f"interpose: OpenAI-compatible requests at {service.http_address}", file=out, flush=True)
             service.run()
     except KeyboardInterrupt:
         return 0
@@ -143,7 +148,9 @@ def _arguments(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, An
     elif given:
         raise ValueError("arguments of a model need a MODEL; without one, put them under `models` in the file")
     grpc = {key: value for key, value in {"port": args.port, "host": args.host}.items() if value is not None}
-    return {**flags, "grpc": grpc or None}
+    http = {"port": args.http_port, "host": args.host} if args.http_port is not None else {}
+    http = {key: value for key, value in http.items() if value is not None}
+    return {**flags, "grpc": grpc or None, "http": http or None}
 
 
 def _engine_arguments(arguments: list[str]) -> dict[str, Any]:

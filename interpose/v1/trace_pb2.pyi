@@ -103,7 +103,7 @@ class Invoke(_message.Message):
     def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., gang: bool = ..., joint: bool = ..., lora: _Optional[str] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "explain", "variables", "lora", "stacks")
+    __slots__ = ("id", "model", "scope", "invokes", "shared", "sampling", "stream", "edits", "applied", "remote", "exchanged", "scan", "explain", "variables", "lora", "stacks", "openai")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class Trace(_message.Message):
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
+    OPENAI_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     scope: _value_pb2.Objects
@@ -136,7 +137,22 @@ class Trace(_message.Message):
     variables: _containers.RepeatedCompositeFieldContainer[SessionVariable]
     lora: str
     stacks: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., explain: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ..., stacks: bool = ...) -> None: ...
+    openai: OpenAIRequest
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scope: _Optional[_Union[_value_pb2.Objects, _Mapping]] = ..., invokes: _Optional[_Iterable[_Union[Invoke, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., sampling: _Optional[_Iterable[_Union[_value_pb2.Binding, _Mapping]]] = ..., stream: bool = ..., edits: _Optional[_Iterable[str]] = ..., applied: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ..., remote: bool = ..., exchanged: _Optional[_Iterable[str]] = ..., scan: bool = ..., explain: bool = ..., variables: _Optional[_Iterable[_Union[SessionVariable, _Mapping]]] = ..., lora: _Optional[str] = ..., stacks: bool = ..., openai: _Optional[_Union[OpenAIRequest, _Mapping]] = ...) -> None: ...
+
+class OpenAIRequest(_message.Message):
+    __slots__ = ("path", "body", "traced", "model", "tokens")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    body: bytes
+    traced: bool
+    model: str
+    tokens: int
+    def __init__(self, path: _Optional[str] = ..., body: _Optional[bytes] = ..., traced: bool = ..., model: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class SessionVariable(_message.Message):
     __slots__ = ("id", "entry", "version", "canonical")
@@ -477,7 +493,7 @@ class Done(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting", "explanation", "bundle")
+    __slots__ = ("accepted", "output", "log", "saves", "failed", "done", "increment", "accounting", "explanation", "bundle", "http")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -488,6 +504,7 @@ class Event(_message.Message):
     ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     output: Output
     log: Log
@@ -498,7 +515,18 @@ class Event(_message.Message):
     accounting: Accounting
     explanation: Explanation
     bundle: Bundle
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ...) -> None: ...
+    http: Http
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., log: _Optional[_Union[Log, _Mapping]] = ..., saves: _Optional[_Union[Saves, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ..., http: _Optional[_Union[Http, _Mapping]] = ...) -> None: ...
+
+class Http(_message.Message):
+    __slots__ = ("status", "content_type", "data")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    content_type: str
+    data: bytes
+    def __init__(self, status: _Optional[int] = ..., content_type: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Bundle(_message.Message):
     __slots__ = ("events",)

@@ -37,7 +37,7 @@ class TraceRequest:
         stream: whether the trace's saves travel step by step.
         remotes: ids of the blobs of the session's earlier traces that the trace uses.
         variables: ids of the session variables that the trace shares.
-        method: "trace", "job", "scan" or "explain".
+        method: "trace", "job", "scan", "explain" or "openai".
         traceparent: the span that the trace belongs to, as W3C writes it; "" for none.
     """
 

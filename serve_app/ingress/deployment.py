@@ -32,6 +32,7 @@ from serve_app.ingress.chunks import chunks
 from serve_app.ingress.health import HealthCalls
 from serve_app.ingress.key_calls import KeyCalls
 from serve_app.ingress.listening import replica_on_this_machine
+from serve_app.ingress.openai_calls import OpenAICalls
 from serve_app.ingress.operator_calls import OperatorCalls
 from serve_app.ingress.requests import Submitted, request_of
 from serve_app.ingress.sessions import SessionCalls
@@ -47,11 +48,11 @@ logger = logging.getLogger(__name__)
 CALL_SECONDS = 10.0
 
 
-class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
+class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls, OpenAICalls):
     """One replica of the ingress; another replica can find again everything that it keeps.
 
     Args:
-        settings: settings of the whole service.
+        settings: of the whole service.
         engines: handle of each model's engine deployment, by the model's name.
         book: the tenants and the hashes of their keys.
     """
@@ -176,8 +177,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls):
     @unary(service_pb2.DescribeJobRequest, service_pb2.JobStatus)
     async def DescribeJob(self, request: service_pb2.DescribeJobRequest, tenant: Tenant) -> service_pb2.JobStatus:
         """Return the state of a trace."""
-        lease = await self._sessions.lease(request.session_id, tenant)
-        return await self._sessions.ask(lease, "job", request.trace_id)
+        return await self._sessions.ask(await self._sessions.lease(request.session_id, tenant), "job", request.trace_id)
 
     @unary(service_pb2.DescribeSessionRequest, service_pb2.SessionDescription)
     async def DescribeSession(

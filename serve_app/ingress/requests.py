@@ -36,7 +36,9 @@ class Submitted(NamedTuple):
 
 
 def method_of(trace: pb.Trace, job: bool) -> str:
-    """Return "trace", "job", "scan" or "explain"."""
+    """Return "trace", "job", "scan", "explain" or "openai"."""
+    if trace.HasField("openai"):
+        return "openai"
     if trace.scan:
         return "explain" if trace.explain else "scan"
     return "job" if job else "trace"

@@ -140,6 +140,8 @@ def check_trace(
         raise refuse(f"the trace has {len(trace.invokes)} invokes; the limit is {limits.max_invokes}", trace.id)
     if len(trace.edits) > MAX_EDITS or len(set(trace.edits)) < len(trace.edits):
         raise refuse(f"a trace names up to {MAX_EDITS} edits, each once; this one names {len(trace.edits)}", trace.id)
+    if trace.HasField("openai"):
+        raise refuse("requests of the OpenAI-compatible endpoint come over HTTP", trace.id)
     if trace.applied:
         raise refuse("a trace names edits; it does not bring their programs", trace.id)
     parameters = frozenset(description.sampling_parameters)

@@ -22,6 +22,8 @@ def tokens_of(trace: pb.Trace, description: model_pb2.ModelDescription | None) -
         trace: a trace that has passed the checks.
         description: of the trace's model, if it is known.
     """
+    if trace.HasField("openai"):
+        return trace.openai.tokens
     longest = description.max_model_len if description is not None else 0
     usual = _asked(trace.sampling, 1, longest)
     tokens = 0

@@ -99,6 +99,7 @@ class RunningService:
 
     Attributes:
         address: where clients connect.
+        http: the base of the OpenAI-compatible endpoint, unless the settings have a port of their own.
         process: of the command.
         config: the configuration file.
     """
@@ -113,6 +114,9 @@ class RunningService:
     ) -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
+        http_port = free_port()
+        settings = {"http": {"port": http_port}, **settings}
+        self.http = f"http://127.0.0.1:{http_port}/v1"
         self._output = folder / "service.log"
         self.config = config = folder / "service.yaml"
         config.write_text(yaml.safe_dump(settings))

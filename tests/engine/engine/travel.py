@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -25,6 +26,7 @@ from actors.telemetry.telemetry import Telemetry
 from executor.cluster.verdicts import Verdicts
 from executor.engine.compiler import Compiler
 from executor.engine.engine import TraceEngine
+from executor.engine.openai_serving import OpenAIServing
 from executor.engine.startup import Started
 from executor.model.lora import Adapters
 from interpose.v1 import service_pb2
@@ -132,6 +134,7 @@ class LocalLLM:
     def __init__(self, engine: LocalEngine, counts: Counts, patch: pytest.MonkeyPatch) -> None:
         self._engine = engine.llm.llm_engine
         self.vllm_config = self._engine.vllm_config
+        self.errored = False
         self._counts = counts
         self._encoder = MsgpackEncoder()
         self._outputs: dict[str, asyncio.Queue[Any]] = {}
@@ -153,10 +156,16 @@ class LocalLLM:
         watch(patch, core, "add_request", add_encoded)
         watch(patch, executor, "collective_rpc", call_pickled)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
     def get_tokenizer(self) -> Any:
         return self._engine.get_tokenizer()
 
     async def check_health(self) -> None:
+        pass
+
+    def check_admission(self, count: int) -> None:
         pass
 
     async def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -166,7 +175,9 @@ class LocalLLM:
         answers = self._engine.engine_core.collective_rpc(method, timeout, tuple(args))
         return list(self._counts.pickled("worker", "engine", answers))
 
-    async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any) -> AsyncIterator[Any]:
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, lora_request: Any, **options: Any
+    ) -> AsyncIterator[Any]:
         queue = self._outputs[request_id] = asyncio.Queue()
         self._engine.add_request(request_id, prompt, params, lora_request=lora_request)
         if self._stepping is None or self._stepping.done():
@@ -226,6 +237,14 @@ class _Call:
         self.failure = pb.Failure.FromString(data)
 
 
+class _NoServing:
+    """Stands in for the endpoint's classes until a test asks for them."""
+
+
+async def _never() -> Any:
+    await asyncio.get_running_loop().create_future()
+
+
 class _Replica(EngineDeployment):
     """The engine deployment without Serve."""
 
@@ -264,7 +283,17 @@ class _Ingress(IngressDeployment):
         async def find(session_id: str, tenant: str) -> Lease:
             return Lease(session_id, tenant, actor)
 
-        directory: Any = SimpleNamespace(place=SimpleNamespace(remote=place), find=SimpleNamespace(remote=find))
+        async def opened(tenant: str, kept: bool) -> Lease:
+            return await find("s", tenant)
+
+        async def closed(*args: Any) -> None:
+            pass
+
+        async def announced() -> tuple[Any, ...]:
+            return ()
+
+        ways = {"place": place, "find": find, "open": opened, "close": closed, "announced": announced}
+        directory: Any = SimpleNamespace(**{name: SimpleNamespace(remote=way) for name, way in ways.items()})
         self._sessions = SessionCalls(directory)
 
 
@@ -274,7 +303,11 @@ class _Actor:
     def __init__(self, host: SessionHost, counts: Counts) -> None:
         self._host = host
         self._counts = counts
+        self.ask = SimpleNamespace(remote=self._ask)
         self.follow_all = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._follow_all))
+
+    def _ask(self, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._host.ask(*self._counts.pickled("ingress", "session", args)))
 
     async def _follow_all(self, *args: Any) -> AsyncIterator[Any]:
         async for item in self._host.follow_all(*self._counts.pickled("ingress", "session", args)):
@@ -305,7 +338,10 @@ class Way:
         patch.setenv("INTERPOSE_ENGINE_VERDICTS", "")  # is set by `Verdicts`, and goes with the patch
         self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
         self._verdicts = Verdicts()
-        self.engine = TraceEngine(Started(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts))
+        self.engine = TraceEngine(
+            Started(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts, _NoServing())
+        )
+        self._llm = llm
         self.replica = _Replica(self.engine)
         self._host = SessionHost("actor", LocalDirectory())
         handle = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
@@ -342,6 +378,28 @@ class Way:
         await self._host.close("s")
         assert call.failure is None, call.failure
         return events
+
+    async def http(
+        self, method: str, path: str, body: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send an HTTP request to the endpoint; return status, headers and body of the answer."""
+        if isinstance(self.engine.serving, _NoServing):
+            self.engine.serving = await OpenAIServing.start(self._llm, "m", {}, Adapters({}), 16)
+        await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+        answer = await self._ingress(Request(scope, receive))
+        await answer(scope, _never, send)
+        await self._host.close("s")
+        found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], found, b"".join(one.get("body", b"") for one in sent[1:])
 
     async def refusal(self, message: Any) -> pb.Failure:
         """Send a message as a client does; return why its call failed."""
