@@ -53,9 +53,7 @@ def test_models(endpoint: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_completion_is_what_a_trace_generates(
-    endpoint: openai.OpenAI, expected: dict[str, str], prompt: str
-) -> None:
+def test_a_completion_is_what_a_trace_generates(endpoint: openai.OpenAI, expected: dict[str, str], prompt: str) -> None:
     answer = complete(endpoint, prompt, logprobs=2)
     assert answer.choices[0].text == expected[prompt]
     assert answer.usage.completion_tokens == TOKENS
@@ -70,7 +68,12 @@ def test_chat(endpoint: openai.OpenAI, model: interpose.Model) -> None:
     messages = [{"role": "user", "content": "Where is the Eiffel Tower?"}]
     with model.trace(messages, max_tokens=TOKENS, temperature=0.0) as tracer:
         result = tracer.result.save()
-    asked: dict[str, Any] = {"model": "llama", "messages": messages, "max_completion_tokens": TOKENS, "temperature": 0.0}
+    asked: dict[str, Any] = {
+        "model": "llama",
+        "messages": messages,
+        "max_completion_tokens": TOKENS,
+        "temperature": 0.0,
+    }
     answer = endpoint.chat.completions.create(**asked)
     assert answer.choices[0].message.content == result.text
     deltas = [chunk.choices[0].delta.content or "" for chunk in endpoint.chat.completions.create(**asked, stream=True)]
@@ -93,7 +96,7 @@ def test_a_standing_edit_and_saves(endpoint: openai.OpenAI, model: interpose.Mod
         *_, last = list(complete(endpoint, PROMPTS[0], stream=True, extra_body=asked))
         assert last.interpose["saves"] == answer.interpose["saves"]
     finally:
-        model.clear_edits("louder")
+        model.clear_edits()
     with pytest.raises(openai.NotFoundError, match="louder"):
         complete(endpoint, PROMPTS[0], extra_body={"interpose": {"edits": ["louder"]}})
 
