@@ -59,12 +59,13 @@ class SharedLeases:
             yield shared.lease
         finally:
             shared.requests -= 1
-            if not shared.requests and shared in self._open[tenant.name]:
+            if not shared.requests:
+                seconds = _IDLE_SECONDS if shared in self._open[tenant.name] else 0.0
                 later = asyncio.get_running_loop().call_later
-                shared.closing = later(_IDLE_SECONDS, self._close, tenant.name, shared)
+                shared.closing = later(seconds, self._close, tenant.name, shared)
 
     def forget(self, tenant: Tenant, lease: Lease) -> None:
-        """Use a session for no further request, because it has ended."""
+        """Use a session for no further request, because it may have ended."""
         held = self._open[tenant.name]
         held[:] = [shared for shared in held if shared.lease.session_id != lease.session_id]
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 import interpose
@@ -33,6 +34,7 @@ def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         "racer": {"running_traces": RUNNING, "waiting_traces": WAITING, "reserved_sessions": 4},
         "spender": {"tokens_per_minute": TOKENS, "reserved_sessions": 2},
         "keeper": {"stored_bytes": STORED, "reserved_sessions": 2},
+        "asker": {"tokens_per_minute": 100, "reserved_sessions": 2},
         "greedy": {},
     }
     settings = {
@@ -130,6 +132,18 @@ def test_of_sixty_four_threads_exactly_ten_get_a_quota_of_ten(service: RunningSe
     assert models[0].generate("one two three", max_new_tokens=2).finish_reason
     for client in clients:
         client.close()
+
+
+def test_requests_of_openai_clients_count_for_the_same_quota(service: RunningService) -> None:
+    with openai.OpenAI(base_url=service.http, api_key="asker-key", max_retries=0, timeout=60) as asker:
+        asked = {"model": "tiny", "prompt": [5, 9, 2], "max_tokens": 20, "extra_body": {"ignore_eos": True}}
+        for _ in range(3):  # a prompt and 20 tokens each; what a request did not need is given back
+            assert asker.completions.create(**asked).usage.completion_tokens == 20
+        with connected(service, "asker") as client:
+            wait_for(lambda: used(client, "tokens_per_minute") == 3 * 23, 10)
+        with pytest.raises(openai.RateLimitError, match="tokens_per_minute") as caught:
+            asker.completions.create(**{**asked, "max_tokens": 60})
+        assert 0 < int(caught.value.response.headers["retry-after"]) <= 60
 
 
 def test_tokens_come_back_at_the_end_on_failure_and_on_cancel(service: RunningService) -> None:
