@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from executor.core.ended import Ended, Ending
 from executor.core.request import InvokeRequest
 from executor.engine.failures import TraceFailed, failed_event
+from executor.engine.long_prompts import check_long_prompts
 from executor.engine.outputs import Outputs
 from executor.engine.rpc import Endings
 from executor.engine.sampling import check_types
@@ -72,7 +73,7 @@ class OpenAIRun:
             options: further arguments of AsyncLLM.generate.
 
         Raises:
-            TraceFailed: the block failed, or a traced request has several sequences.
+            TraceFailed: the block failed, a traced request has several sequences, or its prompt is too long for its block.
             ValueError: a parameter has a type that the engine's process could not read.
         """
         check_types(params)
@@ -114,6 +115,8 @@ class OpenAIRun:
             message = "a request with interpose edits or saves has one prompt and one sequence; send one for each"
             raise TraceFailed(failed_event(self._trace, 0, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
         self._begun = True
+        assert self._invoke.shipment is not None
+        await check_long_prompts(self._llm, self._trace, {0: (prompt, {})}, self._invoke.shipment)
         params.extra_args = {**(params.extra_args or {}), **self._invoke.to_args()}
         # The block may change activations, so no other request may use what this one leaves in the prefix cache.
         prompt["cache_salt"] = request_id

@@ -82,7 +82,7 @@ mlp = model.{mlp}[-1:].save()
         (mlp, "mlp"),
     ):
         [one] = saves[location]
-        np.testing.assert_array_equal(array(one), ran.saves[name].numpy())
+        np.testing.assert_array_equal(array(one), ran.saved[name].numpy())
 
 
 def test_saves_of_all_steps_beside_one_of_the_prompt(way: Way) -> None:
