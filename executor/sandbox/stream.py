@@ -36,4 +36,4 @@ class Stream:
         events, failure, _ = self._trace.increments(self._state, steps, True, True)
         self.failure = self.failure or failure
         invoke = self._state.identity.invoke
-        return events[0] if events else pb.Event(increment=pb.Increment(invoke=invoke, steps=steps, last=True))
+        return events[0] if events else self._trace.numbered(pb.Increment(invoke=invoke, steps=steps, last=True))

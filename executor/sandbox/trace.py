@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,7 @@ class SandboxedTrace(Scope):
         self._known = False  # whether the process has the trace
         self._gave = False  # whether an invoke's saves have been sent
         self._lost: pb.Failure | None = None
+        self._sequences: Counter[int] = Counter()  # increments that have come, by invoke
 
     @property
     def barriers(self) -> dict[int, Barrier]:
@@ -195,6 +197,12 @@ class SandboxedTrace(Scope):
         self._put_blobs()
         self._terms.increment(self.session, self.id, event.SerializeToString())
 
+    def numbered(self, increment: pb.Increment) -> pb.Event:
+        """Return the event of an invoke's next increment; the worker counts them, whatever the process says."""
+        increment.sequence = self._sequences[increment.invoke]
+        self._sequences[increment.invoke] += 1
+        return pb.Event(increment=increment)
+
     def _put_blobs(self) -> None:
         for blob_id, bytes_ in self.notices.take_blobs():
             self._terms.put(self.session, self.id, blob_id, bytes_)
@@ -223,8 +231,10 @@ class SandboxedTrace(Scope):
                 raise Lost(f"it sent an event of the kind {kind}")
             if kind == "failed":
                 event = pb.Event(failed=self._checked(event.failed, invoke))
-            elif kind == "increment" and event.increment.invoke != invoke:
-                raise Lost("it sent another invoke's increment")
+            elif kind == "increment":
+                if event.increment.invoke != invoke:
+                    raise Lost("it sent another invoke's increment")
+                event = self.numbered(event.increment)
             elif kind == "saves" and event.saves.invoke != invoke:
                 raise Lost("it sent another invoke's saves")
             events.append(event)

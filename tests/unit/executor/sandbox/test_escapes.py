@@ -236,6 +236,27 @@ def test_a_killed_zygote_is_started_again(processes: Pool) -> None:
     assert ran.failure is None and set(codes) <= {pb.ERROR_CODE_UNAVAILABLE}
 
 
+def test_increments_of_a_killed_process_are_numbered(processes: Pool) -> None:
+    """The last increment comes from the worker."""
+    worker = Worker(processes, step_seconds=30.0)
+    source = """
+import time
+kept = [].save()
+for step in tracer.iter[:]:
+    kept.append(model.layers[1].output[0][-1])
+    if step == 2:
+        time.sleep(20)
+"""
+    assert worker.run("h = model.layers[1].output[0].save()").failure is None  # a zygote runs
+    timer = threading.Timer(1.5, lambda: os.kill(processes._given[-1].number, signal.SIGKILL))
+    timer.start()
+    ran = worker.run_once(source, 4, stream=True)
+    timer.join()
+    assert ran.failure is not None
+    assert len(ran.increments) > 1
+    assert [one.sequence for one in ran.increments] == list(range(len(ran.increments)))
+
+
 @pytest.mark.parametrize("killed", ["zygote", "process"])
 def test_a_block_whose_process_is_killed_fails_alone(processes: Pool, killed: str) -> None:
     """With its zygote it is to be submitted again; without, it may have brought that about itself."""
