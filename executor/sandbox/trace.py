@@ -198,7 +198,7 @@ class SandboxedTrace(Scope):
         self._terms.increment(self.session, self.id, event.SerializeToString())
 
     def numbered(self, increment: pb.Increment) -> pb.Event:
-        """Return the event of an invoke's next increment; the worker counts them, whatever the process says."""
+        """Return the event of an invoke's next increment, with the worker's own number."""
         increment.sequence = self._sequences[increment.invoke]
         self._sequences[increment.invoke] += 1
         return pb.Event(increment=increment)
