@@ -81,20 +81,21 @@ def forced(engine: LocalEngine, tier: str) -> Iterator[None]:
     """
     requests = engine.interleaver._requests
     plans, loops = requests._plans, requests._plans.loops
-    lowerer, programs = loops._lowerer, loops._programs
+    joining = loops._joining
+    lowerer, programs = joining._lowerer, joining._programs
     if tier == "block":
         requests._plans = None
     elif tier == "plan":
         plans.loops = None
     elif tier == "program":
-        loops._lowerer = _Nothing()
+        joining._lowerer = _Nothing()
     else:
-        loops._programs = None
+        joining._programs = None
     try:
         yield
     finally:
         requests._plans, plans.loops = plans, loops
-        loops._lowerer, loops._programs = lowerer, programs
+        joining._lowerer, joining._programs = lowerer, programs
 
 
 @dataclass
