@@ -25,6 +25,7 @@ from executor.core.errors import BudgetExceeded
 from executor.core.location import Kind
 from executor.core.text import clip
 from executor.graphs import operations
+from executor.graphs.by_rows import by_rows
 from executor.graphs.hoist import hoist
 from executor.graphs.loops import TableLoops
 from executor.graphs.lower import SiteKey, lower
@@ -137,6 +138,24 @@ class Facts:
         )
         return why, line_of(why, plan) if why else 0, ""
 
+    def prompt_as_rows(self, prompt: Plan, plan: Plan, member: Member, until: int, rows: int) -> bool:
+        """Return whether the program of a loop's later steps runs in the prompt's step too.
+
+        Args:
+            prompt: the plan for the prompt's step.
+            plan, member: for the steps after it.
+            until: the step after the loop's last one.
+            rows: of the prompt.
+        """
+        if self.loops is not None:
+            steps = [PlannedSteps(prompt, 0, 1), PlannedSteps(plan, 1, until)]
+            return not self.loops.why_not("", steps, member, rows)
+        try:
+            by_rows(prompt, plan)
+        except operations.Refused:
+            return False
+        return True
+
     def _refusal(self, plan: Plan, member: Member, steps: tuple[int, int]) -> str:
         """Return why tables would not take a loop, as far as its plan says, "" if they would."""
         try:
@@ -191,6 +210,7 @@ class ExplainingRunner(Runner):
         self._regions: list[Region] | None = None
         self._found: dict[int, Explanation] = {}  # by the line of the part
         self._tries: dict[int, int] = {}
+        self._prompts: dict[int, Explanation] = {}  # by the line of a loop: how the prompt's step runs
         self._of_prompt: dict[int, str] = {}  # by the line of the part: why the prompt's step is not in the tables
         self._notes = facts.notes
         self._excused = False
@@ -344,6 +364,7 @@ class ExplainingRunner(Runner):
             rows = max(1, self._state.progress.prompt_tokens)
             found = self._judged(region, 0, replace(window, until=min(1, window.until)), rows)
             self._of_prompt[region.line] = found.why
+            self._prompts[region.line] = found
             if found.why:  # the block runs the step, and the loop is tried after it
                 return
             step, window = 1, replace(window, first=1)
@@ -353,7 +374,19 @@ class ExplainingRunner(Runner):
             self._of_prompt.setdefault(region.line, "the block asks for something of the model before the loop")
         found = self._judged(region, step, window)
         self._found[region.line] = self._bounded(found)
+        if found.tier == "graph" and window is not None:
+            self._look_at_prompt(region.line, found, window)
         self._tries[region.line] = self._tries.get(region.line, 0) + 1 if found.later else _TRIES
+
+    def _look_at_prompt(self, line: int, found: Explanation, window: Window) -> None:
+        """Judge the prompt's step of a loop again, once its later steps have been judged."""
+        prompt = self._prompts.pop(line, None)
+        if prompt is None or prompt.plan is None or found.plan is None or found.environment is None:
+            return
+        member = Member(found.environment, with_zeros(self._inner.names), lambda *_: None, lambda *_: None)
+        rows = max(1, self._state.progress.prompt_tokens)
+        if self._facts.prompt_as_rows(prompt.plan, found.plan, member, window.until, rows):
+            self._of_prompt[line] = ""
 
     def _judged(self, region: Region, step: int, window: Window | None, rows: int = 1) -> Explanation:
         """Return how a part can run in a step, with so many rows of the request."""

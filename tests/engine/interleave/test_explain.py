@@ -132,6 +132,12 @@ PROMPTS = {
         HEAD + "    kept.append(torch.relu(model.model.layers[1].output[0]).save())\n",
         "graph",
         "",
+        "",
+    ),
+    "a loop over all rows": (
+        HEAD + "    kept.append(torch.softmax(model.model.layers[1].output[0], 0).save())\n",
+        "graph",
+        "",
         "line 2: the step of the prompt runs as it is: the tables",
     ),
     "a loop after a read": (
