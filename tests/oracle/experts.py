@@ -47,7 +47,7 @@ def single_experts(experts: Any, path: str, to: Bindings) -> None:
         nn.functional.linear = linear  # type: ignore[assignment]
         chosen = args[1]
         assert len(calls) == 2 * len(numbers_of), "an expert is computed in another way than with two products"
-        values = [torch.empty(*chosen.shape, pair.shape[-1]) for pair in calls[1]]
+        values = [one.new_empty(*chosen.shape, one.shape[-1]) for one in calls[1]]
         for number, pair in zip(numbers_of, calls[1::2], strict=True):
             place, token = torch.where(chosen.T.eq(number))  # the order in which transformers takes an expert's tokens
             for value, rows in zip(values, pair, strict=True):
