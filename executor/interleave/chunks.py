@@ -68,21 +68,21 @@ class Chunks:
     Args:
         host: the worker.
         hook: has a module's location visited in the step.
+
+    Attributes:
+        prompts: what is known of each prompt, by request id.
     """
 
     def __init__(self, host: Host, hook: Callable[[str, str], None]) -> None:
         self._cache = host.cache
         self._hook = hook
         self._serving: Serving | None = None
-        self._prompts: dict[str, _Prompt] = {}
+        self.prompts: dict[str, _Prompt] = {}
         self._step: dict[str, _Prompt] = {}
         self._spans: Mapping[str, Span] = {}
 
     def __contains__(self, key: object) -> bool:
-        return key in self._prompts
-
-    def __len__(self) -> int:
-        return len(self._prompts)
+        return key in self.prompts
 
     def serve_with(self, serving: Serving) -> None:
         """Have changes of shadows written back as changes of blocks are."""
@@ -97,15 +97,15 @@ class Chunks:
             needs: what its block asks for.
             shadow_of: makes a shadow of the block.
         """
-        self._prompts[key] = _Prompt(tokens, needs, shadow_of)
+        self.prompts[key] = _Prompt(tokens, needs, shadow_of)
 
     def keep(self, known: Container[str]) -> None:
         """Forget the requests that are not among the known ones."""
-        for key in [key for key in self._prompts if key not in known]:
+        for key in [key for key in self.prompts if key not in known]:
             self._drop(key)
 
     def _drop(self, key: str) -> None:
-        prompt = self._prompts.pop(key)
+        prompt = self.prompts.pop(key)
         self._step.pop(key, None)
         if prompt.shadow is not None:
             prompt.shadow.end()
@@ -118,7 +118,7 @@ class Chunks:
         Args:
             bounds: of each request in the step, the rows that were computed before, and the number of rows in the step.
         """
-        self._step = {key: prompt for key, prompt in self._prompts.items() if key in bounds}
+        self._step = {key: prompt for key, prompt in self.prompts.items() if key in bounds}
         for key, prompt in self._step.items():
             computed, rows = bounds[key]
             prompt.start, prompt.stop = computed, computed + rows
@@ -254,8 +254,8 @@ class Chunks:
                 prompt.shadow = None
             prompt.done = prompt.stop
             if prompt.last:
-                del self._prompts[key]
+                del self.prompts[key]
         self._step, self._spans = {}, {}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._prompts)
+        return iter(self.prompts)

@@ -141,7 +141,7 @@ class Interleaver:
     @property
     def idle(self) -> bool:
         """Whether nothing of any trace is held."""
-        return self._machine.idle and not (self._requests or self.hooks or self.deferred or self.chunks)
+        return self._machine.idle and not (self._requests or self.hooks or self.deferred or self.chunks.prompts)
 
     @property
     def loops(self) -> TableLoops | None:

@@ -141,7 +141,7 @@ class InterleavingRunner(_Base):
                 return
         if scheduler_output.scheduled_new_reqs:
             self._admit(interleaver, scheduler_output)
-        if interleaver.chunks:
+        if interleaver.chunks.prompts:
             interleaver.chunks.begin(_bounds(scheduler_output))
         self.tracing, self.riding = False, ()
         self.interleaves = bool(interleaver.mediators or interleaver.deferred or interleaver.ended)

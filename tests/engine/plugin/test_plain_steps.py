@@ -36,7 +36,7 @@ OF_ADMISSION = {"_enqueue_waiting_request", "from_args", "_execute", "_begin", "
 # in them, and builtins that they call.
 OF_A_STEP = (7, 14, 0) if current_platform.is_cpu() else (8, 16, 0)  # The V1 runner on GPUs has one more.
 OF_EACH_REQUEST_IN_IT = (0, 0, 0)
-OF_A_REQUEST = (6, 29, 0)
+OF_A_REQUEST = (6, 30, 0)
 
 
 @dataclass
