@@ -11,7 +11,7 @@ from executor.sandbox.pool import Pool
 from tests.unit.executor.sandbox.parts import Worker, pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def processes() -> Iterator[Pool]:
     made = pool()
     gc.collect()

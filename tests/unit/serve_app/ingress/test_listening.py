@@ -25,8 +25,9 @@ from interpose.rpc.channel import Transport
 from serve_app import proxy
 from serve_app.ingress import listening
 from serve_app.ingress.callers import Callers
+from serve_app.ingress.openai_errors import BODY_BYTES
 from serve_app.service import _encrypted, free_port
-from serve_app.settings import GrpcSettings, TlsSettings
+from serve_app.settings import GrpcSettings, TlsSettings, settings_from
 from serve_app.tenants.book import Keyring, book_of
 
 HEALTHY = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()
@@ -189,9 +190,9 @@ async def test_the_http_port_says_that_it_lives_and_nothing_else() -> None:
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "answered"})
 
-    app = proxy._OnlyAlive(serve)
+    app = proxy.HttpGate(serve)
     answers: dict[str, list[Any]] = {}
-    for path in ("/-/healthz", "/-/routes", "/", "/docs"):
+    for path in ("/-/healthz", "/-/routes", "/", "/docs", "/v1/models"):
         sent: list[Any] = []
 
         async def send(message: Any, sent: list[Any] = sent) -> None:
@@ -200,4 +201,50 @@ async def test_the_http_port_says_that_it_lives_and_nothing_else() -> None:
         await app({"type": "http", "path": path}, lambda: None, send)  # type: ignore[arg-type]
         answers[path] = sent
     refused = [404, "http.response.body"]
-    assert answers == {"/-/healthz": ["answered"], "/-/routes": refused, "/": refused, "/docs": refused}
+    closed = dict.fromkeys(("/-/routes", "/", "/docs", "/v1/models"), refused)
+    assert answers == {"/-/healthz": ["answered"], **closed}
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "size", "expected"),
+    [
+        ("the red key", "/v1/completions", 10, 200),
+        ("the red key", "/v1/completions", BODY_BYTES + 1, 400),
+        ("the red key", "/other", 10, 404),
+        ("another key", "/v1/completions", 10, 401),
+        ("", "/v1/completions", 10, 401),
+    ],
+)
+@pytest.mark.parametrize("says", [True, False], ids=["says its size", "says no size"])
+async def test_a_body_is_received_from_known_callers_and_within_bounds(
+    key: str, path: str, size: int, expected: int, says: bool
+) -> None:
+    tenants = settings_from({"model": "x", "tenants": [{"name": "red", "api_key": "the red key"}]}).tenants
+    callers = Callers(Keyring(book_of(tenants, "")), GrpcSettings())
+    received: list[int] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            received.append(len(message["body"]))
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    pieces = [b"x" * min(1 << 20, size - at) for at in range(0, size, 1 << 20)]
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    headers += [(b"content-length", str(size).encode())] if says else []
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("127.0.0.1", 5)}
+    await proxy.HttpGate(serve, lambda: callers)(scope, receive, send)
+    assert sent[0]["status"] == expected
+    assert sum(received) == (size if expected == 200 else 0 if says or expected != 400 else sum(received))
+    assert sum(received) <= BODY_BYTES
