@@ -35,7 +35,7 @@ class StepShares:
     def __init__(self) -> None:
         self._clocks: dict[str, float] = {}
         self._weights: dict[str, float] = {}  # of the active tenants
-        self._now = 0.0  # the clock of the tenant that has had the least of those that stayed active
+        self._now = 0.0  # the clock of the active tenant that has had the least
         self._fixed = math.inf  # seconds of a step without rows and blocks
 
     def over(self, flows: Iterable[Flow]) -> frozenset[str]:

@@ -516,7 +516,7 @@ def _key(
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by name, with those that have not been given."""
+    """Return the arguments of an operation by name, with the defaults of missing arguments."""
     arguments = node.target._schema.arguments
     given = {one.name: one.default_value for one in arguments if one.has_default_value()}
     given.update(zip((one.name for one in arguments), node.args, strict=False))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -210,15 +211,19 @@ class OpenAICalls:
 
     # What the ingress has
 
+    @abstractmethod
     def _run(self, lease: Lease, submitted: Submitted) -> AsyncGenerator[Any, None]:
         raise NotImplementedError
 
+    @abstractmethod
     async def _look(self) -> None:
         raise NotImplementedError
 
+    @abstractmethod
     async def _model(self, name: str) -> ServedModel:
         raise NotImplementedError
 
+    @abstractmethod
     async def _description(self, served: ServedModel) -> model_pb2.ModelDescription:
         raise NotImplementedError
 
