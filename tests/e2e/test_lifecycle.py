@@ -11,6 +11,8 @@ from itertools import combinations
 from pathlib import Path
 
 import grpc
+import httpx
+import openai
 import pytest
 import torch
 
@@ -79,7 +81,7 @@ def test_tenants(second: RunningService) -> None:
             hidden = model.model.layers[0].output[0].save()
         assert hidden.shape[-1] == 128
         assert [tenant.name for tenant in red.status().tenants] == ["red"]
-        assert not blue.status().tenants
+        assert {tenant.name for tenant in blue.status().tenants} <= {"blue"}
         # What is red's is not there for blue.
         red_session = red.own_session.open()
         with pytest.raises(interpose.NotFound, match="no such session"):
@@ -281,6 +283,15 @@ def test_an_adapter_that_there_is_not(second: RunningService, merged: dict[str, 
         ) as refused:
             second.submit(asked, metadata=(("x-api-key", "blue-key-1"),))
         assert refused.value.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT
+
+
+def test_keys_of_the_openai_endpoint(second: RunningService) -> None:
+    with openai.OpenAI(base_url=second.http, api_key="nobody's key", max_retries=0, timeout=60) as nobody:
+        with pytest.raises(openai.AuthenticationError, match="not known"):
+            nobody.completions.create(model="tiny", prompt="x", max_tokens=2)
+    with openai.OpenAI(base_url=second.http, api_key="red-key-1", max_retries=10, timeout=60) as red:
+        assert red.completions.create(model="tiny", prompt="x", max_tokens=2).choices[0].text
+    assert httpx.get(f"{second.http}/models").status_code == 401
 
 
 def test_a_server_that_stops_in_the_middle(second: RunningService) -> None:
