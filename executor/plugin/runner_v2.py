@@ -207,11 +207,12 @@ class GPURunnerV2(InterleavingRunner, GPUModelRunner):
     def sample(
         self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: Any
     ) -> Any:  # [requests, hidden]
+        if not self.tracing and not self.riding:
+            return super().sample(hidden_states, input_batch, grammar_output)
         traced, loops = self.tracing, self._loops
         if not traced and (loops is None or not loops.outside):
             output, sampled, rejected = super().sample(hidden_states, input_batch, grammar_output)
-            if self.riding:
-                self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
+            self._look_for_ends(input_batch.req_ids, output.sampled_token_ids)
             return output, sampled, rejected
         interleaver = self.interleaver
         assert interleaver is not None
