@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import subprocess
 import zipfile
 from pathlib import Path
@@ -74,3 +75,11 @@ def test_it_works_in_a_bare_environment(wheel: Path, version: str, tmp_path: Pat
         [python.with_name("interpose"), "--version"], capture_output=True, text=True, check=True
     ).stdout
     assert said == "interpose 0.1.0\n"
+    # What a client needs is there; a server has none of its parts.
+    for flags, status in ((["--json"], 0), (["--server", "--json"], 1)):
+        command = [python.with_name("interpose"), "doctor", *flags]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert "actors" in found["server"]["found"] and "no vLLM" in found["engine"]["found"]
+    assert "vllm==0.32.0" in found["engine"]["remedy"] and found["ray"]["status"] == "missing"
