@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench docs lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench docs packages lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
 	@echo 'make docs       the documents as a site, in site/; a warning is an error'
+	@echo 'make packages   the distributions interpose and interpose-server, in dist/'
 	@echo 'make lint       ruff, mypy, and which folder imports from which'
 	@echo 'make format     ruff, changing files'
 	@echo 'make protos     generate interpose/v1 from protos/'
@@ -95,6 +96,10 @@ fidelity-gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+packages: $(STAMP)
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist server
 
 # Material asks to try its successor at each build.
 docs: $(STAMP)

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from interpose.contract.errors import did_you_mean
-
 USAGE_STATUS = 2
 SERVER_MISSING = (
     "The server is not part of the client's package: `interpose doctor --server` says what is missing and how to get it"
@@ -69,6 +67,9 @@ class _Formatter(argparse.HelpFormatter):
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean a or b?" for a name that is close to known names, else ""."""
+    # Here, so that `interpose doctor` runs where the packages that errors need are missing.
+    from interpose.contract.errors import did_you_mean
+
     found = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     return f"; {did_you_mean(found)}" if found else ""
 
