@@ -105,6 +105,9 @@ def test_every_error_has_a_section_with_a_remedy(name: str) -> None:
     sections = re.split(r"^## ", (DOCS / "errors.md").read_text(), flags=re.M)
     (section,) = [one for one in sections if one.startswith(f"{name}\n")]
     assert len(section.splitlines()) >= 3
+    kind = getattr(errors, name)
+    if issubclass(kind, errors.InterposeError):
+        assert kind("it failed").page == f"docs/errors.md#{name.lower()}", "the anchor of that section"
     assert f"::: interpose.contract.errors.{name}\n" in (DOCS / "api" / "errors.md").read_text() + "\n"
 
 

@@ -123,6 +123,24 @@ def test_an_engine_for_gpus_without_one(tmp_path: Path) -> None:
     assert "built for CPUs" in found["torch"]["found"]
 
 
+def test_gpus_and_a_torch_that_does_not_see_them(tmp_path: Path) -> None:
+    """The program stands in for the driver's, which only a machine with a GPU has."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    _, found = findings("--server", PATH=path)
+    assert found["GPU"]["found"] == "NVIDIA H100 80GB HBM3, 81559 MiB, driver 550.54.15"
+    assert found["GPU"]["status"] == "warning" and "for CPUs" in found["GPU"]["remedy"], "the engine here is for CPUs"
+    package(tmp_path, "vllm", "0.32.0", "")
+    blind = "class cuda:\n is_available = staticmethod(lambda: False)\n init = staticmethod(lambda: 1 / 0)\n"
+    package(tmp_path, "torch", "2.11.0", f"{blind}class version:\n cuda = '13.0'\n")
+    status, found = findings("--server", path=tmp_path, PATH=path)
+    assert status == 1 and found["GPU"]["status"] == "ok" and found["CUDA"]["status"] == "missing"
+    assert found["CUDA"]["found"] == "torch is built for CUDA 13.0 and sees 0 of 1 GPUs: division by zero"
+    assert "driver is too old" in found["CUDA"]["remedy"] and "overwrite" in found["engine"]["found"]
+
+
 def test_a_cluster_that_is_not_there() -> None:
     status, found = findings("--server", RAY_ADDRESS="127.0.0.1:1")
     assert status == 1 and "cannot be reached" in found["Ray cluster"]["found"]
