@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -162,6 +163,8 @@ def _arguments(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, An
 
 def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
     """Parse the given flags of vLLM with vLLM's own parser; defaults are left out."""
+    # Without a GPU it warns that Triton is disabled, which no operator can change.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
