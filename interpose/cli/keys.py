@@ -4,48 +4,57 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import sys
 from typing import Any
 
-_SECONDS = 10.0  # that the service has to answer in
+from interpose.cli.asking import Ask, add_service, run_asking
+from interpose.cli.parsing import SERVER_MISSING, USAGE_STATUS, Parser, complain
+from interpose.cli.printing import as_json, columns
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command `keys` to the `interpose` command and return its parser."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "keys", allow_abbrev=False, help="make, list and revoke API keys", description="Make, list and revoke API keys."
+    parser: Parser = subparsers.add_parser(
+        "keys",
+        summary="make, list and revoke API keys",
+        examples=("interpose keys new --id laptop --days 90", "interpose keys list", "interpose keys revoke laptop"),
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     new = commands.add_parser(
         "new",
-        allow_abbrev=False,
         help="make a key",
         description="Print a new API key, which is stored nowhere, and its hash for the settings of a service.",
+        examples=("interpose keys new --id laptop --days 90",),
     )
     new.add_argument("--id", default="", help="a name that the key begins with, to tell keys apart")
-    new.add_argument("--days", type=int, help="after which the key expires (default: never)")
+    new.add_argument("--days", type=int, metavar="N", help="after which the key expires (default: never)")
     new.set_defaults(run=_new)
     hash_ = commands.add_parser(
         "hash",
-        allow_abbrev=False,
         help="hash a key",
         description="Read an API key from the standard input, and print its hash for the settings of a service.",
+        examples=("interpose keys hash < key.txt",),
     )
     hash_.set_defaults(run=_hash)
-    for name, what, run in (("list", "list keys and their last use", _list), ("revoke", "revoke a key", _revoke)):
-        command = commands.add_parser(name, allow_abbrev=False, help=what, description=f"{what.capitalize()}.")
-        command.add_argument(
-            "--address", default=os.environ.get("INTERPOSE_ADDRESS", "localhost:9000"), metavar="HOST:PORT",
-            help="of the service (default: INTERPOSE_ADDRESS, or localhost:9000)",
-        )  # fmt: skip
-        command.add_argument(
-            "--api-key", default=os.environ.get("INTERPOSE_API_KEY"), help="(default: INTERPOSE_API_KEY)"
-        )
-        if name == "revoke":
-            command.add_argument("label", metavar="KEY", help="the key's id, or its name in the list")
-            command.add_argument("--tenant", default="", help="the key's tenant (default: the caller's)")
-        command.set_defaults(run=run)
+    list_ = commands.add_parser(
+        "list",
+        help="list keys and their last use",
+        description="List the keys of your tenant and their last use; an operator's key lists those of all tenants.",
+        examples=("interpose keys list",),
+    )
+    add_service(list_)
+    list_.add_argument("--json", action="store_true", help="as JSON")
+    list_.set_defaults(run=lambda args: run_asking("keys", _list, args))
+    revoke = commands.add_parser(
+        "revoke",
+        help="revoke a key",
+        description="Revoke a key: no service call with it is accepted from now on.",
+        examples=("interpose keys revoke laptop", "interpose keys revoke laptop --tenant biology"),
+    )
+    revoke.add_argument("label", metavar="KEY", help="the key's id, or its name in the list")
+    revoke.add_argument("--tenant", default="", metavar="NAME", help="the key's tenant (default: yours)")
+    add_service(revoke)
+    revoke.set_defaults(run=lambda args: run_asking("keys", _revoke, args))
     return parser
 
 
@@ -58,8 +67,8 @@ def _new(args: argparse.Namespace) -> int:
         if args.days is not None and not 0 < args.days <= 36500:
             raise ValueError("--days is from 1 to 36500")
     except ValueError as error:
-        print(f"interpose keys: {error}", file=sys.stderr)
-        return 2
+        complain("keys", error)
+        return USAGE_STATUS
     fields = [f"id: {args.id}"] if args.id else []
     fields.append(f'hash: "{hashes.hashed(key)}"')
     if args.days is not None:
@@ -78,60 +87,38 @@ def _hash(args: argparse.Namespace) -> int:
         return 1
     key = sys.stdin.readline(2000).strip()
     if len(key) < 8:
-        print("interpose keys: an API key has at least 8 characters", file=sys.stderr)
-        return 2
+        complain("keys", "an API key has at least 8 characters")
+        return USAGE_STATUS
     name = hashes.id_in(key)
     print(f'{{id: {name}, hash: "{hashes.hashed(key)}"}}' if name else f'{{hash: "{hashes.hashed(key)}"}}')
     return 0
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.keys_pb2 import ListKeysRequest
 
-    reply = _ask(args, "ListKeys", ListKeysRequest())
-    if reply is None:
-        return 1
-    rows = [("tenant", "key", "expires", "last used", "revoked")]
-    rows += [
+    reply = ask("ListKeys", ListKeysRequest())
+    if args.json:
+        return as_json(reply)
+    rows = [
         (one.tenant, one.label, *(_when(seconds) for seconds in (one.expires, one.last_used, one.revoked)))
         for one in reply.keys
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return 0
+    return "\n".join(columns(("tenant", "key", "expires", "last used", "revoked"), rows))
 
 
-def _revoke(args: argparse.Namespace) -> int:
+def _revoke(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.keys_pb2 import RevokeKeyRequest
 
-    if _ask(args, "RevokeKey", RevokeKeyRequest(tenant=args.tenant, label=args.label)) is None:
-        return 1
-    print(f"{args.label} is revoked: take it out of the settings too", file=sys.stderr)
-    return 0
-
-
-def _ask(args: argparse.Namespace, method: str, request: Any) -> Any:
-    """Return a service's reply, or None after printing why there is none."""
-    from interpose.contract.errors import InterposeError
-    from interpose.rpc.channel import Transport
-
-    try:
-        transport = Transport(args.address, args.api_key or "", timeout=_SECONDS)
-        try:
-            return transport.unary(method, request)
-        finally:
-            transport.close()
-    except InterposeError as error:
-        print(f"interpose keys: {error}", file=sys.stderr)
-        return None
+    ask("RevokeKey", RevokeKeyRequest(tenant=args.tenant, label=args.label))
+    return f"{args.label} is revoked: take it out of the settings too"
 
 
 def _hashes() -> Any:
     try:
         from serve_app import key_hashes
     except ImportError:
-        print("interpose keys: the server is not part of the client package: run this from a clone", file=sys.stderr)
+        complain("keys", SERVER_MISSING)
         return None
     return key_hashes
 

@@ -3,92 +3,77 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from interpose.cli.status import columns, duration
+from interpose.cli.asking import Ask, Command, add_service, run_asking
+from interpose.cli.parsing import Parser
+from interpose.cli.printing import as_json, columns, duration
+from interpose.cli.progress_line import ProgressLine
 
-_SECONDS = 30.0  # that the service has to answer in
 _POLL_SECONDS = 1.0
-KEY_VARIABLE = "INTERPOSE_API_KEY"
-
-# Calls a method of the service with a request; returns the reply.
-Ask = Callable[[str, Any], Any]
 
 
 def add_parsers(subparsers: Any) -> None:
     """Add the commands of operators to the `interpose` command."""
     traces = _parser(
-        subparsers, "traces", _traces, "list the traces that wait or run, of all tenants, the oldest first"
-    )
-    traces.add_argument("--tenant", default="", help="of this tenant only")
-    traces.add_argument("--model", default="", help="of this model only")
+        subparsers, "traces", _traces, "list the traces that wait or run, of all tenants, the oldest first",
+        ("interpose traces", "interpose traces --tenant biology --model smollm2"),
+    )  # fmt: skip
+    traces.add_argument("--tenant", default="", metavar="NAME", help="of this tenant only")
+    traces.add_argument("--model", default="", metavar="NAME", help="of this model only")
     traces.add_argument("--most", type=int, default=100, metavar="N", help="rows (default: 100; 1000 at most)")
-    cancel = _parser(subparsers, "cancel", _cancel, "cancel traces of any tenant")
+    traces.add_argument("--json", action="store_true", help="as JSON")
+    cancel = _parser(
+        subparsers, "cancel", _cancel, "cancel traces of any tenant",
+        ("interpose cancel biology/5f0c1a", "interpose traces --json | jq -r .traces[].key | xargs interpose cancel"),
+    )  # fmt: skip
     cancel.add_argument("keys", nargs="+", metavar="KEY", help="as `interpose traces` prints it")
-    drain = _parser(subparsers, "drain", _drain, "let no new traces begin; the traces that run go on")
-    drain.add_argument("--model", default="", help="of this model only (default: the service)")
+    drain = _parser(
+        subparsers, "drain", _drain, "let no new traces begin; the traces that run go on",
+        ("interpose drain --wait", "interpose drain --model smollm2", "interpose drain --end"),
+    )  # fmt: skip
+    drain.add_argument("--model", default="", metavar="NAME", help="of this model only (default: the service)")
     drain.add_argument(
-        "--replica", default="", help="of this replica of the model only, as `interpose status` prints it"
+        "--replica",
+        default="",
+        metavar="NAME",
+        help="of this replica of the model only, as `interpose status` prints it",
     )
     drain.add_argument("--end", action="store_true", help="let new traces begin again")
     drain.add_argument("--wait", action="store_true", help="return when no trace runs any more")
-    _parser(subparsers, "tenants", _tenants, "list the tenants, with what they hold and may hold")
-    usage = _parser(subparsers, "usage", _usage, "print what tenants have used, and the calls that were refused")
-    usage.add_argument("--tenant", default="", help="of this tenant only")
-
-
-def _parser(subparsers: Any, name: str, run: Callable[[argparse.Namespace, Ask], str], text: str) -> Any:
-    parser = subparsers.add_parser(
-        name, allow_abbrev=False, help=f"{text} (for operators)", description=f"For operators: {text}."
+    tenants = _parser(
+        subparsers, "tenants", _tenants, "list the tenants, with what they hold and may hold", ("interpose tenants",)
     )
-    parser.add_argument(
-        "--address", default=os.environ.get("INTERPOSE_ADDRESS", "localhost:9000"), metavar="HOST:PORT",
-        help="of the service (default: INTERPOSE_ADDRESS, or localhost:9000)",
+    tenants.add_argument("--json", action="store_true", help="as JSON")
+    usage = _parser(
+        subparsers, "usage", _usage, "print what tenants have used, and the calls that were refused",
+        ("interpose usage", "interpose usage --tenant biology --json"),
     )  # fmt: skip
-    parser.add_argument(
-        "--api-key", default=os.environ.get(KEY_VARIABLE), help=f"an operator's (default: {KEY_VARIABLE})"
+    usage.add_argument("--tenant", default="", metavar="NAME", help="of this tenant only")
+    usage.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _parser(subparsers: Any, name: str, run: Command, summary: str, examples: tuple[str, ...]) -> Parser:
+    parser: Parser = subparsers.add_parser(
+        name, summary=summary, description=f"For operators: {summary}.", examples=examples
     )
-    parser.set_defaults(run=lambda args: _run(name, run, args))
+    add_service(parser, whose_key="an operator's")
+    parser.set_defaults(run=lambda args: run_asking(name, run, args, operator=True))
     return parser
 
 
-def _run(name: str, run: Callable[[argparse.Namespace, Ask], str], args: argparse.Namespace) -> int:
-    """Run a command; return the exit status, 1 if the service refuses or does not answer."""
-    from interpose.contract.errors import InterposeError
-
-    try:
-        with _asking(args.address, args.api_key) as ask:
-            print(run(args, ask))
-    except InterposeError as error:
-        print(f"interpose {name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-@contextmanager
-def _asking(address: str, api_key: str | None) -> Iterator[Ask]:
-    from interpose.rpc.operator import operator_transport
-
-    scheme, _, bare = address.rpartition("://")
-    secure = scheme in ("grpcs", "https")
-    transport = operator_transport(f"{'grpcs' if secure else 'grpc'}://{bare}", api_key or "", _SECONDS)
-    try:
-        yield transport.unary
-    finally:
-        transport.close()
+def _shown(args: argparse.Namespace, reply: Any, table: Callable[[Any], str]) -> str:
+    return as_json(reply) if args.json else table(reply)
 
 
 def _traces(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.operator_pb2 import ListTracesRequest
 
-    return traces_table(ask("ListTraces", ListTracesRequest(tenant=args.tenant, model=args.model, most=args.most)))
+    request = ListTracesRequest(tenant=args.tenant, model=args.model, most=args.most)
+    return _shown(args, ask("ListTraces", request), traces_table)
 
 
 def traces_table(reply: Any) -> str:
@@ -128,9 +113,12 @@ def _drain(args: argparse.Namespace, ask: Ask) -> str:
 
     request = DrainRequest(model=args.model, replica=args.replica, end=args.end)
     reply = ask("Drain", request)
+    line = ProgressLine(sys.stderr)
     while args.wait and not args.end and reply.running:
+        line(f"{reply.running} {'trace runs' if reply.running == 1 else 'traces run'} still")
         time.sleep(_POLL_SECONDS)
         reply = ask("Drain", request)
+    line.end()
     draining = ", ".join(reply.draining) or "nothing"
     return f"draining: {draining}; {reply.running} still running" if not args.end else f"draining: {draining}"
 
@@ -138,7 +126,7 @@ def _drain(args: argparse.Namespace, ask: Ask) -> str:
 def _tenants(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.operator_pb2 import ListTenantsRequest
 
-    return tenants_table(ask("ListTenants", ListTenantsRequest()))
+    return _shown(args, ask("ListTenants", ListTenantsRequest()), tenants_table)
 
 
 def tenants_table(reply: Any) -> str:
@@ -164,7 +152,7 @@ def tenants_table(reply: Any) -> str:
 def _usage(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.operator_pb2 import GetUsageRequest
 
-    return usage_table(ask("GetUsage", GetUsageRequest(tenant=args.tenant)))
+    return _shown(args, ask("GetUsage", GetUsageRequest(tenant=args.tenant)), usage_table)
 
 
 def usage_table(reply: Any) -> str:

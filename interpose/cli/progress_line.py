@@ -1,10 +1,16 @@
-"""A progress line on a terminal with the current stage and its time, else plain lines."""
+"""A progress line on a terminal with the current stage and its time, else plain lines.
+
+A log has a line for each stage, and a further line for a stage that takes long: an engine compiles for minutes.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from typing import TextIO
+
+_LONG_SECONDS = 30.0
 
 
 class ProgressLine:
@@ -12,10 +18,13 @@ class ProgressLine:
 
     Args:
         out: the stream for the lines.
+        long_seconds: after which a log says that a stage still goes on.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, long_seconds: float = _LONG_SECONDS) -> None:
         self._out = out
+        self._long_seconds = long_seconds
+        self._said = 0.0  # when the last line of a log was written
         self._live = out.isatty()
         self._begun = time.monotonic()
         self._stage = ""
@@ -33,10 +42,14 @@ class ProgressLine:
         """
         if self._live:
             self._write(f"{self.seconds:4.0f} s  {stage}")
-        elif (name := re.sub(r" \(\d+ s\)", "", stage)) != self._stage:
-            self._stage = name
-            self._out.write(f"{self.seconds:4.0f} s  {name}\n")
-            self._out.flush()
+            return
+        name = re.sub(r" \(\d+ s\)", "", stage)
+        if name == self._stage and self.seconds - self._said < self._long_seconds:
+            return
+        still = "still " if name == self._stage else ""
+        self._stage, self._said = name, self.seconds
+        self._out.write(f"{self.seconds:4.0f} s  {still}{name}\n")
+        self._out.flush()
 
     def end(self) -> None:
         """Clear the line, so that other text can follow."""
@@ -46,6 +59,9 @@ class ProgressLine:
             self._out.flush()
 
     def _write(self, text: str) -> None:
+        # A line that wraps could not be written over.
+        width = shutil.get_terminal_size().columns - 1
+        text = text if len(text) <= width else f"{text[: width - 1]}…"
         self._out.write("\r" + text.ljust(len(self._shown)))
         self._out.flush()
         self._shown = text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
 from types import FrameType
 from typing import Any
 
+from interpose.cli.parsing import SERVER_MISSING, USAGE_STATUS, Parser, complain
 from interpose.cli.progress_line import ProgressLine
 
 # vLLM's flags that say which files an engine needs.
@@ -22,34 +24,43 @@ _CODE = ("skip-tokenizer-init", "trust-remote-code")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command `serve` to the `interpose` command and return its parser."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser: Parser = subparsers.add_parser(
         "serve",
-        allow_abbrev=False,
-        help="serve a model",
+        summary="serve a model",
         description="Serve a model to interpose clients. Starts Ray on this machine, or joins the cluster at "
-        "RAY_ADDRESS (HOST:PORT). Further arguments go to the engine, by vLLM's names: --max-model-len 4096.",
+        "RAY_ADDRESS (HOST:PORT). Further flags go to the engine, by vLLM's names: --max-model-len 4096.",
+        examples=(
+            "interpose serve .demo/smollm2 --dtype float32",
+            "interpose serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 4096",
+            "interpose serve --config service.yaml",
+        ),
     )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a path or a Hugging Face id; or `models` in the file"
-    )
-    parser.add_argument("--name", help="what clients call the model (default: the last part of MODEL)")
-    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="ranks that share each layer")
-    parser.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages that share the layers")
-    parser.add_argument("--replicas", type=int, metavar="N", help="engines of the model, each with all its workers")
-    parser.add_argument(
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a path or a Hugging Face id; or `models` in FILE")
+    of_model = parser.add_argument_group("the model")
+    of_model.add_argument("--name", metavar="NAME", help="for clients (default: the last part of MODEL)")
+    of_model.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="ranks that share each layer")
+    of_model.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages that share the layers")
+    of_model.add_argument("--replicas", type=int, metavar="N", help="engines of the model, each with all its workers")
+    of_model.add_argument(
         "--lora-modules", nargs="+", metavar="NAME=PATH", help="LoRA adapters, by the names that requests use"
     )
-    parser.add_argument("--port", type=int, help="where clients connect (default: 9000)")
-    parser.add_argument(
-        "--http-port", type=int, metavar="PORT", help="where OpenAI clients connect (default: any free port)"
-    )
-    parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
+    of_service = parser.add_argument_group("the service")
+    add_listening(of_service)
+    of_service.add_argument("--host", metavar="HOST", help="where it listens (default: 127.0.0.1, this machine only)")
     flags = frozenset(flag for action in parser._actions for flag in action.option_strings)
     parser.set_defaults(run=run, takes_engine_arguments=True, own_flags=flags)
     return parser
+
+
+def add_listening(parser: Any) -> None:
+    """Add the flags that say which ports a service has, and in which file its settings are."""
+    parser.add_argument("--port", type=int, metavar="N", help="where clients connect (default: 9000)")
+    parser.add_argument(
+        "--http-port", type=int, metavar="N", help="where OpenAI clients connect (default: any free port)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with any of the settings")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,10 +74,7 @@ def run(args: argparse.Namespace) -> int:
         from serve_app.settings import settings_from
         from serve_app.tenants.book import book_of
     except ImportError as error:
-        print(
-            f"interpose serve: {error}. The server is not part of the client package: run this from a clone",
-            file=sys.stderr,
-        )
+        complain("serve", f"{error}. {SERVER_MISSING}")
         return 1
     address = os.environ.get("RAY_ADDRESS")
     try:
@@ -82,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             # Before Ray is imported.
             os.environ.update(own_head_environment() | proxy_environment(settings))
         for warning in settings.warning.splitlines():
-            print(f"interpose serve: {warning}", file=sys.stderr)
+            complain("serve", warning)
         # The settings have the hashes. Blocks run in some of the processes below this process.
         forget_variables(hide_keys())
         from serve_app.builder import autoscaling
@@ -94,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
         workers = sum(model.world_size * model.most_replicas for model in settings.models)
         cluster = JoinedCluster(address) if address else OwnHead(workers, settings.metrics.port)
     except (ValueError, ConnectionError) as error:
-        print(f"interpose serve: {error}", file=sys.stderr)
-        return 2
+        complain("serve", error)
+        return USAGE_STATUS
     service = Service(settings, cluster)
     line = ProgressLine(sys.stderr)
     for number in _SIGNALS:
@@ -116,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     except ServiceError as error:
         line.end()
-        print(f"interpose serve: {error}", file=sys.stderr)
+        complain("serve", error)
         return 1
     finally:
         # A second signal must not leave half of it running.
@@ -155,6 +163,8 @@ def _arguments(args: argparse.Namespace, engine: dict[str, Any]) -> dict[str, An
 
 def _engine_arguments(arguments: list[str]) -> dict[str, Any]:
     """Parse the given flags of vLLM with vLLM's own parser; defaults are left out."""
+    # Without a GPU it warns that Triton is disabled, which no operator can change.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -3,58 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import Any
 
-_SECONDS = 10.0  # that the service has to answer in
+from interpose.cli.asking import Ask, add_service, run_asking
+from interpose.cli.parsing import Parser
+from interpose.cli.printing import as_json, columns, duration
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command `status` to the `interpose` command and return its parser."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser: Parser = subparsers.add_parser(
         "status",
-        allow_abbrev=False,
-        help="print how a service is",
-        description="Print a service's models, replicas, sessions and queue, and what the caller's tenant uses.",
+        summary="print the models, sessions and queues of a service",
+        description="Print a service's models, replicas, sessions and queue, and what your tenant uses.",
+        examples=("interpose status", "interpose status --address gpu-box:9000", "interpose status --json"),
     )
-    parser.add_argument(
-        "--address", default=os.environ.get("INTERPOSE_ADDRESS", "localhost:9000"), metavar="HOST:PORT",
-        help="of the service (default: INTERPOSE_ADDRESS, or localhost:9000)",
-    )  # fmt: skip
-    parser.add_argument("--api-key", default=os.environ.get("INTERPOSE_API_KEY"), help="(default: INTERPOSE_API_KEY)")
-    parser.set_defaults(run=run)
+    add_service(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=lambda args: run_asking("status", _status, args))
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the status; return the exit status, 1 if the service gives no answer."""
-    from interpose.contract.errors import InterposeError
-
-    try:
-        print(table(ask(args.address, args.api_key)))
-    except InterposeError as error:
-        print(f"interpose status: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def ask(address: str, api_key: str | None) -> Any:
-    """Return a service's `StatusReply`.
-
-    Raises:
-        InterposeError: the service does not answer, or refuses the call.
-    """
-    from interpose.rpc.channel import Transport
+def _status(args: argparse.Namespace, ask: Ask) -> str:
     from interpose.v1.service_pb2 import StatusRequest
 
-    scheme, _, bare = address.rpartition("://")
-    secure = scheme in ("grpcs", "https")
-    transport = Transport(f"{'grpcs' if secure else 'grpc'}://{bare}", api_key or "", timeout=_SECONDS)
-    try:
-        return transport.unary("Status", StatusRequest())
-    finally:
-        transport.close()
+    reply = ask("Status", StatusRequest())
+    return as_json(reply) if args.json else table(reply)
 
 
 def table(status: Any) -> str:
@@ -92,17 +66,3 @@ def table(status: Any) -> str:
         if quotas:
             lines += ["", *columns(("tenant", "quota", "used", "limit", "refused"), quotas)]
     return "\n".join(lines)
-
-
-def columns(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
-    """Return a table's lines, with columns as wide as their widest cell."""
-    cells = [head, *(tuple(str(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as hours and minutes, or minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -62,6 +62,7 @@ class InterposeError(Exception):
             trace is over a limit, the message says what to change before the next try.
         remote_traceback: the user's own lines in the form of a Python traceback, or "" if they are unknown.
         frames: the frames of that traceback, as messages.
+        page: the section of the documents with the causes and remedies of this class.
     """
 
     code = trace_pb2.ERROR_CODE_UNSPECIFIED
@@ -90,6 +91,12 @@ class InterposeError(Exception):
         self.frames = tuple(frames)
         self._lines = format_frames(self.frames)
         super().__init__(f"{message}\n\n{self._lines}" if self._lines else message)
+        # Python 3.11 and later, IPython and pytest print it below the message.
+        self.__notes__ = [f"Remedies: {self.page}"]
+
+    @property
+    def page(self) -> str:
+        return f"docs/errors.md#{type(self).__name__.lower()}"
 
     @property
     def status(self) -> grpc.StatusCode:

@@ -29,7 +29,11 @@ def test_the_blocks_of_the_readme(service: RunningService, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("page", ["from-nnsight.md", "from-transformer-lens.md", "openai.md"])
+GUIDES = ("from-nnsight.md", "from-transformer-lens.md", "openai.md")
+TUTORIALS = sorted(f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*GUIDES, *TUTORIALS])
 def test_the_blocks_of_a_guide(service: RunningService, tmp_path: Path, page: str) -> None:
     """Blocks marked "py" are the other tool's; ours run, and give no warning."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)

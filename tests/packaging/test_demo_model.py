@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from interpose.cli import demo_model
 from interpose.cli.demo_model import ARCHITECTURES, Shape, write_demo_model
+from interpose.cli.parsing import Parser
 
 PROMPTS = ["The Eiffel Tower is in", "When Mary and John", "naïve café ☕", "x"]
 TOKENS = 12
@@ -82,7 +82,7 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
 
 
 def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     demo_model.add_parser(parser.add_subparsers())
     args = parser.parse_args(["demo-model", *arguments])
     status: int = args.run(args)
@@ -111,5 +111,5 @@ def test_the_command_refuses_sizes_that_do_not_go_together(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(str(tmp_path / "model"), *arguments) == 2
-    assert said in capsys.readouterr().out
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "model").exists()

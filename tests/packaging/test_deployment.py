@@ -239,9 +239,9 @@ def test_what_it_serves_are_settings_for_two_workers(profile: str, monkeypatch: 
 
 
 def _serve_parser(serve: Any) -> Any:
-    import argparse
+    from interpose.cli.parsing import Parser
 
-    top = argparse.ArgumentParser()
+    top = Parser()
     serve.add_parser(top.add_subparsers())
     return top
 

@@ -65,7 +65,7 @@ def test_make_knows_it(command: str) -> None:
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("interpose ")])
 def test_interpose_knows_it(command: str, help_texts: dict[str, str]) -> None:
     _, name, *arguments = shlex.split(command)
-    engine_options = {"--dtype"}  # handed on to vLLM
+    engine_options = {"--dtype", "--max-model-len"}  # handed on to vLLM
     for option in [a.split("=")[0] for a in arguments if a.startswith("--")]:
         assert option in help_texts[name] or option in engine_options, command
 

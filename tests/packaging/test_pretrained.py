@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from interpose.cli import demo_model, pretrained
+from interpose.cli.parsing import Parser
 
 LAYERS, HIDDEN, HEADS, KV_HEADS = 2, 64, 2, 1
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -194,7 +194,7 @@ def test_an_unknown_way_to_split_text_is_refused(tmp_path: Path) -> None:
 
 
 def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     demo_model.add_parser(parser.add_subparsers())
     args = parser.parse_args(["demo-model", *arguments])
     status: int = args.run(args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email
+import json
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -74,3 +76,35 @@ def test_it_works_in_a_bare_environment(wheel: Path, version: str, tmp_path: Pat
         [python.with_name("interpose"), "--version"], capture_output=True, text=True, check=True
     ).stdout
     assert said == "interpose 0.1.0\n"
+    # What a client needs is there; a server has none of its parts.
+    for flags, status in ((["--json"], 0), (["--server", "--json"], 1)):
+        command = [python.with_name("interpose"), "doctor", *flags]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert "actors" in found["server"]["found"] and "no vLLM" in found["engine"]["found"]
+    assert "vllm==0.32.0" in found["engine"]["remedy"] and found["ray"]["status"] == "missing"
+
+
+def test_the_notebook_extra_brings_what_a_notebook_shows_with(wheel: Path, tmp_path: Path) -> None:
+    python = bare_environment(max(installed(), key=_number), wheel, tmp_path, extras="[notebook]")
+    program = "import interpose, ipywidgets, matplotlib, tokenizers, tqdm.notebook; interpose.connect; print('fine')"
+    command = [python, "-I", "-c", program]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("fine\n", "")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_a_package_index_can_take_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read("interpose-0.1.0.dist-info/METADATA"))
+    assert metadata["Summary"] and metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["Requires-Python"] == ">=3.10" and metadata["License-File"] == "LICENSE"
+    assert {"notebook", "cpu", "gpu"} <= set(metadata.get_all("Provides-Extra", []))
+    # An index refuses requirements by address, and a page of ours that only we can open helps nobody.
+    assert not [line for line in metadata.get_all("Requires-Dist", []) if "@" in line]
+    urls = [line.partition(", ")[2] for line in metadata.get_all("Project-URL", [])]
+    assert not [url for url in urls if not url.startswith("https://") or re.search(r"localhost|//[^/.]+(/|$|:)", url)]

@@ -21,6 +21,7 @@ EXCEPTIONS = {
     "interpose": {
         "interpose/cli/serve.py": {"serve_app", "executor", "vllm"},
         "interpose/cli/keys.py": {"serve_app"},
+        "interpose/cli/doctor/ports.py": {"serve_app"},
     }
 }
 WATCHED = {*MAY, "ray", "vllm", "benchmarks", "examples", "tests", "tools"}

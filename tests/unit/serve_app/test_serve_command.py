@@ -54,7 +54,7 @@ def test_a_port_that_is_taken_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_other_commands_take_no_engine_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["status", "--max-model-len", "3"])
-    assert "unrecognized arguments" in capsys.readouterr().err
+    assert "unknown flag --max-model-len" in capsys.readouterr().err
 
 
 def test_what_serve_would_refuse_is_refused_before_anything_starts(
@@ -112,3 +112,12 @@ def test_a_start_that_cannot_succeed_imports_neither_ray_nor_the_engine(argument
     assert len(said) == 1 and said[0].startswith(f"interpose serve: {message}")
     assert "executor.cluster.checkpoint" in imported
     assert not imported & {"ray", "vllm", "torch"}
+
+
+def test_the_engines_arguments_are_read_without_warnings(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "INTERPOSE_"))}
+    environment |= {"RAY_ADDRESS": "ray://head:10001"}  # refused once the arguments have been read
+    command = [sys.executable, "-m", "interpose.cli", "serve", str(tmp_path), "--enforce-eager"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "set RAY_ADDRESS=HOST:6379" in ended.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 
+import pytest
+
 from interpose.cli.progress_line import ProgressLine
 
 
@@ -50,3 +52,21 @@ def test_on_a_terminal_there_is_one() -> None:
     assert first.endswith("llama: loading the model (1 s)") and "\n" not in out.getvalue()
     assert second.rstrip().endswith("almost ready") and len(second) == len(first), "nothing of the longer one is left"
     assert not "".join(cleared).strip()
+
+
+def test_a_long_stage_is_said_again_in_a_log() -> None:
+    out = io.StringIO()
+    line = ProgressLine(out, long_seconds=0.0)
+    line("llama: compiling (1 s)")
+    line("llama: compiling (31 s)")
+    assert [one.split("s  ")[1] for one in out.getvalue().splitlines()] == [
+        "llama: compiling",
+        "still llama: compiling",
+    ]
+
+
+def test_a_line_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = Terminal()
+    ProgressLine(out)("llama: starting workers and loading the model, gpt2: importing the engine")
+    assert len(out.getvalue().removeprefix("\r")) == 29 and out.getvalue().endswith("…")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from interpose.cli import main
+from interpose.cli.printing import as_json
 from interpose.cli.status import table
-from interpose.v1 import service_pb2
+from interpose.v1 import operator_pb2, service_pb2
 
 
 def test_a_status_is_a_table() -> None:
@@ -39,6 +42,24 @@ def test_a_tenant_sees_its_quotas() -> None:
 def test_the_command_asks_the_service(service, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--address", service.address, "--api-key", "a key"]) == 0
     assert "interpose 9.9" in capsys.readouterr().out and service.metadata["authorization"] == "Bearer a key"
+
+
+def test_the_answer_as_json_has_every_field(service, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", f"grpc://{service.address}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {
+        "models": [], "tenants": [], "sessions": 0, "warm_sessions": 0, "uptime_seconds": 0.0, "server_version": "9.9",
+    }  # fmt: skip
+
+
+def test_traces_as_json() -> None:
+    reply = operator_pb2.ListTracesReply(total=2)
+    row = reply.traces.add(key="red/1", tenant="red")
+    row.status.state = service_pb2.JOB_STATE_RUNNING
+    reply.traces.add()
+    first, second = json.loads(as_json(reply))["traces"]
+    assert first["key"] == "red/1" and first["status"]["state"] == "JOB_STATE_RUNNING"
+    assert first["status"]["finished_invokes"] == 0 and second["status"] is None
 
 
 def test_a_service_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_the_same_in_a_trace_and_an_invoke(service, model):
         (lambda model: model.model.layers[1].source, "operations inside a module"),
         (lambda model: model.edit(), "an edit has a name"),
         (lambda model: model.edit("calm", inplace=True), r"edits=\[name\]"),
-        (lambda model: model.edit("calm", other=True), "takes no 'other'$"),
+        (lambda model: model.edit("calm", other=True), "takes no 'other'\nRemedies: "),
     ],
 )
 def test_attributes_of_other_models(model, use, message):
