@@ -94,5 +94,16 @@ _ALL: dict[str, Callable[[], Any]] = {
 }
 
 # The columns that the page has.
-_ON_THE_PAGE: tuple[str, ...] = ("exaone4", "gemma", "glm4", "granite", "mistral", "nemotron", "phi3", "qwen2_moe")
+_ON_THE_PAGE: tuple[str, ...] = (
+    "cohere2",
+    "exaone4",
+    "gemma",
+    "gemma4",
+    "glm4",
+    "granite",
+    "mistral",
+    "nemotron",
+    "phi3",
+    "qwen2_moe",
+)
 LIGHT = {name: _ALL[name] for name in _ON_THE_PAGE}
