@@ -406,7 +406,7 @@ class _Builder:
         return node
 
     def _scaled_embeddings(self, node: Node, begins: Point, stream: torch.Tensor, since: int) -> None:
-        """Add the embeddings where the stream begins; read only if a module before the first layer is given them too."""
+        """Add the embeddings that the stream begins from; read only if more is computed from them."""
         self._stream(node, "embed", "output", begins)
         first = self._probe.at(begins.path, "input")
         others = [
