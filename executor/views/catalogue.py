@@ -37,7 +37,7 @@ from executor.views.sides import SIDES, Layer, Side, SideFinder, check_sides, vi
 from executor.views.stale import find_unused
 from executor.views.stream import Point, StreamFinder
 from executor.views.tripwire import why_no_pattern
-from executor.views.view import Part, Stream
+from executor.views.view import Part, Shared, Stream
 
 ROOTS = ("blocks", "embed", "final_norm", "unembed")
 ATTENTION = ("q", "k", "v", "gate", "norm_q", "norm_k", "norm_v", "rot_q", "rot_k", "pattern", "z")
@@ -393,17 +393,39 @@ class _Builder:
             if isinstance(raw.layer, ParallelLMHead) or not isinstance(raw.layer, VocabParallelEmbedding):
                 continue
             rows = made.tensors.get(()) if made is not None else None
-            if rows is None:
+            if made is None or rows is None:
                 continue
             factor = multiple(stream, rows) if stream is not None else None
-            if factor is not None and not same(stream, rows):
-                self._stream(node, "embed", "output", begins)
+            if factor is not None and stream is not None and not same(stream, rows):
+                self._scaled_embeddings(node, begins, stream, made.index)
             else:
                 shape = f"[tokens, {rows.shape[-1]}]"
                 node.views["output"] = Part("embed.output", "embed", raw, "output", shape)
             return node
         self._refuse(node, "embed", "output", "no token embedding could be found")
         return node
+
+    def _scaled_embeddings(self, node: Node, begins: Point, stream: torch.Tensor, since: int) -> None:
+        """Add the embeddings that the stream begins from; read only if more is computed from them."""
+        self._stream(node, "embed", "output", begins)
+        first = self._probe.at(begins.path, "input")
+        others = [
+            event.path
+            for event in self._probe.after(since, "input")
+            if first is not None
+            and event.index < first.index
+            and not begins.path.startswith(f"{event.path}.")
+            and any(same(tensor, stream) for tensor in event.tensors.values())
+        ]
+        found = node.views["output"]
+        if others and isinstance(found, Stream):
+            why = (
+                f"{others[0]} is given the embeddings before the stream begins, so a change would not reach all that is "
+                "computed from them; change blocks[0].resid_pre, which is the stream alone, or clone it to work on it"
+            )
+            node.views["output"] = Shared(
+                found.name, node.path, found.node, found.kind, found.shape, at=found.at[0], why=why
+            )
 
     def final_norm(self, last: str) -> Node:
         """Return the norm between the last layer and the unembedding."""

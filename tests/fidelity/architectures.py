@@ -38,7 +38,8 @@ def _config(name: str, **values: Any) -> Callable[[], Any]:
 
 # The name of a column, and its configuration.
 _ALL: dict[str, Callable[[], Any]] = {
-    "cohere2": _config("Cohere2Config", **_SIZES, **_WINDOWS, logit_scale=0.5),
+    # Wider than the prompts: vLLM's window has one key more than that of transformers.
+    "cohere2": _config("Cohere2Config", **_SIZES, **_WINDOWS | {"sliding_window": 64}, logit_scale=0.5),
     "exaone4": _config("Exaone4Config", **_SIZES, **_WINDOWS),
     "gemma": _config("GemmaConfig", **_SIZES, **_HEADS),
     "gemma4": _config(
@@ -81,7 +82,10 @@ _ALL: dict[str, Callable[[], Any]] = {
         **_SIZES,
         **_HEADS,
         layer_types=["full_attention"] * SHAPE.layers,
-        mlp_only_layers=list(range(SHAPE.layers)),
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=SHAPE.hidden,
+        shared_expert_intermediate_size=SHAPE.hidden,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
         linear_key_head_dim=32,
@@ -90,5 +94,16 @@ _ALL: dict[str, Callable[[], Any]] = {
 }
 
 # The columns that the page has.
-_ON_THE_PAGE: tuple[str, ...] = ()
+_ON_THE_PAGE: tuple[str, ...] = (
+    "cohere2",
+    "exaone4",
+    "gemma",
+    "gemma4",
+    "glm4",
+    "granite",
+    "mistral",
+    "nemotron",
+    "phi3",
+    "qwen2_moe",
+)
 LIGHT = {name: _ALL[name] for name in _ON_THE_PAGE}

@@ -132,7 +132,7 @@ PARTS = {
     "minicpm3": Parts(by_depth=True, heads=False),
     "mistral": Parts(),
     "nemotron": Parts(gate=None),
-    "qwen3_next": Parts(gated=True),
+    "qwen3_next": replace(_EXPERTS, shared="mlp.shared_expert", gated=True),
     "phi3": Parts(merged="qkv_proj", gate_up="mlp.gate_up_proj"),
     "mixtral": _EXPERTS,
     "qwen2_moe": replace(_EXPERTS, shared="mlp.shared_expert"),
