@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
 _NEXT_SECONDS = 1.0  # until a process is there
+_LOOK_SECONDS = 1.0  # between looks for processes that have ended while they waited
 _AGAIN_SECONDS = 5.0  # from the start of a zygote to that of the next
 _MANY = 1 << 30  # processes, where there is none: then no trace waits for one
 _END_SECONDS = 0.2  # from the end of the zygote's line to the end of the zygote
@@ -35,6 +36,8 @@ _START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.first import
 
 class Pool:
     """The sandboxed processes of one worker.
+
+    Size: the zygote, and what has become of each process that it was asked for.
 
     Args:
         ready: how many processes wait for a trace.
@@ -57,6 +60,7 @@ class Pool:
         self._coming: deque[Process] = deque()  # processes that have not said yet that they are ready
         self._told = -1  # how many waited when this was asked last
         self._began = 0.0  # when the zygote was started, on the monotonic clock
+        self._looked = 0.0  # when it was looked for ended processes, on the monotonic clock
         self._fault = ""  # why there was no process when it was looked last
         self._zygote: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -129,7 +133,9 @@ class Pool:
         waiting = _MANY
         if not self.lacks:
             try:
-                if not self._again() and len(self._waiting) < self._ready:
+                running = not self._again()
+                self._drop_ended()
+                if running and len(self._waiting) < self._ready:
                     self._take_in(seconds)
                     self._ask()
             except (Lost, OSError) as error:
@@ -139,6 +145,15 @@ class Pool:
             return None
         self._told = waiting
         return waiting
+
+    def _drop_ended(self) -> None:
+        """Forget processes that have ended while they waited."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            for process in [one for one in self._waiting if not one.waits]:
+                self._waiting.remove(process)
+                process.end()
 
     def _again(self) -> bool:
         """Start another zygote if there is none; return whether there was none."""
