@@ -94,6 +94,7 @@ class InvokeRequest:
         invoke: the invoke's index.
         gang: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
         flow: the tenant and the session of the request.
+        trusted: whether the block may run in the workers' own processes.
         shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
     """
@@ -102,16 +103,23 @@ class InvokeRequest:
     invoke: int
     gang: int = 0
     flow: Flow = NOBODY
+    trusted: bool = False
     shipment: dict[str, Any] | None = None
 
     @classmethod
     def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None) -> InvokeRequest:
         """Return the request of a trace with one invoke."""
-        return cls(request.key, 0, 0, flow_of(request), shipped(request, codes))
+        return cls(request.key, 0, 0, flow_of(request), request.trusted, shipped(request, codes))
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
-        fields = {"trace": self.trace, "invoke": self.invoke, "gang": self.gang, "shipment": self.shipment}
+        fields = {
+            "trace": self.trace,
+            "invoke": self.invoke,
+            "gang": self.gang,
+            "trusted": self.trusted,
+            "shipment": self.shipment,
+        }
         flow = (self.flow.tenant, self.flow.session, self.flow.share, self.flow.weight)
         return {"interpose": {"request": fields, "flow": flow}}
 

@@ -167,13 +167,8 @@ class TraceEngine:
                     if index in joint:
                         done = await self._joint(trace, index, [results[one] for one in sorted(results)], events)
                     else:
-                        invoke = InvokeRequest(
-                            trace.id,
-                            index,
-                            len(gang) if index in gang else 0,
-                            flow_of(request),
-                            shipment if alone else None,
-                        )
+                        size, own = len(gang) if index in gang else 0, shipment if alone else None
+                        invoke = InvokeRequest(trace.id, index, size, flow_of(request), request.trusted, own)
                         done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
                         failed.add(index)

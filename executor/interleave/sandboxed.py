@@ -14,7 +14,7 @@ from executor.interleave.context import Host
 from executor.model.meta_tensors import Fakes, needs_elements
 from executor.model.skips import Skips
 from executor.sandbox.errors import made_of, told_of
-from executor.sandbox.pool import Process
+from executor.sandbox.process import Process
 from executor.sandbox.runner import SandboxRunner
 from executor.sandbox.standing import SandboxedEdit
 from executor.sandbox.stream import Stream

@@ -28,6 +28,7 @@ from executor.model.tree import LOGITS
 from executor.plugin.ahead import Over, may_run_ahead
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.scheduler import EndedModelRunnerOutput
+from executor.sandbox.pool import Pool
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -35,23 +36,27 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+# Seconds that a step without rows waits for a sandboxed process.
+IDLE_SECONDS = 0.005
+
 
 class EndedAsyncOutput(AsyncModelRunnerOutput):
     """A step's output on its way from the device, with the requests whose blocks ended.
 
     Args:
         output: the runner's own output.
-        ended, spent: as in `EndedModelRunnerOutput`.
+        ended, spent, processes: as in `EndedModelRunnerOutput`.
     """
 
-    def __init__(self, output: AsyncModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float]) -> None:
+    def __init__(
+        self, output: AsyncModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float], processes: int | None
+    ) -> None:
         self._output = output
-        self._ended = ended
-        self._spent = spent
+        self._told = (ended, spent, processes)
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy, on the thread that the executor uses for it."""
-        return _with_ended(self._output.get_output(), self._ended, self._spent)
+        return _with_ended(self._output.get_output(), *self._told)
 
 
 class InterleavingRunner(_Base):
@@ -65,6 +70,7 @@ class InterleavingRunner(_Base):
         riding: the requests of the running step whose loops run in the tables.
         repeats: whether the running step is like the last one: the same requests with one row each, and no live mediator.
         sampled: the dtype of the sampled token ids.
+        sandboxes: the sandboxed processes, where this rank has them.
     """
 
     interleaver: Interleaver | None = None
@@ -77,6 +83,7 @@ class InterleavingRunner(_Base):
     _rode: bool = False
     _begun: bool = False
     sampled: torch.dtype = torch.int32
+    sandboxes: Pool | None = None
 
     @cached_property
     def _over(self) -> Over:
@@ -84,8 +91,13 @@ class InterleavingRunner(_Base):
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self.interleaves or scheduler_output.scheduled_new_reqs:
-            return self._execute(scheduler_output, *args, **kwargs)
-        return super().execute_model(scheduler_output, *args, **kwargs)
+            output = self._execute(scheduler_output, *args, **kwargs)
+        else:
+            output = super().execute_model(scheduler_output, *args, **kwargs)
+        if self.sandboxes is not None and not scheduler_output.total_num_scheduled_tokens and output is not None:
+            processes = self.sandboxes.news(IDLE_SECONDS)
+            return output if processes is None else _with_ended(output, {}, {}, processes)
+        return output
 
     def _execute(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Run a step that may have a live mediator."""
@@ -273,19 +285,22 @@ class InterleavingRunner(_Base):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
-        if not self.interleaves:
+        if output is None or (not self.interleaves and self.sandboxes is None):
             return output
+        ended: dict[str, Ended] = {}
+        spent: dict[str, float] = {}
         interleaver = self.interleaver
-        if interleaver is None or output is None:
+        if self.interleaves and interleaver is not None:
+            spent = interleaver.spent.take()
+            if interleaver.ended or spent:
+                ended = interleaver.take_ended()
+                self._over.ended(ended)
+        processes = self.sandboxes.news() if self.sandboxes is not None else None
+        if not ended and not spent and processes is None:
             return output
-        spent = interleaver.spent.take()
-        if not interleaver.ended and not spent:
-            return output
-        ended = interleaver.take_ended()
-        self._over.ended(ended)
         if isinstance(output, AsyncModelRunnerOutput):
-            return EndedAsyncOutput(output, ended, spent)
-        return _with_ended(output, ended, spent)
+            return EndedAsyncOutput(output, ended, spent, processes)
+        return _with_ended(output, ended, spent, processes)
 
 
 def batch_of(
@@ -321,6 +336,8 @@ def _bounds(scheduler_output: SchedulerOutput) -> dict[str, tuple[int, int]]:
     return {request_id: (before, rows[request_id]) for request_id, before in computed.items() if request_id in rows}
 
 
-def _with_ended(output: ModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float]) -> EndedModelRunnerOutput:
+def _with_ended(
+    output: ModelRunnerOutput, ended: dict[str, Ended], spent: dict[str, float], processes: int | None
+) -> EndedModelRunnerOutput:
     fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(ModelRunnerOutput)}
-    return EndedModelRunnerOutput(**fields, ended=ended, spent=spent)
+    return EndedModelRunnerOutput(**fields, ended=ended, spent=spent, processes=processes)

@@ -14,6 +14,7 @@ request anew after its prompt would be wrong. Therefore
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
+- a traced request whose block needs a sandboxed process waits until there is one (`executor.plugin.processes`);
 - a tenant whose blocks have taken more than its share of the steps sits out while other tenants have work
   (`executor.core.step_shares`), with all its requests;
 - with async scheduling, a step is scheduled before the step ahead of it has ended: a traced request whose token may decide
@@ -45,6 +46,7 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.request import InvokeRequest, step_tokens
 from executor.core.step_shares import StepShares
 from executor.plugin.ahead import may_run_ahead
+from executor.plugin.processes import Processes
 from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, WaitingRoom
 
 if TYPE_CHECKING:
@@ -61,10 +63,12 @@ class EndedModelRunnerOutput(ModelRunnerOutput):
         ended: how each block ended, by request id. With `Ended.READ_ONLY` the request goes on as a plain request; with any
             other member the request ends too.
         spent: the seconds that each tenant's blocks took since the step before. Empty if all blocks are of one tenant.
+        processes: how many sandboxed processes wait for a trace; None: as many as before.
     """
 
     ended: dict[str, Ended] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
+    processes: int | None = None
 
 
 class InterposeScheduler(Scheduler):
@@ -91,6 +95,8 @@ class InterposeScheduler(Scheduler):
         self._flows: dict[str, Flow] = {}  # of requests that came with a block, whether or not it lives
         self._several = False  # whether traces of more than one tenant have come
         self._shares = StepShares()
+        settings = self.vllm_config.additional_config.get("interpose", {})
+        self._processes = Processes(bool(settings.get("sandbox")), self._room.waiting)
         self._since = 0.0  # the time that is charged begins here
         if self._blocks(self.max_model_len) > all_blocks:
             raise ValueError(
@@ -120,6 +126,7 @@ class InterposeScheduler(Scheduler):
             blocks=self._blocks(rows + request.max_tokens),
             fits=rows <= self._limits.rows,
             ahead=may_run_ahead(params, invoke, self.vllm_config),
+            sandboxed=self._processes.needed(request.request_id, invoke),
         )
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
@@ -205,6 +212,7 @@ class InterposeScheduler(Scheduler):
             self.max_num_active_reqs = seats
             self.running = sitting_out + self.running
         self._take_back(start)
+        self._processes.give(output, start.traced, self._traced.values())
         for entry in start.passed:
             entry.passed += len(output.scheduled_new_reqs)
         return output
@@ -279,6 +287,8 @@ class InterposeScheduler(Scheduler):
                 seats=seats,
                 blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
                 may_own=not (self._own_step and self.running),
+                processes=self._processes.free,
+                served=self._processes.served(self._traced.values()),
             ),
             over,
         )
@@ -320,6 +330,7 @@ class InterposeScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        self._processes.tell(scheduler_output, getattr(model_runner_output, "processes", None))
         if not self._traced:
             return super().update_from_output(scheduler_output, model_runner_output)
         if self._several:

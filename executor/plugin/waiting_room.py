@@ -14,6 +14,7 @@ The room knows the limits of the engine, and is told what a step has left. It ca
   large request; then all wait until the large request has started. But while the tenant of the large request has more of the
   cache than its weight gives it, other tenants do not wait. The same holds for a tenant's share of seats and cache.
 - The requests of a gang start in one step, which is their own.
+- A request whose block runs in a sandboxed process starts when there is a process for its trace. Other requests do not wait.
 
 Size: the room, and the choice that it makes in each step.
 """
@@ -63,6 +64,7 @@ class Traced:
         passed: how many requests have started while this request waited for the cache.
         released: whether the request has left its gang to start, whatever its tenant's share.
         ahead: whether the request may run a step before the token of the step ahead is known (`executor.plugin.ahead`).
+        sandboxed: the trace whose sandboxed process the block needs; "" if the block needs none.
     """
 
     request: Request
@@ -72,6 +74,7 @@ class Traced:
     blocks: int
     fits: bool
     ahead: bool = False
+    sandboxed: str = ""
     text: IncrementalDetokenizer | None = None
     gang: Gang | None = field(default=None, init=False)
     passed: int = field(default=0, init=False)
@@ -106,12 +109,16 @@ class Left:
         seats: beside the running requests.
         blocks: the free blocks of the cache.
         may_own: whether the running requests may sit the step out.
+        processes: how many sandboxed processes wait for a trace.
+        served: the traces that need no further process.
     """
 
     rows: int
     seats: int
     blocks: int
     may_own: bool
+    processes: int = 0
+    served: Collection[str] = ()
 
 
 @dataclass
@@ -228,7 +235,7 @@ class WaitingRoom:
             if entry is None:
                 if self._ready(request):
                     choice.take_plain(request, self._flow_of(request))
-            elif entry.flow.tenant in over:
+            elif entry.flow.tenant in over or not choice.has_process(entry):
                 continue
             elif entry.gang is not None:
                 self._choose_gang(choice, entry, entry.gang)
@@ -304,6 +311,13 @@ class _Choice:
         self._rows = left.rows
         self._weights = weights
         self._closed_tenants: set[str] = set()
+        self._served: set[str] = set()  # traces that get a process in this step
+
+    def has_process(self, entry: Traced) -> bool:
+        """Return whether there is a sandboxed process for a request, or the request needs none."""
+        trace = entry.sandboxed
+        known = not trace or trace in self._left.served or trace in self._served
+        return known or len(self._served) < self._left.processes
 
     def take_plain(self, request: Request, flow: Flow) -> None:
         """Let a plain request start, whose prompt may be cut."""
@@ -370,6 +384,8 @@ class _Choice:
 
     def _add(self, entry: Traced) -> None:
         self.start.traced.append(entry)
+        if entry.sandboxed and entry.sandboxed not in self._left.served:
+            self._served.add(entry.sandboxed)
         self._used.seats[entry.flow.tenant] += 1
         self._used.blocks[entry.flow.tenant] += entry.blocks
 

@@ -166,6 +166,7 @@ class InterposeWorker(_Base):
         reports = self._reports
         if self.interpose_sandboxes is not None and reports:
             start(self.interpose_sandboxes, tree, self.vllm_config)
+            runner.sandboxes = self.interpose_sandboxes
         self.interpose_tree = tree
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
         host = Host(

@@ -14,7 +14,7 @@ from executor.model.parameters import Wanted
 from executor.model.remote_module import names_of
 from executor.model.tree import ModuleTree
 from executor.sandbox.errors import told_of
-from executor.sandbox.pool import Lost
+from executor.sandbox.process import Lost
 from executor.views.experts import Chosen
 from interpose.v1 import trace_pb2 as pb
 

@@ -11,7 +11,7 @@ from executor.parallel.agreement import Ranks
 from executor.sandbox.channel import Kind
 from executor.sandbox.errors import made_of, told_of
 from executor.sandbox.notices import Notices
-from executor.sandbox.pool import Lost, Process
+from executor.sandbox.process import Lost, Process
 
 GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
 _MOST_NOTICES = 200_000  # in one turn

@@ -8,7 +8,7 @@ from typing import Any
 
 from executor.core.errors import Refusal
 from executor.sandbox.errors import told_of
-from executor.sandbox.pool import Lost
+from executor.sandbox.process import Lost
 from executor.saves.collect import Limits
 from interpose.v1 import trace_pb2 as pb
 

@@ -9,19 +9,16 @@ import logging
 import os
 import pickle
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from typing import Any
 
 from executor.core.errors import Refusal
-from executor.sandbox.channel import HEAD, MOST_BODY, Kind, Shared
-from executor.sandbox.codec import Malformed, decode, encode
 from executor.sandbox.first import ENVIRONMENT, FAILED, INHERITED, MOST_REASON
 from executor.sandbox.kernel import missing
+from executor.sandbox.process import Lost, Process
 from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
 from interpose.v1 import trace_pb2 as pb
 
@@ -30,165 +27,17 @@ logger = logging.getLogger(__name__)
 READY = 4  # processes that wait for a trace
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
 _NEXT_SECONDS = 1.0  # until a process is there
-_ORPHAN_SECONDS = 0.01  # from the end of a process to that of its zygote, where it ended with it
+_LOOK_SECONDS = 1.0  # between looks for processes that have ended while they waited
+_AGAIN_SECONDS = 5.0  # from the start of a zygote to that of the next
+_MANY = 1 << 30  # processes, where there is none: then no trace waits for one
 _END_SECONDS = 0.2  # from the end of the zygote's line to the end of the zygote
 _START = "import sys; sys.path[:] = {path!r}; from executor.sandbox.first import begin; begin({line})"
 
 
-class Lost(Exception):
-    """A sandboxed process can be asked nothing any more.
-
-    Attributes:
-        overdue: whether it took too long.
-        orphaned: whether it ended because its zygote did, whatever its block did.
-    """
-
-    def __init__(self, why: str, overdue: bool = False, orphaned: bool = False) -> None:
-        super().__init__(why)
-        self.overdue = overdue
-        self.orphaned = orphaned
-
-
-class Process:
-    """The worker's end of the channel to one sandboxed process.
-
-    Args:
-        line: the socket.
-        memory: the descriptor of the shared memory.
-        handle: the process's pidfd.
-        number: its process id.
-        zygote: the process that has forked it.
-
-    Attributes:
-        number: as given.
-        open: whether it can still be asked.
-        lost: whether it was ended because a question to it did not end well.
-    """
-
-    def __init__(
-        self, line: socket.socket, memory: int, handle: int, number: int, zygote: subprocess.Popen[bytes]
-    ) -> None:
-        self.number = number
-        self._zygote = zygote
-        self.open = True
-        self.lost = False
-        self._line = line
-        self._line.setblocking(False)
-        self._handle = handle
-        try:
-            self._shared = Shared(memory)
-        finally:
-            os.close(memory)
-        self._poll = select.poll()
-        self._poll.register(line.fileno(), select.POLLIN)
-        self._number = 0
-        self._came = bytearray()
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is there and says nothing."""
-        self._poll.modify(self._line.fileno(), select.POLLIN)
-        return not self._poll.poll(0)
-
-    def send(self, kind: Kind, value: Any, until: float) -> None:
-        """Ask something.
-
-        Args:
-            until: when it must be over, on the monotonic clock.
-
-        Raises:
-            Refusal: the values are too large.
-            Lost: the process is gone.
-        """
-        self._send(kind, value, until, self._number + 1)
-
-    def go(self, value: Any, until: float) -> None:
-        """Answer a notice; it raises what `send` raises."""
-        self._send(Kind.GO, value, until, self._number)
-
-    def _send(self, kind: Kind, value: Any, until: float, number: int) -> None:
-        if not self.open:
-            raise Lost("it has ended")
-        body = encode(value, self._shared.down)
-        self._number = number
-        data = memoryview(HEAD.pack(len(body), kind, number) + body)
-        while data:
-            try:
-                data = data[self._line.send(data) :]
-            except BlockingIOError:
-                self._wait(until, select.POLLOUT)
-            except OSError:
-                raise self._gone() from None
-
-    def receive(self, until: float) -> tuple[Kind, Any]:
-        """Return the next notice or the answer.
-
-        Raises:
-            Lost: the process is gone, took too long, or sent what is no message.
-        """
-        size, kind, number = HEAD.unpack(self._read(HEAD.size, until))
-        if size > MOST_BODY:
-            raise Lost(f"it sent a message of {size} bytes")
-        body = self._read(size, until)
-        if number != self._number:
-            raise Lost(f"it answered the question {number} in the place of {self._number}")
-        try:
-            return Kind(kind), decode(body, self._shared.up)
-        except (Malformed, ValueError) as error:
-            raise Lost(f"it sent no message: {error}") from None
-
-    def _read(self, size: int, until: float) -> bytes:
-        came = self._came
-        while len(came) < size:
-            try:
-                part = self._line.recv(1 << 16)
-            except BlockingIOError:
-                self._wait(until, select.POLLIN)
-                continue
-            except OSError:
-                part = b""
-            if not part:
-                raise self._gone()
-            came += part
-        data = bytes(came[:size])
-        del came[:size]
-        return data
-
-    def _gone(self) -> Lost:
-        """Return why the process has closed its line.
-
-        A process ends with its zygote, a moment before the zygote can be waited for.
-        """
-        try:
-            self._zygote.wait(_ORPHAN_SECONDS)
-        except subprocess.TimeoutExpired:
-            return Lost("it ended from within, or ran out of memory")
-        return Lost("the process that had forked it has ended", orphaned=True)
-
-    def _wait(self, until: float, events: int) -> None:
-        left = until - time.monotonic()
-        self._poll.modify(self._line.fileno(), events)
-        if left <= 0 or not self._poll.poll(left * 1000):
-            raise Lost("it took too long", overdue=True)
-
-    def end(self, lost: bool = False) -> None:
-        """End the process, whatever it does. Idempotent.
-
-        Args:
-            lost: whether it is ended because a question to it did not end well.
-        """
-        if self.open:
-            self.open, self.lost = False, lost
-            try:
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            except ProcessLookupError:  # it has ended
-                pass
-            os.close(self._handle)
-            self._line.close()
-
-
 class Pool:
     """The sandboxed processes of one worker.
+
+    Size: the zygote, and what has become of each process that it was asked for.
 
     Args:
         ready: how many processes wait for a trace.
@@ -208,6 +57,11 @@ class Pool:
         self._asked = 0  # processes that the zygote was asked for and has not given yet
         self._forks = False  # whether the zygote has given one
         self._waiting: deque[Process] = deque()
+        self._coming: deque[Process] = deque()  # processes that have not said yet that they are ready
+        self._told = -1  # how many waited when this was asked last
+        self._began = 0.0  # when the zygote was started, on the monotonic clock
+        self._looked = 0.0  # when it was looked for ended processes, on the monotonic clock
+        self._fault = ""  # why there was no process when it was looked last
         self._zygote: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
@@ -230,10 +84,11 @@ class Pool:
             self.load()
             try:
                 self._tell()
-                self._waiting.append(self._next(_FIRST_SECONDS))
-            except (Lost, OSError) as error:
+                self._await(_FIRST_SECONDS)
+            except (Lost, OSError) as caught:
+                error = caught if isinstance(caught, Lost) else Lost(self._gone())
                 self.close()
-                if isinstance(error, Lost) and error.overdue:
+                if error.overdue:
                     raise RuntimeError(f"no sandboxed process could be started: {error}") from None
                 self.lacks = [f"a process that can fork ({error})"]
         if self.lacks:
@@ -242,7 +97,8 @@ class Pool:
     def take(self) -> Process:
         """Return a process that has served no trace.
 
-        A worker runs the forward of all requests, so that it waits for a fork at most.
+        A worker runs the forward of all requests, so that it waits for a fork at most. A trace waits before that, in the
+        scheduler's room (`executor.plugin.processes`).
 
         Raises:
             Refusal: UNAVAILABLE, there is none at the moment; PERMISSION_DENIED, there is none on this machine.
@@ -252,10 +108,8 @@ class Pool:
                 pb.ERROR_CODE_PERMISSION_DENIED, f"blocks of tenants without trust do not run here: {self._why()}"
             )
         try:
-            if self._zygote is None or self._zygote.poll() is not None:
-                self._begin()  # the processes of the zygote before have ended with it
-                self._tell()
-                raise Lost("the process that forks them has ended, and is started again")
+            if self._again():
+                raise Lost(self._fault)
             self._ask()
             found = self._fresh()
         except (Lost, OSError) as error:
@@ -267,6 +121,50 @@ class Pool:
         self._look()
         self._given.append(found)
         return found
+
+    def news(self, seconds: float = 0.0) -> int | None:
+        """Take in the processes that have come; return how many wait for a trace.
+
+        The answer is None if as many wait as at the last call.
+
+        Args:
+            seconds: how long to wait if there is none.
+        """
+        waiting = _MANY
+        if not self.lacks:
+            try:
+                running = not self._again()
+                self._drop_ended()
+                if running and len(self._waiting) < self._ready:
+                    self._take_in(seconds)
+                    self._ask()
+            except (Lost, OSError) as error:
+                self._fault = str(error)
+            waiting = len(self._waiting)
+        if waiting == self._told:
+            return None
+        self._told = waiting
+        return waiting
+
+    def _drop_ended(self) -> None:
+        """Forget processes that have ended while they waited."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            for process in [one for one in self._waiting if not one.waits]:
+                self._waiting.remove(process)
+                process.end()
+
+    def _again(self) -> bool:
+        """Start another zygote if there is none; return whether there was none."""
+        if self._zygote is not None and self._zygote.poll() is None:
+            return False
+        self._end_all()  # the processes of the zygote before have ended with it
+        if time.monotonic() - self._began > _AGAIN_SECONDS:
+            self._fault = "the process that forks them has ended, and is started again"
+            self._begin()
+            self._tell()
+        return True
 
     def numbers(self) -> dict[str, float]:
         """Return how many processes were given to traces, and how many of these were lost."""
@@ -292,13 +190,12 @@ class Pool:
             if found.waits:
                 return found
             found.end()
-        return self._next(_NEXT_SECONDS if self._forks else 0.0)
+        self._await(_NEXT_SECONDS if self._forks else 0.0)
+        return self._waiting.popleft()
 
     def close(self) -> None:
         """End the zygote and all processes that wait. Idempotent."""
-        for process in self._waiting:
-            process.end()
-        self._waiting.clear()
+        self._end_all()
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -307,8 +204,16 @@ class Pool:
             self._zygote.wait()
             self._zygote = None
 
+    def _end_all(self) -> None:
+        """End the processes that wait."""
+        for process in (*self._waiting, *self._coming):
+            process.end()
+        self._waiting.clear()
+        self._coming.clear()
+
     def _begin(self) -> None:
         self.close()
+        self._began = time.monotonic()
         mine, theirs = socket.socketpair()
         with theirs:
             code = _START.format(path=[entry for entry in sys.path if entry] or [os.getcwd()], line=theirs.fileno())
@@ -336,7 +241,7 @@ class Pool:
 
     def _ask(self) -> None:
         """Ask for as many processes as are to wait."""
-        wanted = self._ready - len(self._waiting) - self._asked
+        wanted = self._ready - len(self._waiting) - len(self._coming) - self._asked
         if wanted > 0 and self._line is not None:
             try:
                 self._line.sendall(FORK * wanted)
@@ -344,38 +249,78 @@ class Pool:
             except OSError:  # the zygote is gone
                 return
 
-    def _next(self, seconds: float) -> Process:
-        """Return the next process of the zygote's.
+    def _await(self, seconds: float) -> None:
+        """Wait until a process is ready.
 
         Raises:
-            Lost: it did not come.
+            Lost: none came.
         """
-        assert self._line is not None and self._zygote is not None
+        self._take_in(seconds)
+        if not self._waiting:
+            raise Lost("it took too long", overdue=True)
+
+    def _take_in(self, seconds: float) -> None:
+        """Take in the processes that have come, and wait for one if none is ready.
+
+        Raises:
+            Lost: the zygote, or a process, cannot go on.
+        """
         until = time.monotonic() + seconds
-        self._line.settimeout(seconds)
+        while True:
+            self._receive()
+            left = until - time.monotonic()
+            if self._waiting or left <= 0:
+                return
+            poll = select.poll()
+            for one in (self._line, *self._coming):
+                poll.register(one, select.POLLIN)  # type: ignore[arg-type]
+            poll.poll(left * 1000)
+
+    def _receive(self) -> None:
+        """Take in what has come, without waiting for more.
+
+        Raises:
+            Lost: the zygote, or a process, cannot go on.
+        """
+        assert self._line is not None
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
+        while poll.poll(0):
+            self._coming.append(self._forked(self._line))
+        for process in list(self._coming):
+            if process.waits:
+                continue
+            self._coming.remove(process)
+            try:
+                _, ready = process.receive(time.monotonic() + _NEXT_SECONDS)
+                if not isinstance(ready, dict) or ready.get("unable") is not None:
+                    raise Lost(f"it could not give up its rights: {ready}")
+            except Lost:
+                process.end()
+                raise
+            self._forks, self._fault = True, ""
+            self._waiting.append(process)
+
+    def _forked(self, line: socket.socket) -> Process:
+        """Return the next process of the zygote's, which has said something.
+
+        Raises:
+            Lost: that was no process.
+        """
+        assert self._zygote is not None
+        line.settimeout(_NEXT_SECONDS)
         try:
-            told, descriptors, _, _ = socket.recv_fds(self._line, 1 + LENGTH.size, 3)
-        except (TimeoutError, BlockingIOError):
-            raise Lost("it took too long", overdue=True) from None
+            told, descriptors, _, _ = socket.recv_fds(line, 1 + LENGTH.size, 3)
         except OSError:
             raise Lost(self._gone()) from None
         if told[:1] == FAILED:
-            reason = told[1:] + self._line.recv(MOST_REASON)
+            reason = told[1:] + line.recv(MOST_REASON)
             raise Lost(f"the zygote cannot go on: {reason.decode(errors='replace')}")
         if told[:1] != FORKED or len(descriptors) != 3:
             raise Lost(self._gone())
         self._asked -= 1
-        line, memory, handle = descriptors
-        process = Process(socket.socket(fileno=line), memory, handle, LENGTH.unpack(told[1:])[0], self._zygote)
-        try:
-            _, ready = process.receive(until)
-            if not isinstance(ready, dict) or ready.get("unable") is not None:
-                raise Lost(f"it could not give up its rights: {ready}")
-        except Lost:
-            process.end()
-            raise
-        self._forks = True
-        return process
+        channel, memory, handle = descriptors
+        return Process(socket.socket(fileno=channel), memory, handle, LENGTH.unpack(told[1:])[0], self._zygote)
 
     def _gone(self) -> str:
         """Return how the zygote ended, which has closed its line."""
@@ -383,6 +328,7 @@ class Pool:
         try:
             status = self._zygote.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
+            self._zygote.kill()  # it forks no more
             return "the zygote has closed its line"
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f"the zygote has ended {how}; its output is in the worker's log"

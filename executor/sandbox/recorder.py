@@ -12,7 +12,7 @@ from executor.core.location import Kind
 from executor.core.text import clip
 from executor.model.tree import ModuleTree
 from executor.sandbox.errors import refusal_of
-from executor.sandbox.pool import Lost
+from executor.sandbox.process import Lost
 from executor.sandbox.structure import describe, tensors_in
 from interpose.v1 import trace_pb2 as pb
 

@@ -30,7 +30,7 @@ from executor.sandbox.calls import Calls
 from executor.sandbox.codec import Malformed
 from executor.sandbox.errors import refusal_of, told_of
 from executor.sandbox.far_names import FarNames
-from executor.sandbox.pool import Lost
+from executor.sandbox.process import Lost
 from executor.sandbox.recorder import FarRecorder
 from executor.sandbox.structure import describe, rebuild
 from executor.sandbox.trace import SandboxedTrace

@@ -19,7 +19,7 @@ from executor.sandbox.channel import Kind
 from executor.sandbox.far_names import FarNames, FarShared
 from executor.sandbox.line import Line, Routed, no_router
 from executor.sandbox.notices import Notices
-from executor.sandbox.pool import Lost, Process
+from executor.sandbox.process import Lost, Process
 from executor.saves.collect import Limits
 from executor.saves.registry import SaveRegistry
 from interpose.v1 import trace_pb2 as pb

@@ -23,7 +23,7 @@ from interpose.contract.errors import InterposeError, Unavailable
 from tests.e2e.service import RunningService
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
-TESTS = ("e2e/test_recovery.py", "cluster/test_faults.py", "cluster/test_partition.py")
+TESTS = ("e2e/test_killed_sandboxes.py", "e2e/test_recovery.py", "cluster/test_faults.py", "cluster/test_partition.py")
 _FOLDER = "FAULTS_FOLDER"
 # Of what there must be as much after a fault as before, by names of processes.
 WORKER = "LazyWorkerActor"
@@ -48,6 +48,8 @@ FAULTS = (
     "the object store is full",
     "the disk is full under spilling",
     "Serve deploys the application anew",
+    "SIGKILL of a zygote",
+    "SIGKILL of a sandboxed process",
 )
 
 

@@ -102,6 +102,7 @@ class RunningService:
         http: the base of the OpenAI-compatible endpoint, unless the settings have a port of their own.
         process: of the command.
         config: the configuration file.
+        metadata: of the calls that ask for its status.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class RunningService:
         self.process = psutil.Process(self._popen.pid)
         self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_receive_message_length", -1)])
         self.stub = service_pb2_grpc.InterposeStub(self.channel)
+        self.metadata: tuple[tuple[str, str], ...] = ()
 
     @property
     def output(self) -> str:
@@ -167,7 +169,7 @@ class RunningService:
 
     def status(self) -> service_pb2.StatusReply:
         """What `interpose status` shows."""
-        return self.stub.Status(service_pb2.StatusRequest(), timeout=20)
+        return self.stub.Status(service_pb2.StatusRequest(), metadata=self.metadata, timeout=20)
 
     def processes(self, name: str = "") -> list[psutil.Process]:
         """Everything it started that still runs, and has `name` in its title."""

@@ -259,7 +259,7 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            request = InvokeRequest(trace.id, index, block.gang, flow, own)
+            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, own)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}

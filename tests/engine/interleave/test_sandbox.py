@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from executor.plugin import processes
+from executor.sandbox import pool
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.harness import EVERY_STEP, Block, LocalEngine, Ran, check_failed
@@ -275,3 +277,69 @@ def test_a_trace_that_is_given_up_ends_its_process(engine: LocalEngine) -> None:
     engine.trusted = False
     engine.give_up(Block([1, 2, 3], "for step in tracer.iter[:]:\n    model.model.layers[0].output\n"), steps=3)
     assert engine.interleaver.idle
+
+
+def watched(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
+    """Return, for each step to come, how many traced requests wait after its choice, and the requests in it."""
+    steps: list[tuple[int, set[str]]] = []
+    schedule = engine.scheduler.schedule
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        steps.append(
+            (len(engine.scheduler._room.waiting), {one.partition("-")[0] for one in output.num_scheduled_tokens})
+        )
+        return output
+
+    monkeypatch.setattr(engine.scheduler, "schedule", record)
+    return steps
+
+
+def many(count: int) -> list[list[Block]]:
+    """Return traces, each with a prompt and a factor of its own."""
+    source = "h = model.model.layers[1].output[0] * {0}\nh.save()\n"
+    return [[Block([5 + one, 400 - one, 17], source.format(one + 1))] for one in range(count)]
+
+
+def test_strangers_wait_for_a_process_while_other_requests_go_on(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.trusted = True
+    truth = [ran.saved["h"] for ran in engine.run_traces(many(40))]
+    engine.trusted = False
+    monkeypatch.setattr(engine.worker.interpose_sandboxes, "_ready", 2)
+    monkeypatch.setattr(pool, "_NEXT_SECONDS", 0.0)  # no step waits for a process
+    steps = watched(engine, monkeypatch)
+    rans = engine.run_traces(many(40), plain=(ONE, TWO), plain_tokens=20)
+    plain = {f"r{engine.count - 1}", f"r{engine.count}"}
+    for ran, value in zip(rans, truth, strict=False):
+        assert ran.failure is None, ran.failure
+        torch.testing.assert_close(ran.saved["h"], value, rtol=1e-4, atol=1e-5)
+    with_plain = [number for number, (_, inside) in enumerate(steps) if plain <= inside]
+    assert [len(ran.token_ids) for ran in rans[40:]] == [20, 20]
+    assert with_plain == list(range(with_plain[0], with_plain[0] + 20)), "a step had to wait"
+    assert sum(waiting > 0 for waiting, _ in steps) > 5, "there was a process for every trace"
+
+
+def test_traces_wait_for_the_next_zygote(engine: LocalEngine) -> None:
+    engine.trusted = False
+    zygote = engine.worker.interpose_sandboxes._zygote
+    zygote.kill()
+    zygote.wait()
+    rans = engine.run_traces(many(8))
+    failed = [ran.failure for ran in rans if ran.failure is not None]
+    assert len(failed) <= pool.READY, "these had a process that ended with its zygote"
+    assert {failure.code for failure in failed} <= {pb.ERROR_CODE_UNAVAILABLE}, failed
+
+
+def test_a_trace_that_waits_too_long_fails_with_the_reason(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.trusted = False
+    sandboxes = engine.worker.interpose_sandboxes
+    monkeypatch.setattr(processes, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(pool, "_NEXT_SECONDS", 0.0)
+    monkeypatch.setattr(sandboxes, "_ask", lambda: None)
+    rans = engine.run_traces(many(8))
+    failed = [ran.failure for ran in rans if ran.failure is not None]
+    assert failed and all(one.code == pb.ERROR_CODE_UNAVAILABLE and "submit it again" in one.message for one in failed)

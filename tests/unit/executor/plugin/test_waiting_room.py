@@ -34,25 +34,36 @@ class Room:
         self.room = WaitingRoom(LIMITS, lambda request: request.ready, lambda one: self.flows[one.request_id])  # type: ignore[attr-defined]
 
     def traced(
-        self, name: str, rows: int, blocks: int = 1, flow: Flow = RED, gang: int = 0, ready: bool = True
+        self,
+        name: str,
+        rows: int,
+        blocks: int = 1,
+        flow: Flow = RED,
+        gang: int = 0,
+        ready: bool = True,
+        sandboxed: bool = False,
     ) -> Traced:
         """Let a traced request come; the part of its name before the slash is its trace."""
         request: Any = Asked(name, rows, ready=ready)
-        entry = Traced(request, flow, rows, 1, blocks, rows <= LIMITS.rows)
+        trace = name.partition("/")[0]
+        entry = Traced(request, flow, rows, 1, blocks, rows <= LIMITS.rows, sandboxed=trace if sandboxed else "")
         self.came.append(request)
         self.flows[name] = flow
-        self.room.enter(entry, name.partition("/")[0], gang)
+        self.room.enter(entry, trace, gang)
         return entry
 
     def plain(self, name: str, rows: int) -> None:
         self.came.append(Asked(name, rows))
         self.flows[name] = NOBODY
 
-    def next(self, rows: int = 64, seats: int = 6, blocks: int = 16, may_own: bool = True, **used: int) -> Start:
+    def next(
+        self, rows: int = 64, seats: int = 6, blocks: int = 16, may_own: bool = True, processes: int = 0,
+        served: tuple[str, ...] = (), **used: int,
+    ) -> Start:  # fmt: skip
         """Return what starts; `used` has the cache blocks that running requests of a tenant may come to hold."""
         return self.room.next(
             [], self.came, [], Used(Counter(dict.fromkeys(used, 1)), Counter(used)),
-            Left(rows, seats, blocks, may_own),
+            Left(rows, seats, blocks, may_own, processes, served),
         )  # fmt: skip
 
 
@@ -248,3 +259,22 @@ def test_no_place_is_no_start(room: Room) -> None:
     room.traced("one", 5)
     start = room.next(seats=0)
     assert not names(start) and not start.closed
+
+
+def test_a_request_without_a_process_waits_and_no_other_does(room: Room) -> None:
+    room.traced("one/a", 5, sandboxed=True)
+    room.traced("two", 5, sandboxed=True)
+    room.traced("one/b", 5, sandboxed=True)
+    room.traced("trusted", 5)
+    room.plain("plain", 5)
+    assert sorted(names(room.next(processes=1))) == ["one/a", "one/b", "plain", "trusted"], "a trace has one process"
+    assert sorted(names(room.next(processes=2))) == ["one/a", "one/b", "plain", "trusted", "two"]
+    assert sorted(names(room.next(served=("two",)))) == ["plain", "trusted", "two"]
+
+
+def test_a_gang_without_a_process_waits_and_no_other_does(room: Room) -> None:
+    room.traced("one/a", 5, gang=2, sandboxed=True)
+    room.traced("one/b", 5, gang=2, sandboxed=True)
+    room.plain("plain", 5)
+    assert names(room.next()) == ["plain"]
+    assert names(room.next(processes=1)) == ["one/a", "one/b", "plain"]

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from executor.sandbox import pool
 from executor.sandbox.pool import Pool
 from interpose.v1 import trace_pb2 as pb
 from tests.unit.executor.sandbox.parts import Worker, plain
@@ -217,6 +218,28 @@ def test_a_process_that_ended_while_it_waited_is_given_to_no_trace(worker: Worke
         time.sleep(0.01)
     ran = worker.run("h = model.layers[1].output[0].save()")
     assert ran.failure is None and not first.open
+
+
+def test_processes_that_ended_while_they_waited_are_made_anew(processes: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_LOOK_SECONDS", 0.0)
+    settled(processes)
+    killed = list(processes._waiting)
+    for process in killed:
+        os.kill(process.number, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while any(process.waits for process in killed) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes.news() == 0
+    settled(processes)
+    assert not {one.number for one in killed} & {one.number for one in processes._waiting}
+
+
+def settled(processes: Pool) -> None:
+    """Wait until as many processes are ready as are to wait."""
+    deadline = time.monotonic() + 60
+    while len(processes._waiting) < processes._ready and time.monotonic() < deadline:
+        processes.news(0.1)
+    assert len(processes._waiting) == processes._ready
 
 
 def test_a_killed_zygote_is_started_again(processes: Pool) -> None:

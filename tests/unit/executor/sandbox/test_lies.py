@@ -26,7 +26,7 @@ from executor.model.values import Served
 from executor.parallel.agreement import Alone
 from executor.sandbox.channel import HEAD, REGION_BYTES, ChildEnd, Kind, Shared
 from executor.sandbox.codec import Malformed, Region, decode, encode
-from executor.sandbox.pool import Process
+from executor.sandbox.process import Process
 from executor.sandbox.runner import SandboxRunner
 from executor.sandbox.trace import SandboxedTrace, Terms
 from executor.saves.collect import Limits
