@@ -29,8 +29,8 @@ def read(model: Any, ids: list[int]) -> tuple[Any, ...]:
     """Read a prompt's residual stream.
 
     Returns:
-        The residual stream after the last layer, [tokens, hidden], what each layer would say (`interpose.verbs.logit_lens`), the climb of the
-        answer, the logits, [1, vocab], and the result.
+        The residual stream after the last layer, [tokens, hidden], what each layer would say, the climb of the answer,
+        the logits, [1, vocab], and the result.
     """
     with model.trace(ids, **SAMPLING) as tracer:
         best, last = [].save(), []

@@ -1,8 +1,8 @@
 """Direct logit attribution: how much does each component add to the answer's logit? (Elhage et al., 2021)
 
-The residual stream is a sum: the embedding, and what each layer's attention and MLP added. With the final norm's scale held fixed, the
-logits are a linear function of the stream. So each term has its own share of the difference between two tokens. The block runs norm
-and unembedding on vectors whose results give their weights and biases, so the kind of norm does not matter.
+The residual stream is a sum: the embedding, and what each layer's attention and MLP added. With the final norm's scale held
+fixed, the logits are a linear function of the stream. So each term has its own share of the difference between two tokens. The
+block runs norm and unembedding on vectors whose results give their weights and biases, so the kind of norm does not matter.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _shares(model: Any, ids: list[int], answers: tuple[int, int] | None) -> tupl
         tokens = (int(first), int(second)).save()
         difference = float(logits[first] - logits[second]).save()
         gaps = (alone[:, first] - alone[:, second]).save()
-    *shares, of_bias, of_nothing = as_array(gaps)  # the unembedding of nothing is its own bias
-    shares = np.array([*(share - of_nothing for share in shares), of_bias])
+    *terms, of_bias, of_nothing = as_array(gaps)  # the unembedding of nothing is its own bias
+    shares = np.array([*(share - of_nothing for share in terms), of_bias])
     if abs(shares.sum() - difference) > AGREEMENT * max(abs(difference), 1.0):
         raise InvalidArgument(
             f"the components' shares add up to {shares.sum():.3f} and the logits differ by {difference:.3f}: what follows the "

@@ -54,8 +54,8 @@ def sae(
 ) -> SparseFeatures:
     """Encode the stream after a layer, switch one feature off, and compare the logits.
 
-    The stream is replaced by the dictionary's reconstruction and its error, with all features and without one. The error is kept, so
-    the difference comes from the feature alone. The weights travel to the engine with the block.
+    The stream is replaced by the dictionary's reconstruction and its error, with all features and without one. The error is kept,
+    so the difference comes from the feature alone. The weights travel to the engine with the block.
 
     Args:
         model: a served model.

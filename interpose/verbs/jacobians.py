@@ -9,7 +9,9 @@ import numpy as np
 
 from interpose.contract.errors import InvalidArgument
 
-NEEDED = "fit_jacobian_lens needs torch and transformers, because the engine computes no gradients: pip install torch transformers"
+NEEDED = (
+    "fit_jacobian_lens needs torch and transformers, because an engine has no gradients: pip install torch transformers"
+)
 LISTS = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
 
 
@@ -18,9 +20,9 @@ def fit_jacobian_lens(
 ) -> dict[int, np.ndarray]:
     """Return the mean Jacobian of the last layer's residual stream with respect to each layer's stream.
 
-    The mean is over the prompts, and in each prompt over all pairs of a token and the same or a later token: the derivative of the
-    last layer's stream at the later token with respect to the layer's stream at the earlier token. Each prompt takes one forward
-    and `width` backward passes.
+    The mean is over the prompts, and in each prompt over all pairs of a token and the same or a later token: the derivative of
+    the last layer's stream at the later token with respect to the layer's stream at the earlier token. Each prompt takes
+    one forward and `width` backward passes.
 
     Args:
         copy: a causal language model of transformers, or the folder or name of a checkpoint to load in float32.

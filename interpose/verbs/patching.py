@@ -40,8 +40,9 @@ class PatchSweep(Finding):
 def patch_sweep(model: Any, clean: Prompt, corrupted: Prompt, *, answers: tuple[int, int] | None = None) -> PatchSweep:
     """Patch the residual stream of each layer at each token, from one prompt into another.
 
-    While the model reads the corrupted prompt, the stream after one layer at one token is replaced by the clean prompt's stream. The
-    runs are invokes of one trace, or of a few traces if there are more than 256 runs. The clean prompt's stream never leaves the engine.
+    While the model reads the corrupted prompt, the stream after one layer at one token is replaced by the clean prompt's stream.
+    The runs are invokes of one trace, or of a few traces if there are more than 256 runs. The clean prompt's stream never
+    leaves the engine. The engine shares no prefix between traced requests, because a block may change what is in it.
 
     Args:
         model: a served model.

@@ -112,8 +112,8 @@ def probe(
     Args:
         model: a served model.
         prompts: texts, or token ids.
-        labels: for each prompt a label, and the stream is read at the prompt's last token; or for each prompt a list with a label for
-            each token, and the stream is read at each token. There are two different labels.
+        labels: for each prompt a label, and the stream is read at the prompt's last token; or for each prompt a list with a label
+            for each token, and the stream is read at each token. There are two different labels.
         layers: the numbers of the layers; None: all layers.
         folds: how often a part is held out.
         ridge: the penalty of the weights.
