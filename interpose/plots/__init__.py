@@ -1,4 +1,4 @@
-"""Pictures of what the experiments of `interpose.verbs` found, drawn with matplotlib: `pip install 'interpose[plots]'`.
+"""Pictures of what `interpose.verbs` found, by matplotlib: `pip install 'interpose[plots]'`.
 
 Each function takes a result and a path. A path ends in .png, .svg or .pdf; without a path nothing is written. The function
 returns a figure of matplotlib, which a notebook shows. No window opens.

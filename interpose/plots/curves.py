@@ -1,4 +1,4 @@
-"""Pictures that are bars and curves, with error bars where there are several prompts or folds."""
+"""Pictures that are bars and curves, with error bars over several prompts or folds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ERRORS = "Error bars: the standard error over"
 
 
 def error_of(values: np.ndarray, axis: int) -> Any:
-    """Return the standard error of the mean along an axis of an array of any shape; None for one repeat."""
+    """Return the mean's standard error along an axis, of any shape; None for one repeat."""
     repeats = values.shape[axis]
     return values.std(axis, ddof=1) / np.sqrt(repeats) if repeats > 1 else None
 
 
 def attribution(found: Attribution, path: Any = None) -> Any:
-    """Draw the shares as bars: two for each layer, the embedding before them, and the biases after them."""
+    """Draw the shares as bars: the embedding, two for each layer, and the biases."""
     layers = sum(name.startswith("MLP") for name in found.names)
     mean, error = found.shares.mean(0), error_of(found.shares, 0)
     figure = figures.figure(min(5.0 + 0.3 * layers, 11.0), 4.4)
@@ -65,7 +65,7 @@ def attribution(found: Attribution, path: Any = None) -> Any:
 
 
 def steer(found: Steering, path: Any = None, *, prompt: int = 0) -> Any:
-    """Draw the logits that moved most over the strength, and what the model said after one of the prompts."""
+    """Draw the logits that moved most over the strength, and what the model said."""
     figure = figures.figure(8.5, 6.6)
     curves, words = figure.subplots(2, 1, height_ratios=(1.5, 1))
     for token, text in zip(found.moved, found.moved_texts, strict=True):
@@ -90,7 +90,7 @@ def steer(found: Steering, path: Any = None, *, prompt: int = 0) -> Any:
 
 
 def probe(found: Probe, path: Any = None) -> Any:
-    """Draw the accuracy over the layers, if there are several, and the scores of both classes in the best layer."""
+    """Draw the accuracy over several layers, and the scores of both classes in the best layer."""
     several = len(found.layers) > 1
     figure = figures.figure(10 if several else 7, 4)
     *first, axis = figure.subplots(1, 2 if several else 1, squeeze=False)[0]
@@ -100,6 +100,7 @@ def probe(found: Probe, path: Any = None) -> Any:
         common = max((found.labels == 1).mean(), (found.labels == -1).mean())
         curve.axhline(common, color="tab:gray", linestyle="--", linewidth=1, label="the commoner label alone")
         curve.set_xlabel("layer")
+        curve.xaxis.get_major_locator().set_params(integer=True)
         curve.set_ylabel("accuracy, held out")
         curve.legend(fontsize=8)
     best = found.best

@@ -36,7 +36,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 class Picture(Figure):
-    """A figure that a notebook shows, and that opens no window, whatever backend the notebook has chosen."""
+    """A figure that a notebook shows, and that opens no window with any backend."""
 
     def _repr_png_(self) -> bytes:
         data = io.BytesIO()
@@ -93,7 +93,7 @@ def figure(width: float, height: float) -> Any:
 
 
 def shown(token: str, most: int = 9) -> str:
-    """Return a token's text as a short label with visible blanks, with `$` escaped for matplotlib."""
+    """Return a token's text as a short label with visible blanks and an escaped `$`."""
     visible = token if len(token) <= most else token[: most - 1] + "…"
     return visible.replace(" ", "·").replace("$", r"\$")
 
@@ -104,7 +104,7 @@ def labels(tokens: Sequence[str]) -> list[str]:
 
 
 def prose(tokens: Sequence[str], most: int = 60) -> str:
-    """Return the texts of tokens as one text, with `$` escaped for matplotlib; a long text loses its beginning."""
+    """Return tokens as one text with an escaped `$`; a long text loses its beginning."""
     text = "".join(tokens)
     return (text if len(text) <= most else "…" + text[1 - most :]).replace("$", r"\$")
 

@@ -1,4 +1,4 @@
-"""The experiments of the field as functions over a served model, each with a block to read and copy.
+"""The experiments of the field over a served model, as blocks to read and copy.
 
     from interpose import verbs
 

@@ -1,4 +1,4 @@
-"""Direct logit attribution: how much does each component add to the answer's logit? (Elhage et al., 2021)
+"""What each component adds to the answer's logit: direct attribution. (Elhage et al., 2021)
 
 The residual stream is a sum: the embedding, and what each layer's attention and MLP added. With the final norm's scale held
 fixed, the logits are a linear function of the stream. So each term has its own share of the difference between two tokens. The
@@ -73,7 +73,7 @@ def attribution(
 
 
 def _shares(model: Any, ids: list[int], answers: tuple[int, int] | None) -> tuple[tuple[int, int], np.ndarray, float]:
-    """Return the two tokens, the share of each component [components], and the difference of the tokens' logits."""
+    """Return two tokens, the components' shares [components], and the logits' difference."""
     with model.trace(ids, max_tokens=1, temperature=0.0):
         import torch
 

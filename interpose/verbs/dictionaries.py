@@ -1,4 +1,4 @@
-"""Sparse autoencoders: the features of the stream, and what a feature is worth. (Bricken et al., 2023)"""
+"""Sparse autoencoders: features of the stream and their effect. (Bricken et al., 2023)"""
 
 from __future__ import annotations
 

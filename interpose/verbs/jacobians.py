@@ -1,4 +1,4 @@
-"""Fits a Jacobian lens on a copy of the model in transformers, which has gradients; the engine has none."""
+"""Fits a Jacobian lens on a copy of the model in transformers, which has gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTS = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.laye
 def fit_jacobian_lens(
     copy: Any, prompts: Sequence[Sequence[int]], *, layers: Sequence[int] | None = None
 ) -> dict[int, np.ndarray]:
-    """Return the mean Jacobian of the last layer's residual stream with respect to each layer's stream.
+    """Return the mean Jacobian of the last layer's stream with respect to each layer's stream.
 
     The mean is over the prompts, and in each prompt over all pairs of a token and the same or a later token: the derivative of
     the last layer's stream at the later token with respect to the layer's stream at the earlier token. Each prompt takes

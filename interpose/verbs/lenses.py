@@ -125,7 +125,7 @@ def jacobian_lens(model: Any, prompt: Prompt, matrices: Any, *, answer: int | No
 
 
 def _chosen(model: Any, matrices: Any) -> dict[int, np.ndarray]:
-    """Return the matrices by layer, in the order of the forward pass, float32 [width, width] each."""
+    """Return the matrices by layer, in order of the layers, float32 [width, width] each."""
     count = len(model.blocks)
     if not isinstance(matrices, Mapping):
         if len(matrices) != count:

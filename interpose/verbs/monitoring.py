@@ -1,4 +1,4 @@
-"""Monitoring: a probe reads each new token, and its alarm ends the generation. (Goldowsky-Dill et al., 2025)"""
+"""A probe reads each new token; its alarm ends the generation. (Goldowsky-Dill et al., 2025)"""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from interpose.verbs.tokens import Prompt, as_array, encode, layer_of, texts, ve
 @dataclass(frozen=True, eq=False, repr=False)
 class Monitoring(Finding):
     """What the monitor saw.
+
+    Size: two generations are compared by all that was read in them.
 
     Attributes:
         prompt: the token ids of the prompt.

@@ -1,4 +1,4 @@
-"""Activation patching: in which layer, and at which token, is the answer decided? (Meng et al., 2022)"""
+"""Activation patching: where, and at which token, is the answer decided? (Meng et al., 2022)"""
 
 from __future__ import annotations
 

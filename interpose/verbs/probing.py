@@ -144,7 +144,7 @@ def probe(
 
 
 def fitted(activations: np.ndarray, labels: np.ndarray, ridge: float = 1.0) -> np.ndarray:
-    """Return the weights of a ridge regression, float64 [width + 1]; the last number is the bias.
+    """Return a ridge regression's weights, float64 [width + 1]; the last number is the bias.
 
     Args:
         activations: [examples, width].
@@ -158,7 +158,7 @@ def fitted(activations: np.ndarray, labels: np.ndarray, ridge: float = 1.0) -> n
 def _signs(
     model: Any, encoded: list[list[int]], labels: Sequence[Any]
 ) -> tuple[bool, tuple[Any, Any], list[np.ndarray]]:
-    """Return whether each token has a label, the two labels, and -1 or 1 for each prompt's examples, [examples] each."""
+    """Return whether each token has a label, both labels, and signs, [examples] each."""
     if len(labels) != len(encoded):
         raise InvalidArgument(f"there are {len(encoded)} prompts and {len(labels)} labels")
     every_token = bool(len(labels)) and np.ndim(labels[0]) == 1
@@ -178,7 +178,7 @@ def _signs(
 def _collected(
     model: Any, encoded: list[list[int]], layers: list[int], every_token: bool
 ) -> list[dict[int, np.ndarray]]:
-    """Return for each prompt the stream after each layer, [examples, width], at each token or at the last token."""
+    """Return each prompt's stream after each layer, [examples, width]."""
     first = 0 if every_token else -1
     collected: dict[int, dict[int, np.ndarray]] = {}
     for start in range(0, len(encoded), PROMPTS_AT_ONCE):

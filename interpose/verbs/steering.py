@@ -1,4 +1,4 @@
-"""Steering: a direction, as the difference of two means, and what the model says along it. (Rimsky et al., 2024)"""
+"""Steering: a difference of means, and what the model says along it. (Rimsky et al., 2024)"""
 
 from __future__ import annotations
 

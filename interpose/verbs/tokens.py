@@ -62,7 +62,7 @@ def layer_at(model: Any, depth: float) -> int:
 
 
 def layer_of(model: Any, layer: int | None) -> int:
-    """Return a layer's number, counted from 0; None is the layer in the middle, -1 the last layer.
+    """Return a layer's number from 0; None is the layer in the middle, -1 the last layer.
 
     Raises:
         InvalidArgument: the model has no such layer.
