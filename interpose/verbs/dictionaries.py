@@ -79,14 +79,14 @@ def sae(
         with tracer.invoke(ids):
             stream = model.blocks[at].resid_post
             raw = (stream.float() - before) @ encoder + bias
-            active = (raw * (raw > threshold)).save()
+            active = (raw * (raw - threshold > 0)).save()
             error = stream.float() - (active @ decoder + shift)
             stream[:] = active @ decoder + shift + error
             intact = model.logits.output[0].float().save()
         with tracer.invoke(ids):
             stream = model.blocks[at].resid_post
             raw = (stream.float() - before) @ encoder + bias
-            features = raw * (raw > threshold)
+            features = raw * (raw - threshold > 0)
             error = stream.float() - (features @ decoder + shift)
             chosen = (int(features[-1].argmax()) if given is None else given).save()
             features[:, chosen] = 0

@@ -185,7 +185,7 @@ def test_head_ablation(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> 
             return z
 
         with hooked(llama.model.layers[layer].self_attn.o_proj, ablate, before=True):
-            change = logits(llama, ids).log_softmax(-1)[found.answer] - whole[found.answer]
+            change = logits(llama, ids).log_softmax(-1)[found.answers[0]] - whole[found.answers[0]]
         assert found.change[0, layer, head] == pytest.approx(float(change), abs=10 * TOLERANCE)
 
 
