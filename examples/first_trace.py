@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import experiment
-import logit_lens
-
 import interpose
+from interpose import plots
+from interpose.verbs.lenses import lens_of
+from interpose.verbs.tokens import decode, encode, layer_at
 
 PROMPT = "The Eiffel Tower is in"
 SAMPLING = {"max_tokens": 12, "temperature": 0.0}
@@ -29,8 +29,8 @@ def read(model: Any, ids: list[int]) -> tuple[Any, ...]:
     """Read a prompt's residual stream.
 
     Returns:
-        The residual stream after the last layer, [tokens, hidden], what each layer would say (logit_lens.py), the climb of the
-        answer, the logits, [1, vocab], and the result.
+        The residual stream after the last layer, [tokens, hidden], what each layer would say, the climb of the answer,
+        the logits, [1, vocab], and the result.
     """
     with model.trace(ids, **SAMPLING) as tracer:
         best, last = [].save(), []
@@ -90,13 +90,13 @@ def main() -> int:
         client = interpose.connect(args.address, progress=False)
         model = client.model(args.model)
 
-    ids, edited_layer = experiment.encode(model, PROMPT), experiment.layer_at(model, EDITED_DEPTH)
+    ids, edited_layer = encode(model, PROMPT), layer_at(model, EDITED_DEPTH)
     with phase("trace that only reads"):
         stream, lens, climb, logits, result = read(model, ids)
     answer = int(logits[0].argmax())
     print("residual stream after the last layer:", tuple(stream.shape), stream.dtype)
     print("at the last token it begins:", [round(float(x), 4) for x in stream[-1, :5]])
-    print("logits:", tuple(logits.shape), "best:", repr(experiment.decode(model, answer)))
+    print("logits:", tuple(logits.shape), "best:", repr(decode(model, answer)))
     print(block_of(edit), end="")
     with phase("trace that edits"):
         edited_lens, edited_climb, edited = edit(model, ids, edited_layer, answer)
@@ -106,17 +106,20 @@ def main() -> int:
     print(f"without the MLP of layer {edited_layer:2}:  {edited.text!r}")
     changed: bool = result.token_ids != edited.token_ids
     print("the edit", "changed" if changed else "DID NOT CHANGE", "the continuation")
-    print(f"the answer {experiment.decode(model, answer)!r} after each layer, rank and probability:")
+    print(f"the answer {decode(model, answer)!r} after each layer, rank and probability:")
     for layer, (rank, probability) in enumerate(climb):
         print(f"  layer {layer:2}: {rank:7,}  {probability:.4f}")
 
     if args.picture:
         with phase("picture"):
+            layers = tuple(range(len(lens)))
             panels = {
-                "as it is": logit_lens.lens_of(ids, answer, lens, climb),
-                f"without the MLP of layer {edited_layer}": logit_lens.lens_of(ids, answer, edited_lens, edited_climb),
+                "as it is": lens_of(model, ids, layers, answer, lens, climb),
+                f"without the MLP of layer {edited_layer}": lens_of(
+                    model, ids, layers, answer, edited_lens, edited_climb
+                ),
             }
-            logit_lens.draw_panels(panels, lambda token: experiment.decode(model, token), args.picture)
+            plots.lenses(panels, args.picture)
         print("picture:", args.picture)
     client.close()
     return 0 if changed else 1

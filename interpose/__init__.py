@@ -13,7 +13,8 @@ the forward pass. After the block, the names of saved values hold these values. 
 
 More help: `help(interpose.connect)`; `help(interpose.Model)` for trace, generate, scan and edit; `help(interpose.Tracer)` for
 the methods of a tracer; `help(interpose.Client)` for sessions and jobs; `help(interpose.InterposeError)` for errors.
-`interpose.connect_async` connects a client for asyncio.
+`interpose.connect_async` connects a client for asyncio. `help(interpose.verbs)` for the experiments of the field, and
+`help(interpose.plots)` for their pictures.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interpose import plots, verbs
     from interpose.aio.client import AsyncClient, AsyncModel, connect_async
     from interpose.aio.handles import AsyncJob, AsyncSession
     from interpose.contract.accounting import Accounting
@@ -107,6 +109,9 @@ _HOMES = {
     "contract.errors",
 )
 
+# Folders that are public as they are.
+_FOLDERS = ("plots", "verbs")
+
 # With these names a notebook begins, which then gets tab completion and short tracebacks.
 _CONNECTING = ("connect", "connect_async")
 
@@ -151,11 +156,15 @@ __all__ = [
     "connect",
     "connect_async",
     "full_tracebacks",
+    "plots",
     "save",
+    "verbs",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"interpose.{name}")
     home = _HOMES.get(name)
     if home is None:
         hint = importlib.import_module("interpose.contract.idioms").OF_PACKAGE.get(name, "")

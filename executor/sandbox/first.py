@@ -27,6 +27,13 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "HIP_VISIBLE_DEVICES": "",
+    # Nobody asks the driver of GPUs for them: it would start a thread.
+    "VLLM_TARGET_DEVICE": "cpu",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Allocators start no threads: those of C, of Rust and of Arrow, where they are jemalloc.
+    "MALLOC_CONF": "background_thread:false",
+    "_RJEM_MALLOC_CONF": "background_thread:false",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "VLLM_NO_USAGE_STATS": "1",
     "OTEL_SDK_DISABLED": "true",
     "USER": "nobody",  # libraries ask for a name, also where the user has none

@@ -39,9 +39,11 @@ def example(
         results.append(module.run(model))
         return results[0]
 
+    draw = getattr(module, "draw", experiment.plot)
+
     picture = tmp_path / "picture.png"
     arguments = ["--address", service.address, "--model", "llama", "--picture", str(picture)]
-    experiment.main(module.__doc__, run, module.draw, "unused.png", argv=arguments)
+    experiment.main(module.__doc__, run, "unused.png", argv=arguments, draw=draw)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
     return module, results[0]
@@ -122,7 +124,7 @@ def test_activation_patching(example: tuple[Any, Any], llama: Any, tokenizer: An
 
     clean, corrupted = logits(llama, found.clean), logits(llama, found.corrupted)
     first, second = int(clean.argmax()), int(corrupted.argmax())
-    assert tuple(found.answers) == (first, second)
+    assert found.answers == (first, second)
     assert first != second
     kept = streams(llama, found.clean)
     lowest, span = (
@@ -160,10 +162,10 @@ def test_steering(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
                 ids = llama.generate(
                     torch.tensor([prompt]), max_new_tokens=steering.STEPS, do_sample=False, eos_token_id=None
                 )[0]
-        np.testing.assert_allclose(found.logits[row], first.numpy(), atol=10 * TOLERANCE)
+        np.testing.assert_allclose(found.logits[row, 0], first.numpy(), atol=10 * TOLERANCE)
         projection = float(last @ direction / direction.norm())
-        assert found.projections[row] == pytest.approx(projection, abs=10 * TOLERANCE)
-        assert found.texts[row] == tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+        assert found.projections[row, 0] == pytest.approx(projection, abs=10 * TOLERANCE)
+        assert found.texts[row][0] == tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
     assert len(set(found.texts)) > 2
 
 
@@ -171,11 +173,11 @@ def test_head_ablation(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> 
     ablation, found = example
     ids = tokenizer.encode(ablation.PROMPT)
     whole = logits(llama, ids).log_softmax(-1)
-    assert found.answer == int(whole.argmax())
+    assert found.answers == (int(whole.argmax()),)
     config = llama.config
-    assert found.change.shape == (config.num_hidden_layers, config.num_attention_heads)
+    assert found.change.shape == (1, config.num_hidden_layers, config.num_attention_heads)
     width = config.head_dim
-    for layer, head in np.ndindex(*found.change.shape):
+    for layer, head in np.ndindex(*found.change.shape[1:]):
 
         def ablate(z: torch.Tensor, head: int = head) -> torch.Tensor:
             z = z.clone()
@@ -183,15 +185,15 @@ def test_head_ablation(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> 
             return z
 
         with hooked(llama.model.layers[layer].self_attn.o_proj, ablate, before=True):
-            change = logits(llama, ids).log_softmax(-1)[found.answer] - whole[found.answer]
-        assert found.change[layer, head] == pytest.approx(float(change), abs=10 * TOLERANCE)
+            change = logits(llama, ids).log_softmax(-1)[found.answers[0]] - whole[found.answers[0]]
+        assert found.change[0, layer, head] == pytest.approx(float(change), abs=10 * TOLERANCE)
 
 
 def test_attribution(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     attribution, found = example
     ids = tokenizer.encode(attribution.PROMPT)
     first, second = logits(llama, ids).topk(2).indices.tolist()
-    assert tuple(found.tokens) == (first, second)
+    assert found.answers == ((first, second),)
     terms: list[torch.Tensor] = []
     handles = []
     for layer in llama.model.layers:
@@ -208,9 +210,9 @@ def test_attribution(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> No
     scale = llama.model.norm.weight.detach() / torch.stack(terms).sum(0).pow(2).mean().add(config_epsilon(llama)).sqrt()
     direction = (llama.lm_head.weight[first] - llama.lm_head.weight[second]).detach()
     truth = [float((term * scale) @ direction) for term in terms]
-    np.testing.assert_allclose(found.shares, truth, atol=10 * TOLERANCE)
-    assert found.difference == pytest.approx(float(final[first] - final[second]), abs=10 * TOLERANCE)
-    assert found.shares.sum() == pytest.approx(found.difference, abs=10 * TOLERANCE)
+    np.testing.assert_allclose(found.shares, [[*truth, 0.0]], atol=10 * TOLERANCE)  # no biases at the end
+    assert found.difference[0] == pytest.approx(float(final[first] - final[second]), abs=10 * TOLERANCE)
+    assert found.shares.sum() == pytest.approx(found.difference[0], abs=10 * TOLERANCE)
 
 
 def config_epsilon(llama: Any) -> float:
@@ -228,12 +230,13 @@ def test_attention(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None
 def test_sae(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     sae, found = example
     assert found.ids == tokenizer.encode(sae.PROMPT)
-    encoder, encoder_bias, decoder, decoder_bias = sae.dictionary(llama.config.hidden_size)
+    weights = {name: torch.from_numpy(array) for name, array in sae.dictionary(llama.config.hidden_size).items()}
+    encoder, encoder_bias, decoder, decoder_bias = (weights[name] for name in ("W_enc", "b_enc", "W_dec", "b_dec"))
     stream = streams(llama, found.ids)[found.layer]
     features = torch.relu((stream - decoder_bias) @ encoder + encoder_bias)
     np.testing.assert_allclose(found.activations, features.numpy(), atol=TOLERANCE)
     strongest = int(features[-1].argmax())
-    assert found.strongest == strongest
+    assert found.feature == strongest
 
     def without(stream: torch.Tensor) -> torch.Tensor:
         return stream - features[:, strongest, None] * decoder[strongest]
@@ -247,19 +250,28 @@ def test_sae(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
 
 def test_probe(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
     probe, found = example
-    assert len(found.activations) == 10_000
+    assert found.activations.shape[:2] == (1, 10_000)
     ids = probe.prompts(llama.config.vocab_size, set(tokenizer.all_special_ids))
-    truth = np.concatenate([streams(llama, prompt)[found.layer].numpy() for prompt in ids.tolist()])
-    np.testing.assert_allclose(found.activations, truth, atol=TOLERANCE)
-    cut = int(probe.TRAINING * probe.PROMPTS) * probe.LENGTH
-    weights = probe.train(truth[:cut].astype(np.float64), found.labels[:cut])
-    scores = np.c_[truth, np.ones(len(truth))] @ weights
-    np.testing.assert_allclose(found.scores, scores, atol=10 * TOLERANCE)
-    assert found.accuracy > 0.65
+    truth = np.concatenate([streams(llama, prompt)[found.layers[0]].numpy() for prompt in ids.tolist()]).astype(
+        np.float64
+    )
+    np.testing.assert_allclose(found.activations[0], truth, atol=TOLERANCE)
+    labels = np.where(ids.reshape(-1) < llama.config.vocab_size // 2, -1, 1)
+    assert found.classes == (probe.LOWER, probe.UPPER) and found.labels.tolist() == labels.tolist()
+    inputs = np.c_[truth, np.ones(len(truth))]
+    for part in range(5):
+        out = np.zeros(len(truth), bool)
+        out[part * 2000 : (part + 1) * 2000] = True
+        kept = inputs[~out]
+        weights = np.linalg.solve(kept.T @ kept + np.eye(kept.shape[1]), kept.T @ labels[~out])
+        np.testing.assert_allclose(found.scores[0, out], inputs[out] @ weights, atol=10 * TOLERANCE)
+        right = (np.sign(inputs[out] @ weights) == labels[out]).mean()
+        assert found.accuracy[0, part] == pytest.approx(right, abs=2e-3)
+    assert found.accuracy.mean() > 0.65
 
 
 def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:
-    monitor, found = example
+    monitor, (found, stopped) = example
     towards, away = (
         torch.stack([streams(llama, tokenizer.encode(prompt))[found.layer][-1] for prompt in prompts]).mean(0)
         for prompts in (monitor.TOWARDS, monitor.AWAY)
@@ -267,7 +279,7 @@ def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) ->
     direction = (towards - away) / (towards - away).norm()
     np.testing.assert_allclose(found.direction, direction.numpy(), atol=TOLERANCE)
     ids, readings, entropies = tokenizer.encode(monitor.PROMPT), [], []
-    for token in found.tokens:
+    for token in found.ids:
         stream = streams(llama, ids)
         readings.append(float(stream[found.layer][-1] @ direction))
         distribution = torch.distributions.Categorical(logits=logits(llama, ids))
@@ -276,9 +288,11 @@ def test_stream_monitor(example: tuple[Any, Any], llama: Any, tokenizer: Any) ->
         ids = [*ids, token]
     np.testing.assert_allclose(found.readings, readings, atol=TOLERANCE)
     np.testing.assert_allclose(found.entropies, entropies, atol=TOLERANCE)
-    assert found.arrived == list(range(1, monitor.STEPS + 1)), "each reading is here with its token"
-    first = next(i for i, reading in enumerate(readings) if reading > found.alarm)
-    assert found.stopped == first + 1 < monitor.STEPS
+    assert found.arrived.tolist() == list(range(1, monitor.STEPS + 1)), "each reading is here with its token"
+    first = next(i for i, reading in enumerate(readings) if reading > stopped.alarm)
+    assert stopped.stopped and not found.stopped
+    assert stopped.ids == found.ids[: first + 1] and first + 1 < monitor.STEPS
+    np.testing.assert_allclose(stopped.readings, readings[: first + 1], atol=TOLERANCE)
 
 
 def test_prompts_that_do_not_go_together_are_refused(
@@ -301,6 +315,6 @@ def test_prompts_that_do_not_go_together_are_refused(
             corrupted,
         ]
         with pytest.raises(SystemExit, match=said) as refused:
-            experiment.main(patching.__doc__, patching.run, patching.draw, "unused.png", prompts, arguments)
+            experiment.main(patching.__doc__, patching.run, "unused.png", prompts, arguments)
         assert "--corrupted" in str(refused.value)
     assert not picture.exists()

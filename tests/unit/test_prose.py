@@ -18,7 +18,7 @@ CLEAN = (
     *("serve_app", "actors", "benchmarks", "examples", "tools", "docs", "README.md", "CONTRIBUTING.md"),
     *(
         f"interpose/{name}"
-        for name in "aio capture cli compat contract modules notebook program results rpc tracing wire".split()
+        for name in "aio capture cli compat contract modules notebook plots program results rpc tracing verbs wire".split()
     ),
     *(
         f"executor/{name}"

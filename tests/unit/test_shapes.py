@@ -20,7 +20,7 @@ CLEAN = (
     ),
     *(
         f"interpose/{name}"
-        for name in "aio capture cli compat contract modules notebook program results rpc tracing wire".split()
+        for name in "aio capture cli compat contract modules notebook plots program results rpc tracing verbs wire".split()
     ),
 )
 _TENSOR = re.compile(r"\b(?:torch\.Tensor|Tensor|np\.ndarray|ndarray)\b")

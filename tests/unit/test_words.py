@@ -23,7 +23,7 @@ CLEAN = (
     ),
     *(
         f"interpose/{name}"
-        for name in "aio capture cli compat contract modules notebook program results rpc tracing wire".split()
+        for name in "aio capture cli compat contract modules notebook plots program results rpc tracing verbs wire".split()
     ),
 )
 # The folders and names in which a word has its one meaning, as the glossary says.

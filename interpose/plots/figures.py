@@ -7,18 +7,23 @@ label. A table is one image, so a picture takes seconds also for 80 layers.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # draws to files; needs no screen
-
-import matplotlib.pyplot as plt
 import numpy as np
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+except ImportError as error:
+    raise ImportError("pictures need matplotlib: pip install 'interpose[plots]'") from error
+
+from interpose.contract.errors import InvalidArgument
 
 WIDEST, TALLEST = 13.0, 12.0  # inches
 DPI = 130
@@ -27,6 +32,16 @@ LABEL_HEIGHT = 0.15  # inches that a label beside a row takes
 MONOSPACE = 0.61  # width of a character over its size
 CAPTION_SIZE = 8.0  # points
 STEPS = (1, 2, 5, 10, 20, 25, 50, 100)
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class Picture(Figure):
+    """A figure that a notebook shows, and that opens no window with any backend."""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=DPI)
+        return data.getvalue()
 
 
 @dataclass(frozen=True)
@@ -72,13 +87,26 @@ def figure(width: float, height: float) -> Any:
 
     Labels, colour bars and the caption find their own room in the figure.
     """
-    return plt.figure(figsize=(min(width, WIDEST), min(height, TALLEST)), layout="constrained")
+    made = Picture(figsize=(min(width, WIDEST), min(height, TALLEST)), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
 
 
-def shown(token: str) -> str:
-    """Return a token as a short label with visible blanks, with `$` escaped for matplotlib."""
-    visible = token.replace(" ", "·").replace("\n", "↵").replace("\t", "→").replace("$", r"\$")
-    return visible if len(visible) <= 9 else visible[:8] + "…"
+def shown(token: str, most: int = 9) -> str:
+    """Return a token's text as a short label with visible blanks and an escaped `$`."""
+    visible = token if len(token) <= most else token[: most - 1] + "…"
+    return visible.replace(" ", "·").replace("$", r"\$")
+
+
+def labels(tokens: Sequence[str]) -> list[str]:
+    """Return each token's text as a label."""
+    return [shown(token) for token in tokens]
+
+
+def prose(tokens: Sequence[str], most: int = 60) -> str:
+    """Return tokens as one text with an escaped `$`; a long text loses its beginning."""
+    text = "".join(tokens)
+    return (text if len(text) <= most else "…" + text[1 - most :]).replace("$", r"\$")
 
 
 def every(count: int, room: float, needed: float = LABEL_HEIGHT) -> list[int]:
@@ -124,9 +152,7 @@ def write_texts(axis: Any, cells: Cells, image: Any, texts: Sequence[Sequence[st
                 color="white" if dark[row, column] else "black",
             )  # fmt: skip
         if marked is not None and marked[row, column]:
-            frame = plt.Rectangle(
-                (column - 0.46, row - 0.42), 0.92, 0.84, fill=False, edgecolor="orangered", linewidth=0.9
-            )
+            frame = Rectangle((column - 0.46, row - 0.42), 0.92, 0.84, fill=False, edgecolor="orangered", linewidth=0.9)
             axis.add_patch(frame)
 
 
@@ -138,6 +164,8 @@ def heat_map(
     title: str,
     *,
     cells: Cells,
+    xlabel: str = "token",
+    ylabel: str = "layer",
     diverging: bool = True,
 ) -> Any:
     """Draw a table of numbers, which stand in the cells where they can be read.
@@ -149,6 +177,7 @@ def heat_map(
         columns: labels.
         title: above the table.
         cells: how large the cells are.
+        xlabel, ylabel: of the axes.
         diverging: zero is white and the sign has a colour; otherwise colours go from small to large.
 
     Returns:
@@ -157,9 +186,11 @@ def heat_map(
     bound = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     limits = {"cmap": "RdBu_r", "vmin": -bound, "vmax": bound} if diverging else {"cmap": "viridis"}
     image = axis.imshow(values, origin="lower", aspect="auto", interpolation="nearest", **limits)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
     axis.set_title(title, loc="left", fontsize=11)
     label_axes(axis, cells, rows, columns)
-    write_texts(axis, cells, image, [[f"{value:.2f}" for value in row] for row in values])
+    write_texts(axis, cells, image, [["" if np.isnan(value) else f"{value:.2f}" for value in row] for row in values])
     return image
 
 
@@ -170,15 +201,30 @@ def table_figure(cells: Cells) -> tuple[Any, Any]:
     return made, made.subplots()
 
 
-def layer_labels(layers: int) -> list[str]:
-    """Return the names of so many layers."""
-    return [f"layer {layer}" for layer in range(layers)]
+def layer_labels(layers: Sequence[int]) -> list[str]:
+    """Return the names of layers."""
+    return [f"layer {layer}" for layer in layers]
 
 
-def save(figure: Any, caption: str, picture: Path) -> None:
-    """Write a figure with a caption below it, broken into lines that fit."""
+def finish(figure: Any, caption: str, path: Any) -> Any:
+    """Put a caption below a figure, write it if there is a path, and return it.
+
+    Args:
+        figure: of `figure`.
+        caption: broken into lines that fit.
+        path: a file: .png, .svg or .pdf; None: none is written.
+
+    Raises:
+        InvalidArgument: the file has another suffix.
+    """
     across = int((figure.get_figwidth() - 0.2) * 72 / (0.5 * CAPTION_SIZE))
-    text = "\n".join(textwrap.wrap(caption.replace("$", r"\$"), across))
+    text = "\n".join(textwrap.wrap(caption, across))
     figure.supxlabel(text, x=0.01, ha="left", fontsize=CAPTION_SIZE)
-    figure.savefig(picture, dpi=DPI)
-    plt.close(figure)
+    if path is not None:
+        file = Path(path)
+        if file.suffix.lower() not in SUFFIXES:
+            raise InvalidArgument(
+                f"a picture is a file with one of the suffixes {', '.join(SUFFIXES)}, not {file.name}"
+            )
+        figure.savefig(file, dpi=DPI)
+    return figure

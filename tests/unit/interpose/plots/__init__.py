@@ -1,0 +1,1 @@
+"""Pictures of results that are made up, for models of any size."""

@@ -1,0 +1,1 @@
+"""What the experiments do without a service: prompts, tokens, and what they refuse."""
