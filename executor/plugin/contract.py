@@ -683,6 +683,7 @@ CONFIG = Group(
             + _names("max_num_batched_tokens disable_log_stats enable_lora max_loras max_lora_rank"),
             "the options that are set, or whose absence is noticed",
         ),
+        Variable("VLLM_TARGET_DEVICE", "a process that forks sandboxes asks no driver of GPUs"),
         Variable("VLLM_NO_USAGE_STATS", "no usage statistics leave a service"),
         Variable("VLLM_CPU_OMP_THREADS_BIND", "ranks on one machine share its cores"),
         Variable("VLLM_USE_V2_MODEL_RUNNER", "on CPUs blocks run in the V1 runner"),

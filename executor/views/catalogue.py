@@ -405,7 +405,9 @@ class _Builder:
         self._refuse(node, "embed", "output", "no token embedding could be found")
         return node
 
-    def _scaled_embeddings(self, node: Node, begins: Point, stream: torch.Tensor, since: int) -> None:
+    def _scaled_embeddings(
+        self, node: Node, begins: Point, stream: torch.Tensor, since: int
+    ) -> None:  # [tokens, hidden]
         """Add the embeddings that the stream begins from; read only if more is computed from them."""
         self._stream(node, "embed", "output", begins)
         first = self._probe.at(begins.path, "input")

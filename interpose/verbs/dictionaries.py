@@ -74,23 +74,29 @@ def sae(
     if feature is not None and not 0 <= feature < len(decoder):
         raise InvalidArgument(f"feature={feature}: the dictionary has the features 0 to {len(decoder) - 1}")
     ids, at, given = encode(model, prompt), layer_of(model, layer), feature
-    before = shift if subtract_decoder_bias else np.zeros_like(shift)
+    parts = (encoder, bias, decoder, shift, threshold, shift if subtract_decoder_bias else np.zeros_like(shift))
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
         with tracer.invoke(ids):
+            import torch
+
             stream = model.blocks[at].resid_post
-            raw = (stream.float() - before) @ encoder + bias
-            active = (raw * (raw - threshold > 0)).save()
-            error = stream.float() - (active @ decoder + shift)
-            stream[:] = active @ decoder + shift + error
+            into, plus, out, back, least, before = (torch.as_tensor(part, device=stream.device) for part in parts)
+            raw = (stream.float() - before) @ into + plus
+            active = (raw * (raw - least > 0)).save()
+            error = stream.float() - (active @ out + back)
+            stream[:] = active @ out + back + error
             intact = model.logits.output[0].float().save()
         with tracer.invoke(ids):
+            import torch
+
             stream = model.blocks[at].resid_post
-            raw = (stream.float() - before) @ encoder + bias
-            features = raw * (raw - threshold > 0)
-            error = stream.float() - (features @ decoder + shift)
+            into, plus, out, back, least, before = (torch.as_tensor(part, device=stream.device) for part in parts)
+            raw = (stream.float() - before) @ into + plus
+            features = raw * (raw - least > 0)
+            error = stream.float() - (features @ out + back)
             chosen = (int(features[-1].argmax()) if given is None else given).save()
             features[:, chosen] = 0
-            stream[:] = features @ decoder + shift + error
+            stream[:] = features @ out + back + error
             without = model.logits.output[0].float().save()
     change = as_array(without) - as_array(intact)
     moved = tuple(int(token) for token in np.argsort(np.abs(change))[::-1][:most])

@@ -109,10 +109,12 @@ def jacobian_lens(model: Any, prompt: Prompt, matrices: Any, *, answer: int | No
     chosen = _chosen(model, matrices)
     ids, target, layers = encode(model, prompt), answer, list(chosen)
     with model.trace(ids, max_tokens=1, temperature=0.0):
+        import torch
+
         best, last = [].save(), []
         for layer in layers:
             stream = model.blocks[layer].resid_post
-            taken = stream.float() @ chosen[layer].T
+            taken = stream.float() @ torch.as_tensor(chosen[layer], device=stream.device).T
             scores = model.unembed(model.final_norm(taken.to(stream.dtype))).float()
             top = scores.softmax(-1).max(-1)
             best.append((top.indices, top.values))

@@ -74,9 +74,12 @@ def monitor(
     """
     vector, at, ids = vector_of(direction), layer_of(model, layer), encode(model, prompt)
     with model.trace(ids, max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos, stream=True) as tracer:
+        import torch
+
         readings = [].save()
         for _step in tracer.iter[:]:
-            reading = float(model.blocks[at].resid_post[-1].float() @ vector)
+            stream = model.blocks[at].resid_post[-1].float()
+            reading = float(stream @ torch.as_tensor(vector, device=stream.device))
             logprobs = model.logits.output[0].float().log_softmax(-1)
             readings.append((reading, float(-(logprobs.exp() * logprobs).sum())))
 

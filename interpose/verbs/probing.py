@@ -90,7 +90,10 @@ class Probe(Finding):
                 scores = {}.save()
                 for number, ids in enumerate(encoded[start : start + PROMPTS_AT_ONCE], start):
                     with tracer.invoke(ids):
-                        scores[number] = model.blocks[at].resid_post.float() @ weights + bias
+                        import torch
+
+                        stream = model.blocks[at].resid_post.float()
+                        scores[number] = stream @ torch.as_tensor(weights, device=stream.device) + bias
             found |= {number: as_array(one) for number, one in scores.items()}
         spelled = tuple(texts(model, ids) for ids in encoded)
         return ProbeScores(tuple(encoded), spelled, tuple(found[number] for number in range(len(encoded))), at)

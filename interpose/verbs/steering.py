@@ -104,10 +104,14 @@ def steer(
         for run in runs:
             strength = float(strengths[run[0]])
             with tracer.invoke(encoded[run[1]]):
+                import torch
+
                 for step in tracer.iter[:]:
-                    model.blocks[at].resid_post[:] += strength * vector
+                    stream = model.blocks[at].resid_post
+                    stream[:] += strength * torch.as_tensor(vector, dtype=stream.dtype, device=stream.device)
                     if step == 0:
-                        projections[run] = float(model.blocks[last].resid_post[-1].float() @ unit)
+                        end = model.blocks[last].resid_post[-1].float()
+                        projections[run] = float(end @ torch.as_tensor(unit, device=end.device))
                         logits[run] = model.logits.output[0].float()
                 words[run] = tracer.result.text
     shape = len(strengths), len(encoded)
