@@ -30,19 +30,20 @@ class Processes:
 
     Attributes:
         told: how many there were at the end of the last step that said so.
+        given: the steps whose end is not told yet in which processes were given away, and how many.
     """
 
     def __init__(self, used: bool, waiting: Mapping[str, Traced]) -> None:
         self.told = 1  # a worker starts when it has one
         self._used = used
         self._waiting = waiting
-        self._given: deque[tuple[SchedulerOutput, int]] = deque()
+        self.given: deque[tuple[SchedulerOutput, int]] = deque()
         self._since: dict[str, float] = {}  # when the requests that wait came, by id
 
     @property
     def free(self) -> int:
         """How many are left for further traces."""
-        return max(0, self.told - sum(number for _, number in self._given))
+        return max(0, self.told - sum(number for _, number in self.given))
 
     def needed(self, request_id: str, invoke: InvokeRequest) -> str:
         """Return the trace whose process a new request needs, "" if it needs none."""
@@ -78,7 +79,7 @@ class Processes:
         served = {entry.sandboxed for entry in traced if entry not in started and self._runs(entry)}
         traces = {entry.sandboxed for entry in started if self._runs(entry)} - served - {""}
         if traces:
-            self._given.append((output, len(traces)))
+            self.given.append((output, len(traces)))
 
     def _runs(self, entry: Traced) -> bool:
         return entry.request.request_id not in self._waiting
@@ -90,7 +91,7 @@ class Processes:
             output: the step.
             told: how many processes wait; None: as many as before.
         """
-        if self._given and self._given[0][0] is output:
-            self._given.popleft()
+        if self.given and self.given[0][0] is output:
+            self.given.popleft()
         if told is not None:
             self.told = told

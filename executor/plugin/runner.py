@@ -90,14 +90,20 @@ class InterleavingRunner(_Base):
         return Over()
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self.sandboxes is not None and not scheduler_output.total_num_scheduled_tokens:
+            return self._execute_idle(scheduler_output, *args, **kwargs)
         if self.interleaves or scheduler_output.scheduled_new_reqs:
-            output = self._execute(scheduler_output, *args, **kwargs)
-        else:
-            output = super().execute_model(scheduler_output, *args, **kwargs)
-        if self.sandboxes is not None and not scheduler_output.total_num_scheduled_tokens and output is not None:
-            processes = self.sandboxes.news(IDLE_SECONDS)
-            return output if processes is None else _with_ended(output, {}, {}, processes)
-        return output
+            return self._execute(scheduler_output, *args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _execute_idle(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """Run a step without rows, and say of sandboxed processes that came meanwhile."""
+        run = self._execute if self.interleaves else super().execute_model
+        output = run(scheduler_output, *args, **kwargs)
+        if output is None or self.sandboxes is None:
+            return output
+        processes = self.sandboxes.news(IDLE_SECONDS)
+        return output if processes is None else _with_ended(output, {}, {}, processes)
 
     def _execute(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Run a step that may have a live mediator."""
