@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from vllm import SamplingParams
@@ -195,16 +195,9 @@ class TraceEngine:
             finally:
                 events.put_nowait(None)
 
-        task = asyncio.create_task(all_of_them())
-        complete = False
-        try:
+        async with self._at_work(all_of_them(), trace.id, lambda: bool(failed)):
             async for bundle in bundled(events):
                 yield bundle
-            await task
-            complete = True
-        finally:
-            if not complete or failed:
-                await asyncio.shield(self._give_up(task, trace.id))
 
     async def _answer(
         self, request: TraceRequest, trace: pb.Trace, results: dict[int, Result]
@@ -231,16 +224,28 @@ class TraceEngine:
                 results[0] = run.result
                 events.put_nowait(None)
 
-        task = asyncio.create_task(all_of_it())
-        complete = False
-        try:
+        async with self._at_work(all_of_it(), trace.id, lambda: run.failed, invoke is not None):
             async for bundle in bundled(events):
                 yield bundle
+
+    @contextlib.asynccontextmanager
+    async def _at_work(
+        self, work: Coroutine[Any, Any, None], trace_id: str, failed: Callable[[], bool], blocks: bool = True
+    ) -> AsyncGenerator[None, None]:
+        """Do a trace's work beside a `with` block; give it up if the block is left before its end.
+
+        Args:
+            failed: whether a request has failed, so that the workers may hold something of the trace.
+            blocks: whether the workers know the trace.
+        """
+        task, complete = asyncio.create_task(work), False
+        try:
+            yield
             await task
             complete = True
         finally:
-            if invoke is not None and (not complete or run.failed):
-                await asyncio.shield(self._give_up(task, trace.id))
+            if blocks and (not complete or failed()):
+                await asyncio.shield(self._give_up(task, trace_id))
             task.cancel()
 
     async def _open(self, trace: pb.Trace, shipment: dict[str, Any]) -> None:

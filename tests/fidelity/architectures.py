@@ -40,6 +40,7 @@ def _config(name: str, **values: Any) -> Callable[[], Any]:
 _ALL: dict[str, Callable[[], Any]] = {
     # Wider than the prompts: vLLM's window has one key more than that of transformers.
     "cohere2": _config("Cohere2Config", **_SIZES, **_WINDOWS | {"sliding_window": 64}, logit_scale=0.5),
+    "ernie4_5": _config("Ernie4_5Config", **_SIZES, **_HEADS),
     "exaone4": _config("Exaone4Config", **_SIZES, **_WINDOWS),
     "gemma": _config("GemmaConfig", **_SIZES, **_HEADS),
     "gemma4": _config(
@@ -96,6 +97,7 @@ _ALL: dict[str, Callable[[], Any]] = {
 # The columns that the page has.
 _ON_THE_PAGE: tuple[str, ...] = (
     "cohere2",
+    "ernie4_5",
     "exaone4",
     "gemma",
     "gemma4",
