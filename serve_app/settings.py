@@ -74,7 +74,7 @@ class TlsSettings(Part):
     """
 
     certificate: str = Field(
-        min_length=1, description="the file with the server's certificate and those that signed it"
+        min_length=1, description="the file with the server's certificate and its chain of signers"
     )
     key: str = Field(min_length=1, description="the file with the certificate's private key")
     client_ca: str = Field(

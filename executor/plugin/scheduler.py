@@ -330,8 +330,9 @@ class InterposeScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        if self._processes.given or model_runner_output.__class__ is EndedModelRunnerOutput:
-            self._processes.tell(scheduler_output, getattr(model_runner_output, "processes", None))
+        if not (self._traced or self._processes.given or model_runner_output.__class__ is EndedModelRunnerOutput):
+            return super().update_from_output(scheduler_output, model_runner_output)
+        self._processes.tell(scheduler_output, getattr(model_runner_output, "processes", None))
         if not self._traced:
             return super().update_from_output(scheduler_output, model_runner_output)
         if self._several:

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         if examples:
             options.setdefault("epilog", "\n".join(("examples:", *(f"  {line}" for line in examples))))
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
-        # The innermost parser of a command line: the one that an unknown flag was meant for.
+        # The innermost parser of a command line, to which an unknown flag belongs.
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Versions of installed packages, and whether they are those that another package asks for.
+"""Versions of installed packages, and whether they fit what other packages ask for.
 
 Only the standard library is here: the client does not depend on the package `packaging`.
 """
