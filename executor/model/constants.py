@@ -1,9 +1,9 @@
-"""Keeps the large tensors of a session's traces on the device, for its later traces.
+"""Keeps the large tensors of a tenant's traces on the device, for its later traces.
 
-A session's traces often read the same weights, such as those of an autoencoder. The tensors are known by the digest of their
-bytes, which the session has checked when they were uploaded. Each trace gets a copy of its own whose memory is shared until the
+A tenant's traces often read the same weights, such as those of an autoencoder. The tensors are known by the digest of their
+bytes, which a session has checked when they were uploaded. Each trace gets a copy of its own whose memory is shared until the
 first write, to the copy or to a view of it (torch's copy on write). So a trace may change what it has, and no other trace sees
-it. No session gets a tensor from another session's upload: that a digest is known would say what others use.
+it. No tenant gets a tensor from another tenant's upload: that a digest is known would say what others use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 LEAST_BYTES = 64 << 10  # of a tensor that is kept; a smaller one is made anew in less time
 MOST_BYTES = 256 << 20  # of all tensors that are kept, on the device where the worker computes
-SHARE = 0.5  # the part of these bytes that one session may have
+SHARE = 0.5  # the part of these bytes that one tenant may have
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class _Kept:
 
 
 class ConstantPool:
-    """The large tensors of one worker's sessions.
+    """The large tensors of one worker's tenants.
 
     Where there is no room, the tensors that were used longest ago go.
 
     Args:
         most_bytes: of all tensors.
-        share: the part of these that one session may have.
+        share: the part of these that one tenant may have.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, share: float = SHARE) -> None:
@@ -57,15 +57,15 @@ class ConstantPool:
         """The bytes of all tensors that are kept."""
         return sum(one.tensor.nbytes for one in self._kept.values())
 
-    def tensor(self, session: str, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:  # any shape
+    def tensor(self, tenant: str, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:  # any shape
         """Return a tensor that the caller may change.
 
         Args:
-            session: whose tensor it is.
+            tenant: whose tensor it is.
             key: stands for the elements, the dtype and the shape.
             make: returns the tensor, if it is not here; no other code holds it.
         """
-        known = self._kept.get((session, key))
+        known = self._kept.get((tenant, key))
         if known is None:
             try:
                 made = make()
@@ -76,12 +76,12 @@ class ConstantPool:
                 made = make()
             if not LEAST_BYTES <= made.nbytes <= self._most_of_one:
                 return made
-            known = self._keep(session, key, made)
-        self._kept.move_to_end((session, key))
+            known = self._keep(tenant, key, made)
+        self._kept.move_to_end((tenant, key))
         return _copy(known.tensor)
 
-    def _keep(self, session: str, key: Hashable, made: torch.Tensor) -> _Kept:  # any shape
-        mine = [one for one in self._kept if one[0] == session]
+    def _keep(self, tenant: str, key: Hashable, made: torch.Tensor) -> _Kept:  # any shape
+        mine = [one for one in self._kept if one[0] == tenant]
         taken = sum(self._kept[one].tensor.nbytes for one in mine) + made.nbytes
         for one in mine:
             if taken > self._most_of_one:
@@ -92,7 +92,7 @@ class ConstantPool:
         # Memory of torch's own can be shared until a write; memory of numpy's cannot.
         tensor = made.clone() if made.device.type == "cpu" else made
         _copy(tensor)
-        known = self._kept[session, key] = _Kept(tensor, next(self._numbers), _address(tensor))
+        known = self._kept[tenant, key] = _Kept(tensor, next(self._numbers), _address(tensor))
         self._by_memory[known.memory] = known.number
         return known
 

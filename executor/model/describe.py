@@ -77,6 +77,20 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
     return description
 
 
+def describe_untraced(config: Any, tree: ModuleTree, why: str) -> pb.ModelDescription:
+    """Describe a model of which no location is given.
+
+    Args:
+        config: the engine's VllmConfig.
+        tree: the worker's module tree, as it was made.
+        why: the reason.
+    """
+    description = describe_model(config, tree)
+    for one in description.modules:
+        one.output_refused = one.input_refused = one.not_applied = why
+    return description
+
+
 def _longest_prompt(config: Any) -> int:
     """Return the most tokens of a traced prompt. Over pipeline stages it comes in one step."""
     whole = int(config.model_config.max_model_len) - 1

@@ -86,9 +86,10 @@ class Hooks:
         if not self.tree.here(path, kind):
             return
         node = self.tree.nodes[path]
-        for needed in node.computed[kind].needs if kind in node.computed else ():
+        for needed in (*node.beside, *(node.computed[kind].needs if kind in node.computed else ())):
             self._kept.add(needed.path)
-            self.add(needed.path, "output")
+            if needed is not node or kind != "output":
+                self.add(needed.path, "output")
         key = (path, "output" if kind in node.computed else kind)
         if key in self.asked:
             return

@@ -57,6 +57,7 @@ class Node:
         title: of a canonical node, what it is called where a module has its class.
         adapted: whether what a block would apply here looks for the LoRA adapters of the batch's rows.
         stage: the first pipeline stage that has it.
+        beside: modules whose results computed values need that a block may ask for after it has been at this one.
         kept: what it returned in this step, where a computed value needs it.
     """
 
@@ -70,6 +71,7 @@ class Node:
     title: str = ""
     adapted: bool = False
     stage: int = 0
+    beside: Sequence[Node] = field(default=(), init=False, repr=False, compare=False)
     kept: Any = field(default=None, init=False)
 
     @property

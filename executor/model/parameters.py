@@ -152,7 +152,9 @@ class Parameters:
             for start in range(0, len(rows), step):
                 part = fetch(rows[start : start + step])
                 if part.shape[1:] != whole.shape[1:]:
-                    raise _refuse(where, f"it has rows of shape {list(part.shape[1:])} where {shape[1:]} was expected")
+                    raise not_given(
+                        where, f"it has rows of shape {list(part.shape[1:])} where {shape[1:]} was expected"
+                    )
                 whole[start : start + step] = part
             return whole
 
@@ -161,15 +163,15 @@ class Parameters:
     ) -> None:  # this rank's part, any shape
         method = getattr(layer, "quant_method", None)
         if isinstance(layer, RoutedExperts):
-            raise _refuse(where, "the weights of fused experts are kept as their kernel needs them")
+            raise not_given(where, "the weights of fused experts are kept as their kernel needs them")
         if method is not None and not isinstance(method, _PLAIN):
-            raise _refuse(where, f"the layer's weights are quantised ({type(method).__name__})")
+            raise not_given(where, f"the layer's weights are quantised ({type(method).__name__})")
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.int32, torch.bool)):
-            raise _refuse(where, f"it is kept as {tensor.dtype}, which is no number of its own")
+            raise not_given(where, f"it is kept as {tensor.dtype}, which is no number of its own")
         if tensor.element_size() < 2 and tensor.dtype is not torch.bool:
-            raise _refuse(where, f"it is kept as {tensor.dtype}, with scales beside it")
+            raise not_given(where, f"it is kept as {tensor.dtype}, with scales beside it")
         if isinstance(layer, LinearBase) and name == "weight" and tensor.dim() != 2 and tensor.numel():
-            raise _refuse(where, "the layer's weight is no matrix")
+            raise not_given(where, "the layer's weight is no matrix")
 
     def _picker(
         self, layer: Any, name: str, tensor: torch.Tensor, where: str
@@ -184,9 +186,9 @@ class Parameters:
         width = getattr(layer, "input_size_per_partition", layer.input_size)
         height = getattr(layer, "output_size_per_partition", layer.output_size)
         if kernel is None or layer.params_dtype != tensor.dtype:
-            raise _refuse(where, "its kernel has repacked the weight")
+            raise not_given(where, "its kernel has repacked the weight")
         if width * width * height > _MAX_PRODUCTS:
-            raise _refuse(where, "its kernel has repacked the weight, which is too large to be got back")
+            raise not_given(where, "its kernel has repacked the weight, which is too large to be got back")
 
         def pick(rows: torch.Tensor) -> torch.Tensor:  # [rows] -> [rows, width]
             """Multiply the identity with the weight.
@@ -200,7 +202,7 @@ class Parameters:
                 ones[torch.arange(len(ones)), torch.arange(start, start + len(ones))] = 1
                 found[:, start : start + step] = kernel(ones, layer.weight, None)[:, rows].t()
             if not torch.isfinite(found).all():
-                raise _refuse(where, "its kernel has repacked the weight, and not all of its numbers are finite")
+                raise not_given(where, "its kernel has repacked the weight, and not all of its numbers are finite")
             return found
 
         return pick, True
@@ -214,17 +216,17 @@ class Parameters:
             return pick
         if parts > 1 and isinstance(layer, VocabParallelEmbedding):
             if layer.num_embeddings != layer.org_vocab_size:
-                raise _refuse(where, "the vocabulary has tokens that were added")
+                raise not_given(where, "the vocabulary has tokens that were added")
             segments = vocabulary_segments(self._tp_size, layer.num_embeddings_per_partition, layer.num_embeddings)
             return _by_rows(segments, pick, tensor.device)
         if parts > 1 and isinstance(layer, ColumnParallelLinear) and name in ("weight", "bias"):
             layout = node.layouts.of("output", (0,))
             if not isinstance(layout, Columns):
-                raise _refuse(where, "how the layer's outputs are cut over the tensor-parallel ranks is not known")
+                raise not_given(where, "how the layer's outputs are cut over the tensor-parallel ranks is not known")
             return _by_rows(_segments(layout, self._tp_size), pick, tensor.device)
         if parts > 1 and isinstance(layer, RowParallelLinear) and name == "weight":
             if not isinstance(node.layouts.of("input", (0, 0)), Columns):
-                raise _refuse(where, "how the layer's inputs are cut over the tensor-parallel ranks is not known")
+                raise not_given(where, "how the layer's inputs are cut over the tensor-parallel ranks is not known")
             return lambda rows: get_tp_group().all_gather(pick(rows).contiguous(), dim=-1)
         self._check_same(layer, tensor, where)
         return pick
@@ -243,12 +245,12 @@ class Parameters:
         theirs = [torch.empty_like(mine) for _ in range(group.world_size)]
         dist.all_gather(theirs, mine, group=group.cpu_group)
         if not all(torch.equal(mine, other) for other in theirs):
-            raise _refuse(where, "it is cut over the tensor-parallel ranks in a way that is not known")
+            raise not_given(where, "it is cut over the tensor-parallel ranks in a way that is not known")
         known = isinstance(layer, ReplicatedLinear | RowParallelLinear) or (
             isinstance(layer, _NORMS) and tensor.dim() == 1 and len(tensor) in self._widths
         )
         if not known and tensor.numel() and bool(tensor.min() == tensor.max()):
-            raise _refuse(
+            raise not_given(
                 where, "all its numbers are the same, so whether a tensor-parallel rank holds all of them is not known"
             )
 
@@ -298,7 +300,8 @@ def _digest(tensor: torch.Tensor) -> int:  # any shape
     return total
 
 
-def _refuse(where: str, why: str) -> Refusal:
+def not_given(where: str, why: str) -> Refusal:
+    """The error for a weight that is not given, with what to write instead."""
     message = f"{where} cannot be given: {why}. Apply the module to values instead: {where.rpartition('.')[0]}(…)"
     return Refusal(pb.ERROR_CODE_INVALID_ARGUMENT, message, location=where)
 

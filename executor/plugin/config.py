@@ -1,7 +1,7 @@
 """How vLLM is set up for traces: engine options, and the environment of its CPU platform.
 
 Traces restrict the scheduler: first come first served. An option that contradicts this is refused. Tokens are guessed for plain
-requests only (`executor.plugin.guesses`).
+requests only (`executor.plugin.guesses`). With some options an engine serves plain requests and takes no traces: it is stock.
 vLLM cuts, caches and evicts prompts as stock, and schedules steps ahead as stock. `executor.plugin.scheduler` keeps a traced
 request whole, in the cache, and a step behind.
 """
@@ -55,6 +55,7 @@ def worker_settings(
     plans: bool = False,
     graphs: bool = False,
     sandbox: bool = False,
+    sandbox_plans: bool = False,
 ) -> dict[str, Any]:
     """Return what the executor and its workers read from `additional_config["interpose"]`.
 
@@ -65,6 +66,7 @@ def worker_settings(
         plans: whether steps of blocks run as plans where they can (`executor.plan`).
         graphs: whether loops run in the tables where they can, on GPUs in captured graphs (`executor.graphs`). Needs `plans`.
         sandbox: whether blocks of tenants without trust run in sandboxed processes (`executor.sandbox`).
+        sandbox_plans: whether steps of these blocks run as plans in the worker. Needs `plans`.
     """
     return {
         "outbox": outbox,
@@ -76,6 +78,7 @@ def worker_settings(
         "plans": plans,
         "graphs": plans and graphs,
         "sandbox": sandbox,
+        "sandbox_plans": plans and sandbox and sandbox_plans,
     }
 
 
@@ -86,18 +89,26 @@ def trace_options(
     plans: bool = False,
     graphs: bool = False,
     sandbox: bool = False,
+    sandbox_plans: bool = False,
 ) -> dict[str, Any]:
     """Return the engine options that traces need, whatever the model and the executor.
 
     Args:
-        limits, outbox, placement, plans, graphs, sandbox: as of `worker_settings`.
+        limits, outbox, placement, plans, graphs, sandbox, sandbox_plans: as of `worker_settings`.
     """
     worker = "worker_cpu.InterposeCPUWorker" if current_platform.is_cpu() else "worker_gpu.InterposeGPUWorker"
     return {
         "worker_cls": f"executor.plugin.{worker}",
         "scheduler_cls": "executor.plugin.scheduler.InterposeScheduler",
-        "additional_config": {"interpose": worker_settings(limits, outbox, placement, plans, graphs, sandbox)},
+        "additional_config": {
+            "interpose": worker_settings(limits, outbox, placement, plans, graphs, sandbox, sandbox_plans)
+        },
     }
+
+
+# Options with which an engine serves plain requests, and refuses traces as they come.
+_LATENT = "latent attention (MLA) on CPUs with AMX"
+_WITHOUT_TRACES = ("speculative_config", "enable_expert_parallel", "kv_cache_dtype", _LATENT)
 
 
 def check_config(config: Any) -> None:
@@ -109,6 +120,37 @@ def check_config(config: Any) -> None:
     Raises:
         ValueError: with the option and the reason.
     """
+    for name, why in _reasons(config).items():
+        if name not in _WITHOUT_TRACES:
+            raise ValueError(f"{name} is not supported with traces: {why}")
+
+
+def why_untraced(config: Any) -> str:
+    """Return why an engine serves plain requests only; "" if it takes traces.
+
+    Args:
+        config: the engine's VllmConfig, which `check_config` has passed.
+    """
+    reasons = [f"{name} is not supported with traces: {why}" for name, why in _reasons(config).items()]
+    return "; ".join(reasons)
+
+
+def leave_untraced(config: Any, why: str) -> None:
+    """Give an engine vLLM's own scheduler, runner and worker, with a description beside them.
+
+    Args:
+        config: the engine's VllmConfig, which is changed.
+        why: why it takes no traces.
+    """
+    worker = "PlainCPUWorker" if current_platform.is_cpu() else "PlainGPUWorker"
+    module = "worker_plain_cpu" if current_platform.is_cpu() else "worker_plain_gpu"
+    config.parallel_config.worker_cls = f"executor.plugin.{module}.{worker}"
+    config.scheduler_config.scheduler_cls = None
+    config.additional_config["interpose"] = {**config.additional_config.get("interpose", {}), "untraced": why}
+
+
+def _reasons(config: Any) -> dict[str, str]:
+    """Return the options that contradict traces, each with the reason."""
     parallel = config.parallel_config
     scheduling = config.scheduler_config
     stages = parallel.pipeline_parallel_size
@@ -151,9 +193,15 @@ def check_config(config: Any) -> None:
             and config.lora_config.lora_dtype not in (torch.float16, torch.bfloat16),
             "vLLM's kernels for adapters on GPUs take half precision; serve the model with dtype bfloat16 or float16",
         ),
-        "model": (
-            config.model_config.uses_mrope,
-            "several positions for each token, as Qwen3.5 and Qwen-VL have them, have not been shown to be right",
+        "language_model_only=False": (
+            config.model_config.uses_mrope and _takes_images(config.model_config),
+            "of images each token has several positions, which have not been shown to be right; serve the model for text, with "
+            "--language-model-only",
+        ),
+        _LATENT: (
+            current_platform.is_cpu() and config.model_config.use_mla and torch.cpu._is_amx_tile_supported(),
+            "vLLM has other kernels for it there, which have not been compared with transformers; serve it on GPUs, or on CPUs "
+            "without AMX",
         ),
         "runner": (config.model_config.runner_type != "generate", "traces need a model that generates"),
         "VLLM_USE_V2_MODEL_RUNNER=1": (
@@ -161,6 +209,10 @@ def check_config(config: Any) -> None:
             "on CPUs blocks run in the V1 runner; set it to 0",
         ),
     }
-    for name, (bad, why) in refused.items():
-        if bad and why:
-            raise ValueError(f"{name} is not supported with traces: {why}")
+    return {name: why for name, (bad, why) in refused.items() if bad and why}
+
+
+def _takes_images(model_config: Any) -> bool:
+    """Return whether prompts may hold more than text."""
+    images = model_config.multimodal_config
+    return images is not None and not images.language_model_only

@@ -14,6 +14,7 @@ vLLM calls these of ours:
                                   as any worker's
       InterposeGPUWorker          _make_model_runner: gives our runner
       InterposeCPUWorker          init_device: puts our runner in the place of vLLM's
+      CPUMends                    load_model, get_kv_cache_spec: what vLLM's CPU build gets wrong is avoided
       interpose_*                 by name, over `collective_rpc`
     InterleavingRunner            execute_model: begins a step, and finds out whether it is traced;
                                   sample_tokens: the step's output, with the requests whose blocks ended
@@ -63,6 +64,7 @@ _LINEAR = f"{_LAYERS}.linear"
 _VOCABULARY = f"{_LAYERS}.vocab_parallel_embedding"
 _MOE = f"{_LAYERS}.fused_moe"
 _ATTENTION = f"{_LAYERS}.attention.Attention"
+_LATENT = f"{_LAYERS}.attention.MLAAttention"
 _BACKENDS = "vllm.v1.attention.backends"
 
 WORKER = Group(
@@ -83,6 +85,26 @@ WORKER = Group(
         Method(f"{_WORKER}.shutdown", "", "what is left in the outbox is sent before the worker goes"),
         Method(f"{_WORKER}._make_model_runner", "", "the runner on GPUs is ours"),
         Method(f"{_CPU_WORKER}.init_device", "", "the runner on CPUs is ours"),
+        Method(f"{_WORKER}.get_kv_cache_spec", "", "on CPUs no layer gives a state in the middle of a step"),
+        Import("vllm.v1.kv_cache_interface.KVCacheSpec", "what a layer keeps in the cache"),
+        Attributes(
+            "vllm.v1.kv_cache_interface.MambaSpec",
+            _names("num_prefill_checkpoint_blocks prefill_checkpoint_alignment"),
+            "whether a layer gives a state in the middle of a step",
+        ),
+        Attributes(
+            "vllm.config.ModelConfig", _names("is_deepseek_mla"), "latent attention rotates without the kernel on CPUs"
+        ),
+        Source(
+            f"{_LAYERS}.rotary_embedding.base.RotaryEmbedding.forward_cpu",
+            ("ops.rotary_embedding(positions, query, key, self.head_size",),
+            "the kernel on CPUs takes queries of two dimensions, and latent attention has three",
+        ),
+        Source(
+            f"{_LAYERS}.mamba.ops.cpu.mamba_ssm._mamba_chunk_scan_combined_fwd_cpu",
+            ("all_states = torch.zeros(batch, nheads, headdim, dstate", "return all_states"),
+            "the kernel on CPUs gives one state of each request, whatever it is asked for",
+        ),
         Source(
             f"{_WORKER}._init_workspace_and_model_runner",
             ("= self._make_model_runner()",),
@@ -271,6 +293,11 @@ RUNNERS = Group(
             f"{_RUNNER_V2}._set_active_loras",
             "prompt_lora_mapping, token_lora_mapping, lora_requests",
             "the rows of a capture use an adapter or none",
+        ),
+        Call(
+            f"{_RUNNER}._set_active_loras",
+            "prompt_lora_mapping, token_lora_mapping, lora_requests",
+            "the rows of a scan use no adapter",
         ),
         Attributes(
             "vllm.v1.worker.gpu.lora_utils.LoraState",
@@ -522,6 +549,26 @@ SCHEDULER = Group(
             "how far a request is",
         ),
         Attributes(
+            "vllm.v1.request.Request",
+            _names("_block_hasher block_hashes"),
+            "the cache blocks of generated tokens of a traced request are its own",
+        ),
+        Source(
+            "vllm.v1.request.Request.update_block_hashes",
+            ("self.block_hashes.extend(self._block_hasher(self))",),
+            "the prompt has its hashes when a request comes, and each generated token may add one",
+        ),
+        Source(
+            "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
+            ("request.block_hashes[-1] if request.block_hashes else None",),
+            "a block's hash depends on the hash before, so that nothing behind a hash of the request's own is shared",
+        ),
+        Source(
+            "vllm.v1.core.block_pool.BlockPool.cache_full_blocks",
+            ("request.block_hashes, self.hash_block_size, block_size",),
+            "other requests find a cache block by these hashes alone",
+        ),
+        Attributes(
             "vllm.v1.request.RequestStatus", _names("WAITING RUNNING PREEMPTED"), "whether a request has started"
         ),
         Call(
@@ -660,6 +707,11 @@ CONFIG = Group(
             "caches that cannot be checked are refused",
         ),
         Attributes(
+            "vllm.config.CacheConfig",
+            _names("mamba_cache_mode"),
+            "whether steps end at edges of cache blocks, inside of prompts",
+        ),
+        Attributes(
             "vllm.config.LoRAConfig",
             _names("fully_sharded_loras lora_dtype"),
             "adapters that cannot be traced are refused",
@@ -669,8 +721,19 @@ CONFIG = Group(
             _names(
                 "model served_model_name dtype max_model_len runner_type uses_mrope hf_config hf_text_config get_vocab_size"
             )
+            + _names("multimodal_config")
             + _names("get_hidden_size get_head_size get_total_num_hidden_layers try_get_generation_config"),
             "what a model's description says",
+        ),
+        Attributes(
+            "vllm.config.ModelConfig",
+            _names("has_inner_state"),
+            "a model that keeps a state in place of keys and values computes the whole prompt of every trace",
+        ),
+        Attributes(
+            "vllm.config.MultiModalConfig",
+            _names("language_model_only"),
+            "models with several positions for each token are served for text",
         ),
         Attributes("vllm.config.LoadConfig", _names("load_format"), "each node checks that it has the model's files"),
         Attributes(
@@ -773,7 +836,11 @@ EXECUTOR = Group(
             "the handle's name",
         ),
         Method(f"{_RAY}.RayWorkerProc.run", "", "names of shared memory go when all ranks have it"),
-        Attributes(f"{_RAY}.RayWorkerProc", _names("worker_response_mq"), "the queue that a worker answers on"),
+        Attributes(
+            f"{_RAY}.RayWorkerProc",
+            _names("worker_response_mq rpc_broadcast_mq"),
+            "the queues of a worker: answers, and steps",
+        ),
         Call(f"{_MULTIPROC}.FutureWrapper", "futures_queue, get_response", "the type of what is under way"),
         Call(
             "vllm.v1.executor.ray_utils.build_actor_name",
@@ -798,9 +865,10 @@ EXECUTOR = Group(
         Call(f"{_MESSAGES}.MessageQueue.shutdown", "", "it wakes a reader"),
         Attributes(
             f"{_MESSAGES}.MessageQueue",
-            _names("_is_local_reader buffer"),
-            "who is woken by whom, and its shared memory",
+            _names("_is_local_reader buffer _spin_condition"),
+            "who is woken by whom, its shared memory, and how a reader waits",
         ),
+        Attributes(f"{_MESSAGES}.SpinCondition", _names("busy_loop_s last_read poller"), "readers on CPUs sleep soon"),
         Attributes(f"{_MESSAGES}.ShmRingBuffer", _names("is_creator shared_memory"), "names of shared memory go early"),
         Attributes(f"{_PARALLEL}.GroupCoordinator", _names("mq_broadcaster"), "names of shared memory go early"),
         Import(f"{_PARALLEL}._groups", "every process group of a worker"),
@@ -1011,6 +1079,7 @@ VIEWS = Group(
     "canonical values",
     "executor/views",
     (
+        Import(_LATENT, "a layer with latent attention has no values of heads"),
         Attributes(f"{_MOE}.runner.moe_runner.MoERunner", _names("moe_config router"), "which experts a token gets"),
         Attributes(
             f"{_MOE}.config.FusedMoEConfig",
@@ -1273,7 +1342,7 @@ ENGINE = Group(
         Source(
             "vllm.v1.core.kv_cache_utils",
             ("request.cache_salt",),
-            "a traced request's keys and values are kept out of everybody else's prefix cache",
+            "a traced request that may change its prompt's keys and values keeps them to itself",
         ),
     ),
 )

@@ -1,7 +1,8 @@
 """The sandboxed processes that the scheduler may count on.
 
 The worker that has the processes says with a step's output how many of them wait for a trace. The scheduler takes off what it has
-given away in steps whose output it does not have yet.
+given away in steps whose output it does not have yet. While the engine is idle there are no steps, and processes may end unheard.
+So a request that finds the engine idle waits for a step without rows, which says how many there are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 # Seconds that a request waits for a process. Then it starts, and its worker says why there is none.
-MOST_SECONDS = 60.0
+MOST_SECONDS = 120.0
 
 
 class Processes:
@@ -31,10 +32,12 @@ class Processes:
     Attributes:
         told: how many there were at the end of the last step that said so.
         given: the steps whose end is not told yet in which processes were given away, and how many.
+        doubted: whether the engine has been idle since a step said so.
     """
 
     def __init__(self, used: bool, waiting: Mapping[str, Traced]) -> None:
         self.told = 1  # a worker starts when it has one
+        self.doubted = False
         self._used = used
         self._waiting = waiting
         self.given: deque[tuple[SchedulerOutput, int]] = deque()
@@ -43,12 +46,19 @@ class Processes:
     @property
     def free(self) -> int:
         """How many are left for further traces."""
-        return max(0, self.told - sum(number for _, number in self.given))
+        return 0 if self.doubted else max(0, self.told - sum(number for _, number in self.given))
 
-    def needed(self, request_id: str, invoke: InvokeRequest) -> str:
-        """Return the trace whose process a new request needs, "" if it needs none."""
+    def needed(self, request_id: str, invoke: InvokeRequest, idle: bool = False) -> str:
+        """Return the trace whose process a new request needs, "" if it needs none.
+
+        Args:
+            request_id: of the request.
+            invoke: what the request is.
+            idle: whether the engine has no other request.
+        """
         if not self._used or invoke.trusted:
             return ""
+        self.doubted = self.doubted or idle
         self._since[request_id] = time.monotonic()
         return invoke.trace
 
@@ -95,3 +105,4 @@ class Processes:
             self.given.popleft()
         if told is not None:
             self.told = told
+        self.doubted = False

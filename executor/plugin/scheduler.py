@@ -14,6 +14,8 @@ request anew after its prompt would be wrong. Therefore
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
+- a traced request whose block asks for none of its prompt's rows may have part of its prompt from the prefix cache, and leaves
+  its prompt there (`executor.plugin.published`); any other traced request neither reads nor leaves anything there;
 - a traced request whose block needs a sandboxed process waits until there is one (`executor.plugin.processes`);
 - a tenant whose blocks have taken more than its share of the steps sits out while other tenants have work
   (`executor.core.step_shares`), with all its requests;
@@ -47,6 +49,7 @@ from executor.core.request import InvokeRequest, step_tokens
 from executor.core.step_shares import StepShares
 from executor.plugin.ahead import may_run_ahead
 from executor.plugin.processes import Processes
+from executor.plugin.published import publish_prompt_alone
 from executor.plugin.waiting_room import Left, Limits, Start, Traced, Used, WaitingRoom
 
 if TYPE_CHECKING:
@@ -126,8 +129,10 @@ class InterposeScheduler(Scheduler):
             blocks=self._blocks(rows + request.max_tokens),
             fits=rows <= self._limits.rows,
             ahead=may_run_ahead(params, invoke, self.vllm_config),
-            sandboxed=self._processes.needed(request.request_id, invoke),
+            sandboxed=self._processes.needed(request.request_id, invoke, idle=not self.requests),
         )
+        if invoke.prefix:
+            publish_prompt_alone(request)
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         if not self._traced:

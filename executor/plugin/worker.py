@@ -189,6 +189,7 @@ class InterposeWorker(_Base):
             step_tokens=step_tokens(self.vllm_config.scheduler_config),
             facts=self._facts,
             sandboxes=self.interpose_sandboxes,
+            sandbox_plans=settings["sandbox_plans"],
         )
         runner.interleaver = Interleaver(host)
         freeze_gc_heap()  # What blocks leave behind is collected while the worker waits (`executor.block.garbage`).
@@ -240,8 +241,12 @@ class InterposeWorker(_Base):
         return known
 
     def _shapes(self, tree: ModuleTree) -> dict[tuple[str, str], Form]:
-        """Return the forms of the locations' values if prompts may be longer than a step, else {}."""
-        chunked = self.model_config.max_model_len - 1 > step_tokens(self.vllm_config.scheduler_config)
+        """Return the forms of the locations' values if a step may end inside a prompt, else {}.
+
+        With a prefix cache, steps of a model with states end at edges of cache blocks.
+        """
+        longer = self.model_config.max_model_len - 1 > step_tokens(self.vllm_config.scheduler_config)
+        chunked = longer or self.vllm_config.cache_config.mamba_cache_mode == "align"
         if not chunked or self.parallel_config.pipeline_parallel_size > 1:
             return {}
         runner = self.model_runner
@@ -251,7 +256,12 @@ class InterposeWorker(_Base):
             return forms_of(tree, runner.get_model(), self._dummy_pass, runner.sampled)
 
     def _dummy_pass(self, tokens: int) -> None:
+        """Run the model on so many dummy tokens, of which the last one has logits."""
         self.model_runner._dummy_run(tokens, is_profile=True)
+        if (
+            self.vllm_config.lora_config is not None
+        ):  # else the adapters' kernels expect as many logits as the step before had
+            self.model_runner._set_active_loras((0,), (0,) * tokens, set())
 
     def _prepare_graphs(self, loops: TableLoops) -> None:
         """Make ready to run loops in the tables in captured graphs, on devices that have graphs."""
@@ -312,6 +322,10 @@ class InterposeWorker(_Base):
                 )
 
         return answered(request.trace, 0, run)
+
+    def interpose_has_process(self) -> bool:
+        """Return whether a block that is no request may start, as far as it needs a process."""
+        return self.interpose_sandboxes is None or self.interpose_sandboxes.ready
 
     def interpose_follow(self, shipment: dict[str, Any], invoke: int, tokens: int) -> bytes:
         """Return why a block cannot run over a prompt in chunks, a Failure; b"" if it can."""

@@ -14,6 +14,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 # The worker's module comes first: it patches torch.
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
+from executor.plugin.cpu_mends import CPUMends
 from executor.plugin.runner_v1 import InterleavingRunnerV1
 from executor.plugin.worker import InterposeWorker
 
@@ -40,7 +41,7 @@ class CPURunnerV1(InterleavingRunnerV1, CPUModelRunner):
             generators.update(aside)
 
 
-class InterposeCPUWorker(InterposeWorker, CPUWorker):
+class InterposeCPUWorker(InterposeWorker, CPUMends, CPUWorker):
     """A worker on CPUs.
 
     `CPUWorker` has no runner factory, so its runner is replaced before the model loads.

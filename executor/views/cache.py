@@ -15,6 +15,16 @@ from executor.model.kv_caches import layout
 _BASE = 128  # Every floating-point format holds smaller whole numbers exactly.
 
 
+def why_not_read(kernel: object) -> str:
+    """Return why an attention kernel's keys and values cannot be read; "" if they can."""
+    kind = str(getattr(kernel, "kv_cache_dtype", ""))
+    cache = getattr(kernel, "kv_cache", None)
+    numbers = not isinstance(cache, torch.Tensor) or not cache.numel() or cache.is_floating_point()
+    if numbers and not kind.startswith(("fp8", "nvfp4", "int8")):
+        return ""
+    return f"the cache holds quantized keys (kv_cache_dtype {kind})"
+
+
 class CachedKeys:
     """The cache of one attention kernel.
 
@@ -30,8 +40,8 @@ class CachedKeys:
         update = getattr(kernel.impl, "do_kv_cache_update", None)
         if update is None or not isinstance(cache, torch.Tensor) or cache.dim() < 4:
             raise ValueError("the attention backend has no cache that can be read")
-        if not cache.is_floating_point() or kernel.kv_cache_dtype.startswith(("fp8", "nvfp4", "int8")):
-            raise ValueError("the cache holds quantized keys")
+        if why := why_not_read(kernel):
+            raise ValueError(why)
         self._kernel = kernel
         self._dim, _ = layout(kernel, cache)
         self._heads = kernel.num_kv_heads

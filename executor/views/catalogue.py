@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -25,6 +25,7 @@ from executor.model.layouts import Layouts, Unknown
 from executor.model.node import Node, Unreachable
 from executor.model.remote_module import RemoteModule
 from executor.model.tree import LOGITS, ModuleTree
+from executor.views.cache import why_not_read
 from executor.views.expert_values import KINDS, Experts, ExpertValue, shapes_of
 from executor.views.experts import Chosen
 from executor.views.heads import Heads, find_heads
@@ -153,7 +154,7 @@ class _Builder:
             )
         self._stream(node, name, "resid_mid", middle)
         self._stream(node, name, "resid_post", post)
-        node.children["attn"] = self._attention(f"{path}.attn", f"{name}.attn", heads)
+        node.children["attn"] = self._attention(f"{path}.attn", f"{name}.attn", heads, bool(kernels))
         mlp = find_mlp(self._tree, self._probe, layer, heads.path if heads is not None else "")
         node.children["mlp"] = self._mlp(f"{path}.mlp", f"{name}.mlp", mlp)
         attention = part if part != layer else ""
@@ -200,11 +201,11 @@ class _Builder:
                 why = f"the engine holds the stream elsewhere when {point.path} begins, so a change would be lost"
                 node.views["resid_mid"] = Unreachable(name, node.path, node, "output", "", why=why)
 
-    def _attention(self, path: str, name: str, heads: Heads | None) -> Node:
+    def _attention(self, path: str, name: str, heads: Heads | None, any_kernel: bool) -> Node:
         node = _node(path, "Attention")
         if heads is None or not isinstance(heads.kernel.layer, Attention):
             for attribute in ATTENTION:
-                self._refuse(node, name, attribute, self._no_heads(heads))
+                self._refuse(node, name, attribute, self._no_heads(heads, any_kernel))
             return node
         width, value_width = heads.widths
         kernel: Attention = heads.kernel.layer
@@ -240,8 +241,11 @@ class _Builder:
         queries, _ = heads.counts
         width, value_width = heads.widths
         self._part(node, name, "rot_q", heads.kernel, "input", (0, 0), None, (queries, width))
-        if self._why_no_pattern:
-            self._refuse(node, name, "pattern", self._why_no_pattern)
+        quantised = why_not_read(heads.kernel.layer)
+        if quantised:
+            quantised += "; use attn.rot_q, attn.rot_k and attn.z, or serve the model with kv_cache_dtype auto"
+        if why := self._why_no_pattern or quantised:
+            self._refuse(node, name, "pattern", why)
         else:
             shape = f"[{queries}, tokens, keys]"
             node.views["pattern"] = Pattern(f"{name}.pattern", node.path, heads.kernel, PATTERN, shape)
@@ -253,7 +257,14 @@ class _Builder:
             self._part(node, name, "z", heads.out, "input", (0, 0), None, (queries, value_width))
 
     @staticmethod
-    def _no_heads(heads: Heads | None) -> str:
+    def _no_heads(heads: Heads | None, any_kernel: bool) -> str:
+        if not any_kernel:
+            return "this layer has no attention; use mlp_in, mlp_out and the parts of mlp"
+        if heads is not None and isinstance(heads.kernel.layer, MLAAttention):
+            return (
+                "this layer has latent attention, whose kernel is given one latent of each token and no keys and values of "
+                f"heads; use attn_in, attn_out and the modules of {heads.path}"
+            )
         if heads is None or not isinstance(heads.kernel.layer, MambaBase):
             return "this layer does not have one attention kernel of the usual kind"
         kind = type(heads.kernel.layer).__name__
@@ -331,6 +342,12 @@ class _Builder:
             node.views[kind] = ExpertValue(f"{name}.{kind}", node.path, experts, kind, shape)
             experts.computed[kind] = Experts(kind, experts, mlp.inside, shared)
         self._tree.place_before(experts.path, "output", *KINDS)
+        if mlp.inside is not None:
+            mlp.inside.beside = (mlp.inside,)
+        if shared is not None:  # it begins when the router has run, and a hook is of no use to a module that has begun
+            inner = [one for path, one in self._tree.nodes.items() if (path + ".").startswith(shared.path + ".")]
+            for one in inner:
+                one.beside = tuple(each for each in (mlp.inside, shared) if each is not None)
 
     def _part(
         self,

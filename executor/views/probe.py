@@ -164,8 +164,9 @@ def multiple(a: torch.Tensor, b: torch.Tensor, base: torch.Tensor | None = None)
     if a.shape != b.shape:
         return None
     x, y = (a.double() if base is None else a.double() - base.double()), b.double()
-    norm = float((y * y).sum())
-    factor = float((x * y).sum()) / norm if norm > 0 else 0.0
+    weight = _certainty([a, b] if base is None else [a, b, base])
+    norm = float((y * weight).square().sum())
+    factor = float((x * y * weight.square()).sum()) / norm if norm > 0 else 0.0
     if not math.isfinite(factor) or not factor:
         return None
     if abs(factor - 1) < 0.01:  # The factor is estimated from rounded numbers.
@@ -187,11 +188,21 @@ def weights(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[float] |
     The result is None if the tensor is no such sum."""
     if any(part.shape != total.shape for part in parts):
         return None
-    columns = torch.stack([part.double().flatten() for part in parts], dim=-1)
-    factors: list[float] = (
-        torch.linalg.lstsq(columns.cpu(), total.double().flatten().unsqueeze(-1).cpu()).solution.flatten().tolist()
-    )
+    weight = _certainty([total, *parts])
+    columns = torch.stack([(part.double() * weight).flatten() for part in parts], dim=-1)
+    weighted = (total.double() * weight).flatten().unsqueeze(-1)
+    factors: list[float] = torch.linalg.lstsq(columns.cpu(), weighted.cpu()).solution.flatten().tolist()
     if not all(map(math.isfinite, factors)):
         return None
     scaled = [part.double() * factor for part, factor in zip(parts, factors, strict=True)]
     return factors if same(total, torch.stack(scaled).sum(0).to(total.dtype), *scaled) else None
+
+
+def _certainty(parts: Sequence[torch.Tensor]) -> torch.Tensor:  # any shape; returns float64
+    """Return how certain each element of a sum is: 1 over the size of its parts.
+
+    The rounding error grows with that size. Trained models have a few columns that are thousands of times as large as the others.
+    Their rounding errors are as large as other elements are, and would decide what the factors seem to be.
+    """
+    size = torch.stack([part.double().abs() for part in parts]).sum(0)
+    return torch.where(size > 0, 1 / size, 0.0)

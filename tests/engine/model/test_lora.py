@@ -17,6 +17,7 @@ from executor.plugin.config import check_config
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1.model_pb2 import ModelDescription
 from tests.engine.harness import Block, LocalEngine, close
+from tests.engine.notebook import notebook
 from tests.fidelity.adapters import ADAPTERS
 from tests.fidelity.lora import Adapted, over_two_ranks
 from tests.fidelity.measure import PROMPTS, Cells
@@ -64,6 +65,16 @@ def test_every_location_is_that_of_the_merged_weights(adapted: Adapted) -> None:
     check(adapted.cells(), adapted, 1)
     by_adapter = [truth.raw.logits[0] for truth in adapted.truth]
     assert min(difference(by_adapter[0], other) for other in by_adapter[1:]) > 1e-2, "the adapters must show"
+
+
+def test_a_scan_after_a_step_of_several_requests(adapted: Adapted) -> None:
+    """The adapters' kernels know the rows of the step before, which are others."""
+    ran, *_ = adapted.engine.run(Block([5, 9, 2], "x = model.logits.output.save()"), plain=([4, 5, 6], [7, 8]))
+    assert ran.failure is None
+    model = notebook(adapted.engine)
+    with model.scan([5, 9, 2, 7, 1, 3, 8, 4]):
+        logits = model.logits.output.save()
+    assert logits.shape == ran.saved["x"].shape
 
 
 def test_every_location_over_two_ranks(adapted: Adapted, tmp_path: Path) -> None:
@@ -175,8 +186,24 @@ def test_what_is_wrong_with_an_adapter_is_said_at_start(tmp_path: Path) -> None:
         both.request("c")
 
 
+def test_prompts_from_the_cache_are_of_the_same_adapter(adapted: Adapted) -> None:
+    ids = [5 + 37 * i % 480 for i in range(150)]
+    source, sampling = "x = model.logits.output.save()", {"max_tokens": 3, "ignore_eos": True}
+    for cached in (0, 128):
+        blocks = [[Block(ids, source, sampling, lora=lora)] for lora in adapted.requests]
+        rans = adapted.engine.run_traces(blocks)
+        assert [ran.cached for ran in rans] == [cached] * len(rans)
+        for ran, weights in zip(rans, adapted.weights, strict=True):
+            truth = Oracle(weights).run(ids, 3)
+            assert ran.failure is None and ran.token_ids == truth.tokens
+            assert difference(ran.saved["x"], truth.logits[0]) <= TOLERANCE
+
+
 def test_loops_in_the_tables_give_what_their_blocks_give(adapted: Adapted, tmp_path: Path) -> None:
-    """Requests of the base model and of each adapter in one batch, in taps and in programs."""
+    """Requests of the base model and of each adapter in one batch, in taps and in programs.
+
+    It closes the second engine and with it the process groups, so no test of the first may follow.
+    """
     from tests.engine.interleave.test_loops_in_tables import LOOPS, PROMPTS, STEPS, block, check_same
 
     names = ("reads every layer", "adds a vector", "assigns an input", "ablates a head", "an autoencoder")

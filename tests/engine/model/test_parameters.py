@@ -1,33 +1,22 @@
-"""A block reads the model's weights as transformers has them: whole, on one rank, over two ranks, and over two stages."""
+"""A block reads the model's weights as transformers has them.
+
+The tests of `tests.engine.parallel` have the same over two ranks and over two stages, where weights are whole too.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from interpose.cli.demo_model import write_demo_model
 from interpose.contract.names import written
 from interpose.v1 import trace_pb2 as pb
 from tests.engine.conftest import Bench
-from tests.engine.harness import Block, LocalEngine, check_failed
-from tests.engine.spread import SpreadEngine
+from tests.engine.harness import Block, check_failed
 from tests.oracle import difference
 
 PROMPT = [5, 400, 17, 99, 256]
-LAYOUTS = {"one rank": (LocalEngine, {}), "two ranks": (SpreadEngine, {"tensor": 2, "pipeline": 1})}
-LAYOUTS["two stages"] = (SpreadEngine, {"tensor": 1, "pipeline": 2})
 
-
-@pytest.fixture(scope="module", params=LAYOUTS)
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    engine, options = LAYOUTS[request.param]
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    bench = Bench(checkpoint, "llama", engine, **options)
-    yield bench
-    assert bench.engine.interleaver.idle, "a trace left something behind"
-    bench.engine.close()
+pytestmark = pytest.mark.parametrize("bench", ["llama"], indirect=True)
 
 
 def expected(bench: Bench) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.envs import disable_envs_cache
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from executor.core.fairness import Flow
 from executor.core.request import InvokeRequest
 from executor.core.step_shares import StepShares
 from executor.engine.options import engine_options
-from executor.plugin.config import STEP_TOKENS, check_config
+from executor.plugin.config import STEP_TOKENS, check_config, leave_untraced, why_untraced
 from executor.plugin.scheduler import InterposeScheduler
-from interpose.cli.demo_model import write_demo_model
+from executor.plugin.worker_plain import PlainWorker
+from interpose.cli.demo_model import write_demo_model, write_model
 from interpose.v1 import trace_pb2 as pb
 from serve_app.settings import ModelSettings
 from tests.engine.harness import Block, LocalEngine, Ran, watch
+from tests.fidelity.architectures import ALL, SHAPE
 from tests.oracle import Edit, Oracle, difference
 
 STEP = 64  # tokens of a step
@@ -316,13 +320,27 @@ def test_the_second_runner_is_refused_on_cpus(checkpoint: Path, monkeypatch: pyt
         check_config(config)
 
 
-def test_expert_parallelism_is_refused_at_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("amx", [False, True])
+def test_latent_attention_is_served_without_traces_on_cpus_with_amx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amx: bool
+) -> None:
+    model = write_model(tmp_path / "deepseek", ALL["deepseek_v2"](), SHAPE)
+    config = EngineArgs(model=str(model)).create_engine_config()
+    check_config(config)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert ("latent attention" in why_untraced(config)) == (amx and current_platform.is_cpu())
+
+
+def test_expert_parallelism_is_served_without_traces(tmp_path: Path) -> None:
     model = write_demo_model(tmp_path / "olmoe", "olmoe")
     config = EngineArgs(
         model=str(model), enable_expert_parallel=True, **RANKS, tensor_parallel_size=2
     ).create_engine_config()
-    with pytest.raises(ValueError, match="enable_expert_parallel is not supported .* spread over ranks"):
-        check_config(config)
+    check_config(config)
+    assert re.search("enable_expert_parallel is not supported .* spread over ranks", why_untraced(config))
+    leave_untraced(config, "why")
+    assert config.scheduler_config.scheduler_cls is None
+    assert issubclass(resolve_obj_by_qualname(config.parallel_config.worker_cls), PlainWorker)
 
 
 def test_adapters_over_pipeline_stages_are_refused_at_start(checkpoint: Path) -> None:
@@ -345,13 +363,14 @@ def test_pipeline_stages_are_refused_with_adapters_only(checkpoint: Path, monkey
 
 
 @pytest.mark.parametrize("kind", ["int8_per_token_head", "nvfp4", "fp8_ds_mla"])
-def test_caches_that_cannot_be_looked_at_are_refused_at_start(checkpoint: Path, kind: str) -> None:
+def test_caches_that_cannot_be_looked_at_are_served_without_traces(checkpoint: Path, kind: str) -> None:
     config = EngineArgs(model=str(checkpoint)).create_engine_config()
     config.cache_config.cache_dtype = "fp8"
     check_config(config)
+    assert not why_untraced(config)
     config.cache_config.cache_dtype = kind
-    with pytest.raises(ValueError, match="kv_cache_dtype .* cannot be checked"):
-        check_config(config)
+    check_config(config)
+    assert re.search("kv_cache_dtype .* cannot be checked", why_untraced(config))
 
 
 def test_what_only_gpus_can_be_configured_for_is_refused_at_start(checkpoint: Path) -> None:
@@ -361,16 +380,17 @@ def test_what_only_gpus_can_be_configured_for_is_refused_at_start(checkpoint: Pa
         check_config(config)
 
 
-def test_a_draft_model_and_pipeline_stages_are_refused_with_guesses(checkpoint: Path) -> None:
+def test_a_draft_model_is_served_without_traces(checkpoint: Path) -> None:
     draft = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 2}
     ngram = {"method": "ngram", "num_speculative_tokens": 2}
-    with pytest.raises(ValueError, match="speculative_config"):
-        ModelSettings(model=str(checkpoint), engine={"speculative_config": draft})
-    assert engine_options(ModelSettings(model=str(checkpoint), engine={"speculative_config": ngram}))
+    for guessing in (draft, ngram):
+        assert engine_options(ModelSettings(model=str(checkpoint), engine={"speculative_config": guessing}))
     config = EngineArgs(model=str(checkpoint), speculative_config=draft).create_engine_config()
-    with pytest.raises(ValueError, match="speculative_config is not supported .* a model of its own"):
-        check_config(config)
-    check_config(EngineArgs(model=str(checkpoint), speculative_config=ngram).create_engine_config())
+    check_config(config)
+    assert re.search("speculative_config is not supported .* a model of its own", why_untraced(config))
+    config = EngineArgs(model=str(checkpoint), speculative_config=ngram).create_engine_config()
+    check_config(config)
+    assert not why_untraced(config)
 
 
 def test_the_length_of_a_step_has_a_default(checkpoint: Path) -> None:
@@ -444,6 +464,192 @@ def test_a_group_does_not_wait_for_a_member_that_left(engine: LocalEngine, oracl
     *grouped, other = engine.run_traces([blocks, [Block(beside, READ + EVERY)]])
     assert all(map(refused_apart, grouped)), grouped
     check(other, oracle, beside, 1)
+
+
+# Prompts from the prefix cache.
+
+FEW = {"max_tokens": 3, "ignore_eos": True}
+LOGITS = "first = model.logits.output.save()\n"
+IN_LATER_STEPS = "for step in tracer.iter[1:]:\n    model.model.layers[1].mlp.output[:] = 0\n"
+
+
+def zero_later(tokens: int) -> list[Edit]:
+    """What IN_LATER_STEPS does."""
+    return [Edit("model.layers.1.mlp", "output", lambda value: value * 0, steps=set(range(1, tokens)))]
+
+
+def cached(ran: Ran) -> int:
+    """How many tokens of a prompt came from the cache, as the engine and the block's account say it."""
+    assert ran.accounting is not None and ran.accounting.cached_tokens == ran.cached
+    return ran.cached
+
+
+def all_logits(ran: Ran, oracle: Oracle, ids: list[int], tokens: int, edits: list[Edit] | None = None) -> None:
+    """A run of EVERY is what transformers says."""
+    assert ran.failure is None, ran.failure
+    truth = oracle.run(ids, tokens, edits or [])
+    assert ran.token_ids == truth.tokens
+    assert len(ran.saved["logits"]) == tokens
+    for mine, true in zip(ran.saved["logits"], truth.logits, strict=True):
+        assert difference(mine, true) <= 1e-4
+
+
+def test_a_block_that_asks_for_nothing_of_its_prompt_has_it_from_the_cache(engine: LocalEngine, oracle: Oracle) -> None:
+    """The logits, values of later steps and changes there are those of a prompt that was computed, beside other requests."""
+    ids = prompt(60, 21)
+    [first] = engine.run(Block(ids, EVERY, FEW))
+    assert cached(first) == 0
+    other = ids[:40] + prompt(20, 22)
+    blocks = [
+        [Block(ids, EVERY, FEW)],
+        [Block(other, LOGITS + IN_LATER_STEPS, FEW)],
+        [Block(ids, "result = tracer.result.save()", FEW), Block(other, EVERY, FEW)],
+        [Block(prompt(33, 23), READ + EVERY, FEW)],
+    ]
+    again, changed, empty, beside, whole, plain = engine.run_traces(blocks, plain=(prompt(90, 24),))
+    assert [cached(one) for one in (again, changed, empty, beside, whole)] == [32, 32, 32, 32, 0]
+    all_logits(first, oracle, ids, 3)
+    all_logits(again, oracle, ids, 3)
+    all_logits(beside, oracle, other, 3)
+    assert changed.failure is None
+    truth = oracle.run(other, 3, zero_later(3))
+    assert changed.token_ids == truth.tokens != oracle.run(other, 3).tokens
+    assert difference(changed.saved["first"], truth.logits[0]) <= 1e-4
+    assert empty.token_ids == oracle.run(ids, 3).tokens
+    check(whole, oracle, prompt(33, 23), 3)
+    assert plain.token_ids == oracle.run(prompt(90, 24), 4).tokens
+
+
+def test_prompts_that_begin_alike(engine: LocalEngine, oracle: Oracle) -> None:
+    """They come at once: the second takes what the first fills, and the third changes its own prompt."""
+    ids = prompt(40, 20)
+    blocks = [Block(ids[:34], EVERY, FEW), Block(ids, EVERY, FEW), Block(ids, EDIT + EVERY, FEW)]
+    first, second, third = engine.run_traces([[one] for one in blocks])
+    assert [cached(one) for one in (first, second, third)] == [0, 32, 0]
+    all_logits(first, oracle, ids[:34], 3)
+    all_logits(second, oracle, ids, 3)
+    all_logits(third, oracle, ids, 3, [ZERO])
+
+
+def test_the_rest_of_a_long_prompt_comes_in_chunks(engine: LocalEngine, oracle: Oracle, watched: Watched) -> None:
+    ids = prompt(200, 25)
+    [short] = engine.run(Block(ids[:70], EVERY, FEW))
+    beside = Block(prompt(20, 30), EDIT + READ + EVERY, {"max_tokens": 8, "ignore_eos": True})
+    long, other = engine.run_traces([[Block(ids, EVERY, FEW)], [beside]])
+    [streamed] = engine.run_streamed(Block(ids, EVERY, FEW))
+    assert [cached(one) for one in (short, long, streamed, other)] == [0, 64, 192, 0]
+    all_logits(short, oracle, ids[:70], 3)
+    all_logits(long, oracle, ids, 3)
+    check(other, oracle, beside.prompt, 8, [ZERO])
+    assert streamed.token_ids == oracle.run(ids, 3).tokens and not streamed.failure
+    assert any(len(chunks) > 4 and sum(chunks[:-2]) == 136 for chunks in watched.chunks().values())
+
+
+def test_values_of_later_steps_behind_a_cached_prompt(engine: LocalEngine, oracle: Oracle) -> None:
+    """Attention patterns too, which are computed from the keys in the cache."""
+    ids = prompt(50, 26)
+    engine.run(Block(ids, "", FEW))
+    block = "for step in tracer.iter[1:]:\n    h = model.model.layers[2].mlp.output.save()\n"
+    ran, seen = engine.run(
+        Block(ids, block, FEW), Block(ids, block + "    p = model.blocks[3].attn.pattern.save()", FEW)
+    )
+    assert cached(ran) == cached(seen) == 32 and ran.failure is None and seen.failure is None
+    truth = oracle.run(ids, 3).value("model.layers.2.mlp", step=2)
+    assert difference(ran.saved["h"], truth) <= 1e-4
+    pattern = seen.saved["p"]
+    assert pattern.shape[1:] == (1, 52)
+    assert difference(pattern.sum(-1), torch.ones_like(pattern[..., 0])) <= 1e-4
+
+
+def test_what_a_block_changes_in_later_steps_goes_to_no_other_request(engine: LocalEngine, oracle: Oracle) -> None:
+    """Whole cache blocks of changed tokens are behind the prompt; a request with the same tokens computes them."""
+    ids = prompt(40, 27)
+    many = {"max_tokens": 60, "ignore_eos": True}
+    [changed] = engine.run(Block(ids, IN_LATER_STEPS, many))
+    assert changed.failure is None and changed.token_ids == oracle.run(ids, 60, zero_later(60)).tokens
+    longer = ids + changed.token_ids
+    [ran] = engine.run(Block(longer, EVERY, FEW))
+    assert cached(ran) == 32
+    all_logits(ran, oracle, longer, 3)
+    shared = {"prompt_token_ids": longer, "cache_salt": "\n"}
+    [plain] = engine.llm.generate([shared], _sampling(max_tokens=3), use_tqdm=False)
+    assert plain.num_cached_tokens == 96, "what the last trace left of its prompt"
+    assert plain.outputs[0].token_ids == oracle.run(longer, 3).tokens
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        READ + EVERY,
+        EDIT + EVERY,
+        "cache = tracer.cache(modules=[model.model.layers[0]])\n" + EVERY,
+        "m = model\n" + EVERY.replace("model.", "m."),
+        EVERY.replace("    logits", "    h = model.model.layers[0].output\n    logits"),
+    ],
+    ids=["reads", "changes", "records", "another name", "in the loop"],
+)
+def test_any_other_block_reads_and_leaves_nothing(engine: LocalEngine, oracle: Oracle, source: str) -> None:
+    ids = prompt(50, len(source))
+    edits = [ZERO] if source.startswith(EDIT) else []
+    [before, after, empty] = [engine.run(Block(ids, text, FEW))[0] for text in (source, source, EVERY)]
+    assert cached(before) == cached(after) == cached(empty) == 0
+    all_logits(before, oracle, ids, 3, edits)
+    all_logits(after, oracle, ids, 3, edits)
+    all_logits(empty, oracle, ids, 3)
+    [again] = engine.run(Block(ids, source, FEW))
+    assert cached(again) == 0
+    all_logits(again, oracle, ids, 3, edits)
+
+
+def test_other_blocks_in_the_request_have_its_prompt_computed(engine: LocalEngine, oracle: Oracle) -> None:
+    """Standing edits, invokes that start together, names of another invoke, and another tenant."""
+    ids = prompt(50, 28)
+    engine.run(Block(ids, EVERY, FEW))
+    engine.applied = [engine.edit("zero", EDIT)]
+    try:
+        [edited] = engine.run(Block(ids, EVERY, FEW))
+    finally:
+        engine.applied = []
+    first, later = engine.run(Block(ids, "x = 1", FEW), Block(ids, EVERY + "y = x\n", FEW, after=(0,)))
+    [foreign] = engine.run_traces([[Block(ids, EVERY, FEW)]], flows=[Flow("another tenant")])
+    [own] = engine.run(Block(ids, EVERY, FEW))
+    assert [cached(one) for one in (edited, first, later, foreign, own)] == [0, 32, 0, 0, 32]
+    all_logits(edited, oracle, ids, 3, [ZERO])
+    for one in (later, foreign, own):
+        all_logits(one, oracle, ids, 3)
+
+
+HOSTILE = {
+    "reads": READ,
+    "changes": EDIT + EVERY,
+    "skips": "model.model.layers[1].mlp.skip(torch.zeros(50, 128))\n" + EVERY,
+    "records": "cache = tracer.cache(modules=[model.model.layers[0]])\n" + EVERY,
+    "catches": "try:\n    h = model.model.layers[1].mlp.output\n    h[:] = 0\nexcept Exception:\n    pass\n" + EVERY,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_block_of_which_a_wrong_proof_was_believed_gets_no_rows(
+    engine: LocalEngine, oracle: Oracle, name: str
+) -> None:
+    """Whether or not the cache has rows; beside a block of the same kind; and it leaves nothing that is wrong."""
+    ids = prompt(50, 29 + len(name))
+    bad = [Block(ids, HOSTILE[name], FEW, prefix=True)]
+    for expected in (0, 32):
+        one, two, good = engine.run_traces([bad, bad, [Block(ids, EVERY, FEW)]])
+        for ran in (one, two):
+            if name == "catches":
+                all_logits(ran, oracle, ids, 3)
+                continue
+            assert ran.failure is not None and ran.failure.code == pb.ERROR_CODE_INVALID_ARGUMENT, ran.failure
+            assert "may have come from the prefix cache; ask for the value in a statement" in ran.failure.message
+            assert name == "records" or ran.failure.frames[-1].line == 1
+        all_logits(good, oracle, ids, 3)
+        assert good.cached >= expected
+    assert good.cached == 32
+
+
+# Engines of their own: the one of the tests before cannot be used any more.
 
 
 @pytest.mark.parametrize("options", [{}, {"graphs": True}, {"sandbox": True}], ids=["hooks", "tables", "sandboxed"])
