@@ -15,6 +15,7 @@ from executor.block.interface import LOOP_OVER
 from executor.core.errors import Refusal
 from executor.model.module_name import ModuleName
 from executor.model.node import View
+from executor.model.packed import why_packed
 from executor.model.parameters import refuse_write
 from executor.model.remote_module import names_of
 from executor.views.view import Part, tensor_at
@@ -51,6 +52,9 @@ class Envoy(ModuleName):
         if child is None:
             if node.layer is not None and name in names_of(node.layer):
                 return current().parameter(node, name)
+            packed = why_packed(node, name)
+            if packed is not None:
+                raise packed
             if node.path and name not in OF_MODELS and (of_tensors(name) or hasattr(torch.Tensor, name)):
                 raise self.misuse(f"asked for {name!r}", f".{name}")
             raise self._tree.unknown(node, name)

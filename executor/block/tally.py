@@ -60,10 +60,12 @@ class Tally:
 
     Attributes:
         why: why the block's own code runs in the steps from now on, "" for no reason.
+        cached_tokens: how many tokens of the prompt came from the prefix cache.
     """
 
     def __init__(self) -> None:
         self.why = ""
+        self.cached_tokens = 0
         self._began = time.monotonic()
         self._ran: dict[tuple[str, str], int] = {}
         self._served: dict[str, int] = {}
@@ -131,6 +133,7 @@ class Tally:
             invoke=invoke,
             steps=steps,
             prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached_tokens,
             generated_tokens=generated_tokens,
             dtype=dtype_of(precision.dtype),  # type: ignore[arg-type]
             kv_cache_dtype=dtype_of(precision.kv_cache_dtype),  # type: ignore[arg-type]

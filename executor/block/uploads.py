@@ -1,4 +1,4 @@
-"""The large values of one trace, which its session keeps."""
+"""The large values of one trace, which its session keeps, and the worker for its tenant."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Uploads:
 
     Args:
         get: returns the bytes of a blob.
-        session: the session actor's name.
-        pool: keeps tensors for the session's later traces; None: nothing is kept.
+        tenant: the trace's tenant.
+        pool: keeps tensors for the tenant's later traces; None: nothing is kept.
     """
 
-    def __init__(self, get: Callable[[Blob], Any], session: str = "", pool: ConstantPool | None = None) -> None:
+    def __init__(self, get: Callable[[Blob], Any], tenant: str = "", pool: ConstantPool | None = None) -> None:
         self.get = get
-        self._session = session
+        self._tenant = tenant
         self._pool = pool
 
     def tensor(self, message: Tensor, make: Callable[[], Any]) -> Any:  # [...], the shape of the message
@@ -36,4 +36,4 @@ class Uploads:
         """
         if self._pool is None or not _UPLOAD.fullmatch(message.blob.id):
             return make()
-        return self._pool.tensor(self._session, (message.blob.id, message.dtype, tuple(message.shape)), make)
+        return self._pool.tensor(self._tenant, (message.blob.id, message.dtype, tuple(message.shape)), make)

@@ -95,6 +95,7 @@ class InvokeRequest:
         gang: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
         flow: the tenant and the session of the request.
         trusted: whether the block may run in the workers' own processes.
+        prefix: whether the prompt may come from the prefix cache and goes there, because the block asks for none of its rows.
         shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
     """
@@ -104,12 +105,13 @@ class InvokeRequest:
     gang: int = 0
     flow: Flow = NOBODY
     trusted: bool = False
+    prefix: bool = False
     shipment: dict[str, Any] | None = None
 
     @classmethod
-    def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None) -> InvokeRequest:
-        """Return the request of a trace with one invoke."""
-        return cls(request.key, 0, 0, flow_of(request), request.trusted, shipped(request, codes))
+    def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None, prefix: bool = False) -> InvokeRequest:
+        """Return the request of a trace with one invoke; `prefix` is as of the attribute."""
+        return cls(request.key, 0, 0, flow_of(request), request.trusted, prefix, shipped(request, codes))
 
     def to_args(self) -> dict[str, Any]:
         """Return what goes into the request's `extra_args`."""
@@ -118,16 +120,34 @@ class InvokeRequest:
             "invoke": self.invoke,
             "gang": self.gang,
             "trusted": self.trusted,
+            "prefix": self.prefix,
             "shipment": self.shipment,
         }
         flow = (self.flow.tenant, self.flow.session, self.flow.share, self.flow.weight)
         return {"interpose": {"request": fields, "flow": flow}}
+
+    def salt(self, request_id: str) -> str:
+        """Return what keeps the request's blocks of the prefix cache apart from other requests'.
+
+        Requests of a tenant that change nothing of their prompts share theirs, plain requests of the endpoint among them.
+        Tenants share none: how long a prompt takes would tell what others have asked.
+        """
+        return shared_salt(self.flow.tenant) if self.prefix else request_id
 
     @classmethod
     def from_args(cls, extra_args: dict[str, Any] | None) -> InvokeRequest | None:
         """Return the request in some `extra_args`, or None if the request is not traced."""
         args = extra_args.get("interpose") if extra_args else None
         return cls(flow=Flow(*args["flow"]), **args["request"]) if args is not None else None
+
+
+def shared_salt(tenant: str, own: str = "") -> str:
+    """Return the salt that a tenant's requests share.
+
+    Args:
+        own: the salt that the tenant's client has sent.
+    """
+    return f"{tenant}\n{own}"
 
 
 def flow_of(request: TraceRequest) -> Flow:

@@ -20,7 +20,7 @@ from executor.graphs.operations import Refused
 from executor.graphs.thin import thin
 from executor.model.tree import PSEUDO
 from executor.plan.environment import Environment
-from executor.plan.functional import first_unstable
+from executor.plan.functional import first_unstable, spread_copies
 from executor.plan.ir import Carried, Plan
 from executor.plan.run import is_kept
 from executor.plan.segments import Parts, parts_of
@@ -198,6 +198,7 @@ def hoist(plan: Plan, content: str) -> Hoisted:
             else:
                 env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[given[i]] for i in kept])
+    spread_copies(graph)
     reads = tuple(tuple(index[plan.functional.inputs[i]] for i in read.inputs) for read in plan.reads)
     values = {index[node]: node for node in frontier}
     thin(graph, reads)

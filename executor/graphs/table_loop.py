@@ -6,7 +6,7 @@ phase for each. The taps that both have are there once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from executor.core.location import Location
 from executor.graphs.operations import Tap
 from executor.graphs.pieces import Collected
 from executor.graphs.template import Lowered
+from executor.model.tree import PSEUDO
 from executor.plan.ir import Plan
 
 # How many steps a plan with guards is looked at ahead.
@@ -51,6 +52,11 @@ class PlannedSteps:
     first: int
     until: int
     longer: Plan | None = None
+
+
+def asks_prompt(steps: Sequence[PlannedSteps]) -> bool:
+    """Return whether planned steps ask for a module's value in the step of the prompt."""
+    return any(one.first == 0 and any(read.path not in PSEUDO for read in one.plan.reads) for one in steps)
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ from executor.interleave.explaining import ExplainingRunner
 from executor.interleave.following import gathered, too_long
 from executor.interleave.machine.events import Admitted, Event, Refused
 from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, PlannedText
-from executor.interleave.plans import Plans, why_not_planned
+from executor.interleave.plans import Plans
 from executor.interleave.sandboxed import Sandboxed, Taken
 from executor.interleave.unbound import part_cached, why_unbound
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
+from executor.plan.apart import why_not_planned
+from executor.plan.prompt_rows import asked_of_prompt
 from executor.sandbox.trace import SandboxedTrace
 from executor.saves.stream import Increments, SaveStream
 from interpose.v1 import trace_pb2 as pb
@@ -148,7 +150,8 @@ class Requests:
         if self.deferral is None or request.shipment is None or request.gang or request.trace in self._opened:
             return False
         opened = Opened.of(request.shipment)
-        if not self._sandboxed.takes(opened) and self.deferral.take(request_id, opened, prompt_tokens):
+        defers = not self._sandboxed.takes(opened)
+        if defers and self.deferral.take(request_id, opened, prompt_tokens, request.prefix):
             return True
         self.open(opened)
         return False
@@ -189,23 +192,25 @@ class Requests:
                 scope = self._scope_of(opened)
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, opened, scope.arrival)
-            if cached_tokens:
-                raise part_cached()
-            if chunked:
+            if request.prefix or cached_tokens:
+                self._close(request_id, request, opened, prompt_tokens)
+            elif chunked:
                 self._gather(request_id, request, opened, prompt_tokens, bool(edits))
         except Exception as error:
             return [self._reject(request_id, scope, trace.id, number, why_unbound(error))]
         bound = _Bound(code, namespace, prompt_tokens)
         identity = Identity(request_id, scope.id, number, gang=request.gang)
-        source = None if chunked else invoke.program
+        gathers = self._chunks.gathers(request_id)
+        source = None if gathers else invoke.program
         mediator = self._mediator(identity, scope, opened, bound, source, alone=not edits, adopts=adopts)
+        mediator.state.record.tally.cached_tokens = cached_tokens
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
             bound = _Bound(edit.code, edit.namespace, prompt_tokens)
             identity = Identity(edit.key, edit.scope.id, number, edit=edit.name, owner=request_id, rank=edit.rank)
             came.append(self._take_in(self._mediator(identity, edit.scope, opened, bound), edit.scope))
-        apart = not (edits or request.gang or trace.scan or opened.mingles or chunked)
+        apart = not (edits or request.gang or trace.scan or opened.mingles or gathers)
         came.append(self._take_in(mediator, scope, trace.stream, apart))
         self._writes[request_id] = list(invoke.program.writes)
         if trace.stream and self._host.reports:
@@ -230,6 +235,16 @@ class Requests:
         except Exception as error:
             return why_unbound(error)
         return None
+
+    def _close(self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int) -> None:
+        """Have a block get none of its prompt's rows, some of which may come from the prefix cache.
+
+        Raises:
+            Refusal: this was not shown of all blocks that see the request's rows.
+        """
+        if not request.prefix or request.gang > 1 or opened.joint or opened.trace.applied:
+            raise part_cached()
+        self._chunks.close(request_id, prompt_tokens)
 
     def _gather(
         self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, edited: bool
@@ -261,8 +276,8 @@ class Requests:
         found = self.scopes.get(trace.id)
         scope = found if isinstance(found, SandboxedTrace) else None
         try:
-            if cached_tokens:
-                raise part_cached()
+            if request.prefix or cached_tokens:
+                self._close(request_id, request, opened, prompt_tokens)
             if chunked:
                 raise too_long(prompt_tokens, self._host.step_tokens, "its block runs in a sandbox")
             if scope is None:
@@ -289,6 +304,8 @@ class Requests:
             came.append(self._take_in(mediator, scope, trace.stream and not identity.joint))
         if taken.stream is not None:
             self.streams[request_id] = taken.stream
+        if taken.own is not None:
+            taken.own.state.record.tally.cached_tokens = cached_tokens
         return came
 
     def _admit_joint(self, scope: TraceScope, opened: Opened, index: int, invoke: pb.Invoke, gang: int) -> Event:
@@ -357,14 +374,17 @@ class Requests:
             names = frozenset(source.writes)
             common = frozenset(name for name in names if name in scope.shared)
             read = PlannedText(Unit.of_block(source), scope.sources.lines, names, common)
-            return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts()))
+            closed = asked_of_prompt(trace, identity.invoke) is None
+            return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts(), closed))
         draws = bounds.random_state is not None
-        state.record.tally.why = why_not_planned(trace, identity, draws) if self._plans is not None else PLANS_OFF
-        if identity.request_id in self._chunks:
+        edit, gang = bool(identity.edit), bool(identity.joint or identity.gang)
+        why = PLANS_OFF if self._plans is None else why_not_planned(trace, edit, gang, draws)
+        state.record.tally.why = why
+        if self._chunks.gathers(identity.request_id):
             state.record.tally.why = CHUNKED
         if self._plans is None or source is None or state.record.tally.why:
             return Mediator(state, runner)
-        tenant = opened.session if alone and not trace.stream else None
+        tenant = opened.tenant if alone and not trace.stream else None
         writes = frozenset(source.writes)
         shared = frozenset(name for name in writes if name in scope.shared)
         # A stack is what a message has of many tensors; code of classes runs while their objects are encoded.
@@ -373,7 +393,8 @@ class Requests:
         learn = None
         if unseen and tenant is not None and self.deferral is not None and adopts is None:
             learn = self.deferral.learner(opened, bound.prompt_tokens)
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn)
+        closed = identity.request_id in self._chunks
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, closed)
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 
     def _scope_of(self, opened: Opened) -> TraceScope:
@@ -386,7 +407,7 @@ class Requests:
                 self._host.tree,
                 Uploads(
                     lambda blob: self._host.outbox.get(opened.session, opened.trace.id, blob.id),
-                    opened.session,
+                    opened.tenant,
                     self._host.constants,
                 ),
                 self._host.budget,

@@ -10,11 +10,18 @@ prints are dropped. It was shown on shapes that each row of a change depends on 
 block's. The block's own change over all rows is compared with them.
 
 If the engine evicts the request in the middle, it computes chunks anew. Their rows take the places of the rows before.
+
+A prompt may also lack rows, because the engine has taken them from its prefix cache. Such a prompt is closed: it was shown that
+its block asks for none of its rows (`executor.plan.prompt_rows`), so none is kept. A block that asks for one after all is
+refused, and so can neither see a part of a prompt nor change keys and values that the cache gives to other requests. A prompt is
+closed whether or not the cache had any of it.
+
+Size: both kinds of prompts that a step does not have all rows of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,6 +51,7 @@ class _Prompt:
         start, stop: the rows of the step.
         shadow: the shadow in the step; None: the step is the last, or the block changes nothing.
         failure: why the block cannot be served.
+        closed: whether the block gets none of the prompt's rows.
     """
 
     tokens: int
@@ -55,6 +63,7 @@ class _Prompt:
     stop: int = 0
     shadow: Shadow | None = None
     failure: Refusal | None = None
+    closed: bool = False
 
     @property
     def last(self) -> bool:
@@ -99,6 +108,22 @@ class Chunks:
         """
         self.prompts[key] = _Prompt(tokens, needs, shadow_of)
 
+    def close(self, key: str, tokens: int) -> None:
+        """Take in a request whose block gets none of its prompt's rows.
+
+        Some of these may come from the prefix cache.
+
+        Args:
+            key: the request.
+            tokens: the length of its prompt.
+        """
+        self.prompts[key] = _Prompt(tokens, Needs({}), _no_shadow, closed=True)
+
+    def gathers(self, key: str) -> bool:
+        """Return whether the rows of a request's prompt are kept from chunk to chunk."""
+        prompt = self.prompts.get(key)
+        return prompt is not None and not prompt.closed
+
     def keep(self, known: Container[str]) -> None:
         """Forget the requests that are not among the known ones."""
         for key in [key for key in self.prompts if key not in known]:
@@ -118,11 +143,13 @@ class Chunks:
         Args:
             bounds: of each request in the step, the rows that were computed before, and the number of rows in the step.
         """
+        for key in [key for key in self.prompts if key in bounds and bounds[key][0] >= self.prompts[key].tokens]:
+            self._drop(key)  # its prompt went by in steps that no block waited for
         self._step = {key: prompt for key, prompt in self.prompts.items() if key in bounds}
         for key, prompt in self._step.items():
             computed, rows = bounds[key]
             prompt.start, prompt.stop = computed, computed + rows
-            if computed > prompt.done and prompt.failure is None:
+            if computed > prompt.done and prompt.failure is None and not prompt.closed:
                 message = "the engine served part of a traced prompt from its prefix cache"
                 prompt.failure = Refusal(pb.ERROR_CODE_ENGINE, message)
 
@@ -133,8 +160,12 @@ class Chunks:
 
     @property
     def collecting(self) -> bool:
-        """Whether the step has a chunk that is not the last."""
-        return any(not prompt.last for prompt in self._step.values())
+        """Whether rows are kept in the step, which has a chunk that is not the last."""
+        return any(not prompt.last and not prompt.closed for prompt in self._step.values())
+
+    def closed(self, keys: Iterable[str]) -> bool:
+        """Return whether a block of some gets none of the rows of the step."""
+        return bool(self._step) and any(key in self._step and self._step[key].closed for key in keys)
 
     def rows(self, key: str) -> int | None:
         """Return how many rows a block sees in the step; None: as many as the step has."""
@@ -205,6 +236,8 @@ class Chunks:
         prompt = self._step.get(key)
         if prompt is None or visit.node.module is None:
             return None
+        if prompt.closed:
+            raise _closed(location)
         if prompt.failure is not None:
             raise prompt.failure
         if visit.kind in (Kind.EXPERT_ACT, Kind.EXPERT_OUT):
@@ -259,3 +292,18 @@ class Chunks:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.prompts)
+
+
+def _no_shadow() -> Shadow:
+    raise RuntimeError("a block that gets nothing of its prompt changes nothing there")
+
+
+def _closed(location: str) -> Refusal:
+    """Return why a block is not given rows of its prompt that the prefix cache may have had."""
+    return Refusal(
+        pb.ERROR_CODE_INVALID_ARGUMENT,
+        f"{location} was asked for in the step of the prompt, although by its text the block asks for nothing there, so that "
+        "part of the prompt may have come from the prefix cache; ask for the value in a statement at the top of the block, "
+        "before anything else, and the whole prompt is computed",
+        location=location,
+    )

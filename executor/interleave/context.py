@@ -45,6 +45,7 @@ class Host:
         forms: of the locations' values for one row, by path and kind.
         sandboxes: the processes in which blocks of tenants without trust run, started on the rank that reports; None: the blocks
             run in the worker.
+        sandbox_plans: whether steps of their blocks run as plans in the worker.
         shapes: the forms of the locations' values for one row, by path and kind, where prompts may come in chunks.
         step_tokens: the most tokens of a step.
         facts: returns what explanations need to know; it runs the model when it is called first, between two steps.
@@ -69,3 +70,4 @@ class Host:
     step_tokens: int = 0
     facts: Callable[[], Facts] | None = None
     sandboxes: Pool | None = None
+    sandbox_plans: bool = False

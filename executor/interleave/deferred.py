@@ -25,7 +25,7 @@ from executor.core.ended import Ended, Ending
 from executor.core.request import Opened
 from executor.graphs.landing import rows_of
 from executor.graphs.loops import TableLoops
-from executor.graphs.table_loop import Left
+from executor.graphs.table_loop import Left, asks_prompt
 from executor.interleave.context import Host
 from executor.interleave.known import Known, KnownBlocks, Learn
 from executor.interleave.spans_of_steps import counted
@@ -50,12 +50,14 @@ class Deferred:
         opened: its trace.
         prompt_tokens: rows of its prompt.
         known: what its block does.
+        closed: whether the block gets none of the prompt's rows.
         left: what its loop left, if the loop has left the tables and the block has to see it.
     """
 
     opened: Opened
     prompt_tokens: int
     known: Known
+    closed: bool = False
     left: Left | None = None
 
 
@@ -103,28 +105,31 @@ class Deferral:
 
     # A request's begin.
 
-    def take(self, request_id: str, opened: Opened, prompt_tokens: int) -> bool:
+    def take(self, request_id: str, opened: Opened, prompt_tokens: int, closed: bool = False) -> bool:
         """Defer a request, all of whose prompt is in the step; return whether it could be.
 
         Args:
             request_id: the request.
             opened: its trace, of which it is the only request.
             prompt_tokens: rows of its prompt.
+            closed: whether the block gets none of them.
         """
         known = self._blocks.find(opened, prompt_tokens)
         if known is None:
             return False
         steps = known.steps[prompt_tokens]
+        if closed and asks_prompt(steps):
+            return False
         try:
             constants, alike = self._constants_of(opened, known)
         except Exception:  # the block is bound in the usual way, and fails in its own name
             return False
         member = Member(Environment(steps[-1].plan.environment, constants), {}, _nothing, _nothing)
         with torch.inference_mode(False), torch.no_grad():
-            why = self._loops.enter(request_id, opened.session, steps, member, 0, _comes_not_back, prompt_tokens, alike)
+            why = self._loops.enter(request_id, opened.tenant, steps, member, 0, _comes_not_back, prompt_tokens, alike)
         if why:
             return False
-        self.here[request_id] = Deferred(opened, prompt_tokens, known)
+        self.here[request_id] = Deferred(opened, prompt_tokens, known, closed)
         self._ids[opened.trace.id] = request_id
         return True
 
@@ -146,7 +151,7 @@ class Deferral:
         made = self._constants.get(content) if kept else None
         if made is None:
             host, session, trace_id = self._host, opened.session, opened.trace.id
-            uploads = Uploads(lambda blob: host.outbox.get(session, trace_id, blob.id), session, host.constants)
+            uploads = Uploads(lambda blob: host.outbox.get(session, trace_id, blob.id), opened.tenant, host.constants)
             resolver = _Constants(host.tree.device, uploads)
             decoder = Decoder(opened.trace.scope, get_blob=uploads.get, resolver=resolver)
             with ordinary_tensors():

@@ -38,7 +38,6 @@ from executor.interleave.planned import (
     SKIPS,
     STATE,
     PlannedText,
-    source_of,
 )
 from executor.interleave.spans_of_steps import held, window_of
 from executor.model.items import Path
@@ -52,6 +51,7 @@ from executor.plan.forms import Form
 from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
 from executor.plan.run import Member, inputs_of
+from executor.plan.source import source_of
 from interpose.v1 import trace_pb2 as pb
 
 MOST_PARTS = 64
@@ -72,6 +72,7 @@ LEAVES_OUT = "the loop is not over consecutive steps of a slice, so that it stay
 ONE_STEP = "the last step of a loop is the block's own, and this loop has no other"
 NO_TABLES = "the model has no tables: it is on pipeline stages or several ranks, or has adapters"
 IN_FUNCTION = "the loop over steps is not at the top of the block"
+FROM_CACHE = "the block asks for none of its prompt's rows, so that the prompt may come from the engine's prefix cache"
 AT_TOP = "write the loop at the top of the block"
 ALL_STEPS = "go through all steps from a to b, tracer.iter[a:b], and ask for the step in the loop: if step % 2 == 0"
 
@@ -190,16 +191,24 @@ class ExplainingRunner(Runner):
         text: the block's text.
         bounds: what each turn is bounded by.
         facts: what the worker knows.
+        closed: whether the block asks for none of its prompt's rows.
     """
 
     def __init__(
-        self, state: BlockState, inner: GreenletRunner, text: PlannedText, bounds: Bounds, facts: Facts
+        self,
+        state: BlockState,
+        inner: GreenletRunner,
+        text: PlannedText,
+        bounds: Bounds,
+        facts: Facts,
+        closed: bool = False,
     ) -> None:
         super().__init__(state)
         self._inner = inner
         self._text = text
         self._bounds = bounds
         self._facts = facts
+        self._closed = closed
         self._context = Context(
             facts.tree,
             lambda path, kind: facts.forms.get((path, kind)),
@@ -262,6 +271,8 @@ class ExplainingRunner(Runner):
         for found in sorted(self._found.values(), key=lambda one: one.line)[:MOST_PARTS]:
             message.parts.append(self._part(found))
         message.notes.extend(self._last_notes())
+        if self._closed:
+            message.notes.append(FROM_CACHE)
         return message
 
     def _last_notes(self) -> Iterator[str]:

@@ -111,7 +111,13 @@ class Interleaver:
         self.spent = Spent(self._requests.mediators, self._requests.tenant_of)
         self._recorders = Recorders(host.tree, self.hooks.add, host.limits.max_saved_bytes)
         self._running = Running(
-            self.mediators, self._requests.scopes, self._recorders, host, self.hooks.muted, self.chunks.serve
+            self.mediators,
+            self._requests.scopes,
+            self._recorders,
+            host,
+            self.hooks.muted,
+            self.chunks.serve,
+            self.chunks.closed,
         )
         self.chunks.serve_with(self._running.serving)
         self._endings = Endings(self._requests, self._running, host)
@@ -275,7 +281,7 @@ class Interleaver:
         if deferral is None or loops is None or key not in deferral:
             return
         deferred = deferral.pop(key)
-        left, request = deferred.left, InvokeRequest(deferred.opened.trace.id, 0)
+        left, request = deferred.left, InvokeRequest(deferred.opened.trace.id, 0, prefix=deferred.closed)
         self._requests.open(deferred.opened)
         loop = loops.loop_of(key) if left is None else left.loop
         for event in self._requests.admit(key, request, deferred.prompt_tokens, 0, loop):
@@ -405,6 +411,11 @@ class Interleaver:
         self._feed(StepEnded())
         self.chunks.end_step()
         self._requests.after_step()
+
+    def break_off(self) -> None:
+        """The step that may be under way on this rank will not be finished. Idempotent."""
+        if self._running.in_step:
+            self._end_step()
 
     def let_pass(self) -> None:
         """A step goes by in which no block waits for anything, while there are traces."""

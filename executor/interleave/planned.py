@@ -22,10 +22,8 @@ Size: a block's run in three forms: its own code, a plan's step, and a loop in t
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -43,7 +41,7 @@ from executor.core.programs import Unit
 from executor.graphs.landing import land
 from executor.graphs.loops import TableLoops
 from executor.graphs.lower import OTHER_LENGTH
-from executor.graphs.table_loop import Left, PlannedSteps, TableLoop, Window
+from executor.graphs.table_loop import Left, PlannedSteps, TableLoop, Window, asks_prompt
 from executor.interleave.plans import Plans
 from executor.interleave.spans_of_steps import counted, held, number_of, window_of
 from executor.model.values import Served
@@ -52,6 +50,7 @@ from executor.plan.eligible import Region, regions
 from executor.plan.ir import Plan
 from executor.plan.refuse import Refused
 from executor.plan.run import Member, OwnStep
+from executor.plan.source import source_of
 from interpose.v1 import trace_pb2 as pb
 
 T = TypeVar("T")
@@ -65,6 +64,7 @@ SKIPS = "the block skips modules, which the engine does for it"
 STATE = "the block changed a state of the process, e.g. torch's default dtype"
 RECORDS = "tracer.cache() records the steps, so that the loop stays out of the tables"
 NOT_ON_ALL = "another rank could not take the same loop into its tables"
+CLOSED = "the block gets none of its prompt's rows"
 CHUNKED = "the prompt is longer than a step, and comes in chunks"
 STREAMED = "a streamed trace, or a trace with standing edits, stays out of the tables"
 
@@ -81,6 +81,7 @@ class PlannedText:
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
+        closed: whether the block gets none of its prompt's rows, of which some may come from the prefix cache.
     """
 
     unit: Unit
@@ -90,6 +91,7 @@ class PlannedText:
     tenant: str | None = None
     unseen: bool = False
     learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
+    closed: bool = False
 
 
 class PlannedRunner(Runner):
@@ -424,6 +426,8 @@ class PlannedRunner(Runner):
         """Put planned steps into the tables; return why they are not there, "" if they are."""
         key, tenant, member = self._state.identity.request_id, self._text.tenant, self._member
         assert member is not None and tenant is not None
+        if self._text.closed and asks_prompt(steps):
+            return CLOSED
         try:
             rows = self._rows(window)
             why = loops.enter(key, tenant, steps, member, window.since, self._come_back, rows, once=once)
@@ -525,30 +529,3 @@ class PlannedRunner(Runner):
         made, seconds = self._budget.run(do, progress.used, self._blame)
         progress.used += seconds
         return made
-
-
-def source_of(code: CodeType, sources: Mapping[str, dict[int, str]]) -> str | None:
-    """Return the text of a function of the user's, from its first line on, or None.
-
-    Args:
-        code: the function's code.
-        sources: the user's source lines by file name.
-    """
-    known = sources.get(code.co_filename)
-    if known is None:
-        return None
-    lines, number = [], code.co_firstlineno
-    while number in known:
-        lines.append(known[number])
-        number += 1
-    return _first_block("\n".join(lines) + "\n")
-
-
-@functools.lru_cache(512)
-def _first_block(text: str) -> str:
-    """Return the lines of the definition with which a text begins."""
-    lines = text.splitlines(keepends=True)
-    try:
-        return "".join(inspect.getblock(lines))
-    except (SyntaxError, IndentationError):
-        return text

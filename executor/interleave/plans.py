@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
-from executor.block.identity import Identity
 from executor.core.location import Location
 from executor.graphs.loops import TableLoops
 from executor.model.tree import PSEUDO, ModuleTree
 from executor.model.values import Served
-from executor.plan.apart import why_not_apart
 from executor.plan.cache import PlanCache
 from executor.plan.forms import Form
-from interpose.v1 import trace_pb2 as pb
 
 
 class Plans:
@@ -55,7 +50,7 @@ class Plans:
         """Note the form of a value that a block is served after the first step."""
         key = (location.path, str(location.kind))
         if key not in self._forms:
-            self._forms[key] = Form.of(served.value, Own(), lambda tensor, _: tensor)
+            self._forms[key] = Form.of_copies(served.value)
 
     def form_of(self, path: str, kind: str) -> Form | None:
         """Return the form of a location's value for one row, None if no block has been there."""
@@ -66,33 +61,3 @@ class Plans:
         """Return the form of a location's value for a prompt of so many rows, as of `form_of`."""
         form = self.form_of(path, kind)
         return form if form is None or path in PSEUDO else replace(form, rows=rows)
-
-
-class Own:
-    """The rows of a block's own copies: all of them."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:  # [rows, ...]
-        return True
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [rows, ...]
-        return tensor
-
-    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # [rows, ...]
-        tensor.copy_(mine)
-
-
-def why_not_planned(trace: pb.Trace, identity: Identity, draws: bool) -> str:
-    """Return why no step of a block runs as a plan, "" if steps may.
-
-    Args:
-        trace: the block's trace.
-        identity: which block it is.
-        draws: whether the trace's code may draw random numbers.
-    """
-    if identity.edit:
-        return "a standing edit runs as it is"
-    if identity.joint or identity.gang:
-        return "blocks that run together may change each other's names between their turns"
-    if draws and len(trace.invokes) > 1:
-        return "the blocks of a trace draw from one generator, in the order of their turns"
-    return "a scan has no elements" if trace.scan else why_not_apart(trace)

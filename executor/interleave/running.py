@@ -53,7 +53,7 @@ class Running:
         recorders: what blocks have recorded in the step.
         host: the worker.
         muted: a context in which no hook of the step's sees a module that is called.
-        wide: as of `Serving`.
+        wide, closed: as of `Serving`.
 
     Attributes:
         spans: the rows of each block in the step, by key.
@@ -70,6 +70,7 @@ class Running:
         host: Host,
         muted: Callable[[], AbstractContextManager[None]],
         wide: WideOf,
+        closed: Callable[[Iterable[str]], bool],
     ) -> None:
         self.spans: dict[str, tuple[Span, ...]] = {}
         self.visit: Visit | None = None
@@ -77,7 +78,7 @@ class Running:
         self._mediators = mediators
         self._scopes = scopes
         self._recorders = recorders
-        self.serving = Serving(host, wide)
+        self.serving = Serving(host, wide, closed)
         self._applier = host.applier
         self._budget = host.budget
         self._stages = host.stages
@@ -234,7 +235,7 @@ class Running:
 
     def _serve_some(self, keys: Sequence[str], rows: BatchRows, visit: Visit) -> list[TurnEnded]:
         """Serve some blocks that have nothing in common."""
-        value = self.serving.shared(visit, rows) if len(keys) > 1 else None
+        value = self.serving.shared(visit, rows, keys) if len(keys) > 1 else None
         if value is None:
             return [self._serve(Serve(key)) for key in keys]
         turned: list[tuple[Mediator, Member, Location]] = []

@@ -13,7 +13,9 @@ from executor.core.request import InvokeRequest, Opened
 from executor.interleave.context import Host
 from executor.model.meta_tensors import Fakes, needs_elements
 from executor.model.skips import Skips
+from executor.plan.portable import make_ready
 from executor.sandbox.errors import made_of, told_of
+from executor.sandbox.planned import Room
 from executor.sandbox.process import Process
 from executor.sandbox.runner import SandboxRunner
 from executor.sandbox.standing import SandboxedEdit
@@ -21,6 +23,7 @@ from executor.sandbox.stream import Stream
 from executor.sandbox.trace import SandboxedTrace, Terms
 from interpose.v1 import trace_pb2 as pb
 
+_MOST_PLAN_BYTES = 512 << 20  # of the plans of all sandboxed blocks
 WHY = "the tenant's blocks run in a sandbox"
 
 
@@ -78,6 +81,11 @@ class Sandboxed:
         self._terms = Terms(
             host.budget.step_seconds, host.budget.memory_bytes, host.limits, outbox.get, outbox.increment, outbox.put
         )
+        # Over pipeline stages a location may be in another stage's part.
+        plans = host.sandboxes is not None and host.sandbox_plans and host.stages.last == 0
+        self._room = Room(_MOST_PLAN_BYTES) if plans else None
+        if plans:
+            make_ready()
 
     def takes(self, opened: Opened) -> bool:
         """Return whether the blocks of a trace run in a sandbox."""
@@ -95,7 +103,7 @@ class Sandboxed:
         outcome: Any = None
         if host.reports:  # this rank has the processes
             try:
-                process = host.sandboxes.take()
+                process = host.sandboxes.take(promised=not opened.trace.scan)
             except Refusal as error:
                 outcome = told_of(error)
         outcome = host.ranks.share(outcome)
@@ -166,4 +174,6 @@ class Sandboxed:
         state.record.tally.why = WHY
         if trace.explain and not identity.edit:
             state.record.explains = Explained(invoke, trace.invokes[invoke].program.first_line)
-        return Mediator(state, SandboxRunner(state, scope, host.tree, host.applier))
+        own = not (identity.edit or identity.joint or identity.gang)
+        plain = own and not (trace.stream or trace.scan or trace.explain)
+        return Mediator(state, SandboxRunner(state, scope, host.tree, host.applier, self._room if plain else None))

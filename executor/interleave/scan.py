@@ -21,7 +21,6 @@ from executor.core.errors import Refusal
 from executor.core.location import Kind
 from executor.core.request import Batch, InvokeRequest, Span
 from executor.interleave.interleaver import Interleaver
-from executor.interleave.plans import Own
 from executor.model.items import Path
 from executor.model.layouts import Layout
 from executor.model.meta_tensors import Fakes
@@ -29,7 +28,7 @@ from executor.model.node import Node
 from executor.model.rows import Rows
 from executor.model.shapes import Shapes
 from executor.model.tree import LOGITS, SAMPLES, ModuleTree
-from executor.plan.forms import Form
+from executor.plan.forms import Form, Own
 from interpose.contract.result import Result
 
 
@@ -57,13 +56,19 @@ def scan(
         As `Interleaver.finish`.
     """
     key = f"{request.trace}:scan"
-    interleaver.admit(key, request, len(prompt), 0)
-    interleaver.admitted([key])
-    interleaver.start_early([key])
-    for step in range(steps):
-        if interleaver.waits(key):
-            _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)
-    interleaver.ended.pop(key, None)
+    try:
+        interleaver.admit(key, request, len(prompt), 0)
+        interleaver.admitted([key])
+        interleaver.start_early([key])
+        for step in range(steps):
+            if interleaver.waits(key):
+                _step(interleaver, model, dummy_run, key, len(prompt) if step == 0 else 1, sampled)
+    except BaseException:  # of the model or of this code; what the block raises is an answer
+        interleaver.drop(request.trace)
+        interleaver.break_off()
+        raise
+    finally:
+        interleaver.ended.pop(key, None)
     return interleaver.finish(request.trace, request.invoke, Result(prompt_token_ids=prompt))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,12 @@ class Serving:
         host: the worker.
         wide: returns all rows of a prompt that comes in chunks, to a block in the step of its last chunk; None: the block is
             served its rows of the step.
+        closed: returns whether one of some blocks gets none of the rows of the step.
     """
 
-    def __init__(self, host: Host, wide: WideOf) -> None:
+    def __init__(self, host: Host, wide: WideOf, closed: Callable[[Iterable[str]], bool]) -> None:
         self._wide = wide
+        self._closed = closed
         self._stages = host.stages
         self._several = host.ranks.several
         self._vocabulary = host.vocabulary
@@ -113,7 +115,7 @@ class Serving:
             return ReadOnly(location, value, rows, lambda path: node.layouts.of(kind, path), why)
         return Served(location, value, rows, lambda path: node.layouts.of(kind, path))
 
-    def shared(self, visit: Visit, rows: BatchRows) -> BatchValue | None:
+    def shared(self, visit: Visit, rows: BatchRows, keys: Iterable[str]) -> BatchValue | None:
         """Return a location's value for several requests at once.
 
         If each block is to be served by itself, the call returns None.
@@ -121,8 +123,11 @@ class Serving:
         Args:
             visit: the location.
             rows: the rows of the requests.
+            keys: the blocks.
         """
         node, kind = visit.node, visit.kind
+        if node.module is not None and self._closed(keys):  # which of them is told by itself
+            return None
         if self._stages.last or kind in COMPUTED or (node.module is not None and self._cache.why_not_looked_at):
             return None
         try:

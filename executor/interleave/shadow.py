@@ -58,7 +58,7 @@ class Shadow:
     ) -> None:
         trace = opened.trace
         uploads = Uploads(
-            lambda blob: host.outbox.get(opened.session, trace.id, blob.id), opened.session, host.constants
+            lambda blob: host.outbox.get(opened.session, trace.id, blob.id), opened.tenant, host.constants
         )
         scope = TraceScope(
             trace, len(trace.invokes), opened.session, host.tree, uploads, host.budget, Codes(opened.codes)

@@ -28,6 +28,24 @@ _NEW = frozenset(
 )  # what gives no part of the tensor
 
 
+def why_not_planned(trace: pb.Trace, edit: bool, gang: bool, draws: bool) -> str:
+    """Return why no step of a block runs as a plan, "" if steps may.
+
+    Args:
+        trace: the block's trace.
+        edit: whether the block is a standing edit.
+        gang: whether it runs together with other blocks.
+        draws: whether the trace's code may draw random numbers.
+    """
+    if edit:
+        return "a standing edit runs as it is"
+    if gang:
+        return "blocks that run together may change each other's names between their turns"
+    if draws and len(trace.invokes) > 1:
+        return "the blocks of a trace draw from one generator, in the order of their turns"
+    return "a scan has no elements" if trace.scan else why_not_apart(trace)
+
+
 def why_not_apart(trace: pb.Trace) -> str:
     """Return why the blocks of a trace are not apart, "" if they are."""
     if len(trace.invokes) < 2:

@@ -101,6 +101,11 @@ class Form:
 
         return cls(visit(value, ()), count)
 
+    @classmethod
+    def of_copies(cls, value: Any) -> Form:
+        """Return the form of a block's own copies."""
+        return cls.of(value, Own(), lambda tensor, _: tensor)
+
     def leaves(self) -> Iterator[tuple[Leaf, Path]]:
         """Return the tensors, each at the first path where it stands, by their numbers."""
         seen: set[int] = set()
@@ -127,3 +132,16 @@ class Form:
             return object() if isinstance(part, Other) else part
 
         return visit(self.tree)
+
+
+class Own:
+    """The rows of a block's own copies: all of them."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:  # [rows, ...]
+        return True
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:  # [rows, ...]
+        return tensor
+
+    def write(self, tensor: torch.Tensor, mine: torch.Tensor) -> None:  # [rows, ...]
+        tensor.copy_(mine)

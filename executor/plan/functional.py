@@ -99,15 +99,28 @@ def tidy(graph: fx.Graph) -> None:
             filled.meta["val"] = source.meta["val"]
             node.replace_all_uses_with(filled)
         elif node.target is aten.fill.Tensor:
-            source = node.args[0]
-            value = source.meta["val"]
-            with graph.inserting_before(node):
-                spread = graph.call_function(aten.expand.default, (node.args[1], list(value.shape)))
-                cast = graph.call_function(aten._to_copy.default, (spread,), {"dtype": value.dtype})
-            spread.meta["val"] = cast.meta["val"] = value
-            node.replace_all_uses_with(cast)
+            _spread(graph, node, node.args[1])
     _choose_once(graph)
     graph.eliminate_dead_code()
+
+
+def spread_copies(graph: fx.Graph) -> None:
+    """Put other operations in the place of copies: vmap of torch 2.11 takes none."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.copy.default:
+            _spread(graph, node, node.args[1])
+            graph.erase_node(node)
+
+
+def _spread(graph: fx.Graph, node: fx.Node, value: fx.Node) -> None:
+    """Put a value, in the shape and dtype of the node's first argument, in the node's place."""
+    aten = torch.ops.aten
+    like = node.args[0].meta["val"]
+    with graph.inserting_before(node):
+        spread = graph.call_function(aten.expand.default, (value, list(like.shape)))
+        cast = graph.call_function(aten._to_copy.default, (spread,), {"dtype": like.dtype})
+    spread.meta["val"] = cast.meta["val"] = like
+    node.replace_all_uses_with(cast)
 
 
 def _choose_once(graph: fx.Graph) -> None:

@@ -35,6 +35,8 @@ class Kind(enum.IntEnum):
         RECORD: a value that a block has recorded.
         CANCEL: end a block.
         LEAVE: drop an ended block.
+        PLAN: a plan of the loop where a block waits, as plain values (`executor.plan.tell`).
+        LAND: what the steps of a plan left a block.
         GO: go on: a notice has been taken.
         ANSWER: the answer to a question.
         LOG: printed text.
@@ -57,6 +59,8 @@ class Kind(enum.IntEnum):
     RECORD = 11
     CANCEL = 12
     LEAVE = 13
+    PLAN = 14
+    LAND = 15
     ANSWER = 16
     LOG = 17
     PIECE = 18

@@ -24,14 +24,16 @@ from executor.block.state import BlockState, Progress, Record
 from executor.block.uploads import Uploads
 from executor.block.watchdog import padded
 from executor.core.errors import Refusal
-from executor.core.programs import Codes
+from executor.core.programs import Codes, Unit
 from executor.core.request import Opened
 from executor.core.text import clip
 from executor.model.meta_tensors import Fakes
 from executor.model.tree import ModuleTree
+from executor.plan.apart import why_not_planned
 from executor.sandbox.channel import ChildEnd, Kind
 from executor.sandbox.errors import made_of
 from executor.sandbox.hosted import HostedBlock
+from executor.sandbox.planner import Planner, Text
 from executor.sandbox.stand_ins import FarApplier, OwnBudget, SandboxedBlock, ToldSkips, ToWorker, fetched
 from executor.saves.collect import Limits
 from executor.saves.stream import SaveStream
@@ -77,6 +79,8 @@ class Child:
             Kind.RECORD: lambda told: self._blocks[told["block"]].record(told),
             Kind.CANCEL: lambda told: self._blocks[told["block"]].cancel(told),
             Kind.LEAVE: self._leave,
+            Kind.PLAN: lambda told: self._blocks[told["block"]].plan(told),
+            Kind.LAND: lambda told: self._blocks[told["block"]].land(told),
             Kind.SAVES: self._saves,
             Kind.SHARED: lambda told: self._sent(self._scope.given_back(self._limits)),
             Kind.STREAM: self._increment,
@@ -157,8 +161,20 @@ class Child:
         identity = Identity(key, trace.id, number, gang=asked["gang"], joint=joint)
         program = Program(code, names, self._scope.sources.lines, streamed=trace.stream)
         block = self._host(identity, self._scope, program, asked["prompt_tokens"], list(invoke.program.writes))
+        if not joint:
+            self._plan(block, invoke.program, trace)
         if trace.stream and not joint:
             block.stream = SaveStream(self._scope, invoke.program, number, self._limits, self._budget, self._outbox)
+
+    def _plan(self, block: HostedBlock, program: pb.Program, trace: pb.Trace) -> None:
+        """Let steps of a block become plans, if they may."""
+        names = frozenset(program.writes)
+        shared = frozenset(name for name in names if name in self._scope.shared)
+        draws = self._scope.random_state() is not None
+        identity = block.mediator.identity
+        why = why_not_planned(trace, bool(identity.edit), bool(identity.joint or identity.gang), draws)
+        text = Text(Unit.of_block(program), self._scope.sources.lines, names, shared, why)
+        block.planner = Planner(block.mediator.state, block.runner, self._tree, text)
 
     def _host(
         self, identity: Identity, scope: TraceScope, program: Program, prompt_tokens: int, writes: list[str]
@@ -174,9 +190,7 @@ class Child:
         )
         bounds = Bounds(self._budget, padded(trace.id), scope.random_state())
         runner = GreenletRunner(state, program, self._tree, self._applier, bounds, SandboxedBlock)
-        code = runner.block
-        assert isinstance(code, SandboxedBlock)
-        block = self._blocks[key] = HostedBlock(Mediator(state, runner), code, scope, writes)
+        block = self._blocks[key] = HostedBlock(Mediator(state, runner), runner, scope, writes)
         return block
 
     def _emit(self, key: str, text: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 FAILED = b"-"
 MOST_REASON = 500  # bytes of what the worker is told of a zygote that cannot go on
@@ -27,9 +28,7 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "HIP_VISIBLE_DEVICES": "",
-    # Nobody asks the driver of GPUs for them: it would start a thread.
     "VLLM_TARGET_DEVICE": "cpu",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # Allocators start no threads: those of C, of Rust and of Arrow, where they are jemalloc.
     "MALLOC_CONF": "background_thread:false",
     "_RJEM_MALLOC_CONF": "background_thread:false",
@@ -38,8 +37,18 @@ ENVIRONMENT = {
     "OTEL_SDK_DISABLED": "true",
     "USER": "nobody",  # libraries ask for a name, also where the user has none
 }
+_LIBRARIES = "LD_LIBRARY_PATH"
 # Without these some machines find no library of Python's or CUDA's, or no home directory.
-INHERITED = ("LD_LIBRARY_PATH", "HOME")
+_INHERITED = (_LIBRARIES, "HOME")
+# The driver of GPUs starts a thread when it is asked how many there are, as autograd does. Empty files with its names stand
+# here. The loader takes them first and fails, as on a machine without the driver.
+_ABSENT = Path(__file__).parent / "absent"
+
+
+def environment() -> dict[str, str]:
+    """Return the environment that the zygote starts with."""
+    made = ENVIRONMENT | {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return made | {_LIBRARIES: ":".join(filter(None, (str(_ABSENT), made.get(_LIBRARIES))))}
 
 
 def begin(descriptor: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from executor.block.cache import Recorder
+from executor.block.greenlet_runner import GreenletRunner
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.core.errors import Refusal
@@ -21,6 +22,7 @@ from executor.model.rows import Rows
 from executor.model.shapes import Shapes
 from executor.model.values import Fixed, Served
 from executor.sandbox.errors import told_of
+from executor.sandbox.planner import Planner
 from executor.sandbox.stand_ins import SandboxedBlock, ToldSkips
 from executor.sandbox.structure import build, describe, replaces
 from executor.saves.stream import SaveStream
@@ -36,20 +38,25 @@ class HostedBlock:
 
     Args:
         mediator: drives the block.
-        code: what the block's code asks.
+        runner: runs the block's code.
         scope: the trace, or the standing edit, that the block belongs to.
         writes: the names that the block may give to other invokes, and save.
 
     Attributes:
-        mediator, scope, writes: as given.
+        mediator, runner, scope, writes: as given.
         stream: sends what a streamed trace's block saves; None for any other block.
+        planner: makes plans of the block's loop; None: there are none.
     """
 
-    def __init__(self, mediator: Mediator, code: SandboxedBlock, scope: TraceScope, writes: list[str]) -> None:
+    def __init__(self, mediator: Mediator, runner: GreenletRunner, scope: TraceScope, writes: list[str]) -> None:
         self.mediator = mediator
+        self.runner = runner
         self.scope = scope
         self.writes = writes
         self.stream: SaveStream | None = None
+        self.planner: Planner | None = None
+        code = runner.block
+        assert isinstance(code, SandboxedBlock)
         self._code = code
         self._given: Any = None  # the containers of the value that the block was served last
         self._count = 0  # and the number of its tensors
@@ -95,13 +102,31 @@ class HostedBlock:
         value = build(told["value"], tensors)
         rows = tensors[0].shape[0] if tensors else 0
         served = _served(told["how"], told["location"], value, rows, told["why"], mediator.state.fakes)
+        if self.planner is not None and told["how"] == "served":
+            self.planner.see(served)
         return self.turn(told, lambda: mediator.serve(served, at, told["position"]))
 
     def resume(self, told: dict[str, Any]) -> dict[str, Any]:
         """Let the block go on with what it waits for, which is no location."""
         value = build(told["value"], ())
         progress = self.mediator.state.progress
+        passed = None if self.planner is None else self.planner.step()
+        if passed is not None and value is True:
+            value = passed
         return self.turn(told, lambda: self.mediator.resume(progress.result if told["ends"] else value))
+
+    def plan(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Return a plan of the loop where the block waits, as of `Planner.offer`."""
+        if self.planner is None:
+            return {"plan": None, "until": 0, "why": "blocks like this one have no plans", "later": False}
+        self._move(told)
+        return self.planner.offer(told["most_bytes"])
+
+    def land(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Give the block what the steps of its plan left."""
+        assert self.planner is not None
+        self.planner.land(told)
+        return {"landed": True}
 
     def answer(self, settles: bool = True) -> dict[str, Any]:
         """Return what the worker is told after a turn.

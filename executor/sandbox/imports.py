@@ -6,6 +6,19 @@ import io
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec
 
+# What blocks import. What a sandboxed process has not loaded it cannot load.
+LIBRARY = (
+    "abc array ast base64 bisect binascii builtins calendar cmath codecs collections collections.abc colorsys contextlib copy "
+    "csv dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq hmac html inspect io itertools json "
+    "keyword locale logging marshal math numbers operator pickle pprint queue random re reprlib secrets statistics string struct "
+    "sys textwrap time timeit token tokenize traceback types typing unicodedata uuid warnings weakref zlib"
+)
+INSTALLED = (
+    "numpy numpy.linalg numpy.fft numpy.random numpy.ma torch torch.nn torch.nn.functional torch.nn.init torch.nn.utils "
+    "torch.linalg torch.fft torch.special torch.distributions torch.optim torch.autograd torch.func torch.utils._pytree "
+    "torch.testing interpose einops"
+)
+
 
 class _Nowhere(io.TextIOBase):
     """A text stream that keeps nothing."""

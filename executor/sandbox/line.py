@@ -17,7 +17,10 @@ GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
 _MOST_NOTICES = 200_000  # in one turn
 _BYTES_PER_SECOND = 100 << 20  # of saved values, at least
 _OF_ALL_RANKS = frozenset(
-    (Kind.OPEN, Kind.START, Kind.SERVE, Kind.RESUME, Kind.THROW, Kind.SETTLE, Kind.RECORD, Kind.LEAVE)
+    (
+        *(Kind.OPEN, Kind.START, Kind.SERVE, Kind.RESUME, Kind.THROW, Kind.SETTLE, Kind.RECORD, Kind.LEAVE),
+        *(Kind.PLAN, Kind.LAND),
+    )
 )
 Routed = Callable[[Any], dict[str, Any]]
 Increment = Callable[[Any, int], None]

@@ -16,7 +16,7 @@ import time
 from collections import deque
 
 from executor.core.errors import Refusal
-from executor.sandbox.first import ENVIRONMENT, FAILED, INHERITED, MOST_REASON
+from executor.sandbox.first import FAILED, MOST_REASON, environment
 from executor.sandbox.kernel import missing
 from executor.sandbox.process import Lost, Process
 from executor.sandbox.zygote import FORK, FORKED, LENGTH, Setup
@@ -25,9 +25,11 @@ from interpose.v1 import trace_pb2 as pb
 logger = logging.getLogger(__name__)
 
 READY = 4  # processes that wait for a trace
+_FOR_SCANS = 1  # of these processes: a scan is no request of the scheduler's, and takes no promised process
 _FIRST_SECONDS = 120.0  # until the zygote has loaded all
 _NEXT_SECONDS = 1.0  # until a process is there
 _LOOK_SECONDS = 1.0  # between looks for processes that have ended while they waited
+_LOADS = 4  # while the zygote loads, the wait for a process may be this many times as long
 _AGAIN_SECONDS = 5.0  # from the start of a zygote to that of the next
 _MANY = 1 << 30  # processes, where there is none: then no trace waits for one
 _END_SECONDS = 0.2  # from the end of the zygote's line to the end of the zygote
@@ -58,10 +60,11 @@ class Pool:
         self._forks = False  # whether the zygote has given one
         self._waiting: deque[Process] = deque()
         self._coming: deque[Process] = deque()  # processes that have not said yet that they are ready
-        self._told = -1  # how many waited when this was asked last
+        self._told = -1  # processes that `news` counted in its last call
+        self._promised = 1  # counted processes that requests may still take: a worker starts when one process waits
         self._began = 0.0  # when the zygote was started, on the monotonic clock
-        self._looked = 0.0  # when it was looked for ended processes, on the monotonic clock
-        self._fault = ""  # why there was no process when it was looked last
+        self._looked = 0.0  # when the pool last looked for ended processes, on the monotonic clock
+        self._fault = ""  # why there was no process at the last look
         self._zygote: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
@@ -94,11 +97,14 @@ class Pool:
         if self.lacks:
             logger.error("there are no sandboxed processes here, so blocks without trust are refused: %s", self._why())
 
-    def take(self) -> Process:
+    def take(self, promised: bool = True) -> Process:
         """Return a process that has served no trace.
 
         A worker runs the forward of all requests, so that it waits for a fork at most. A trace waits before that, in the
         scheduler's room (`executor.plugin.processes`).
+
+        Args:
+            promised: whether `news` has counted the process; otherwise `ready` has said that a process waits beyond these.
 
         Raises:
             Refusal: UNAVAILABLE, there is none at the moment; PERMISSION_DENIED, there is none on this machine.
@@ -118,33 +124,54 @@ class Pool:
             ) from None
         self._ask()
         self.taken += 1
+        self._promised = max(0, self._promised - promised)
         self._look()
         self._given.append(found)
         return found
 
     def news(self, seconds: float = 0.0) -> int | None:
-        """Take in the processes that have come; return how many wait for a trace.
+        """Take in the processes that have come; return how many wait for requests.
 
-        The answer is None if as many wait as at the last call.
+        The answer is None if as many wait as at the last call. One more waits for scans.
 
         Args:
-            seconds: how long to wait if there is none.
+            seconds: how long to wait if there is none; longer while the zygote loads, which needs the processor.
         """
         waiting = _MANY
         if not self.lacks:
             try:
                 running = not self._again()
                 self._drop_ended()
-                if running and len(self._waiting) < self._ready:
-                    self._take_in(seconds)
+                if not running:
+                    time.sleep(seconds)
+                elif len(self._waiting) < self._ready:
+                    self._take_in(seconds if self._forks else _LOADS * seconds)
                     self._ask()
             except (Lost, OSError) as error:
                 self._fault = str(error)
-            waiting = len(self._waiting)
+            waiting = max(0, len(self._waiting) - _FOR_SCANS)
+        self._promised = waiting
         if waiting == self._told:
             return None
         self._told = waiting
         return waiting
+
+    @property
+    def ready(self) -> bool:
+        """Whether a scan need not wait.
+
+        There is a process that no request was promised, or there is none on this machine.
+        """
+        if not self.lacks:
+            try:
+                running = not self._again()
+                self._drop_ended()
+                if running:
+                    self._take_in(0.0)
+                    self._ask()
+            except (Lost, OSError) as error:
+                self._fault = str(error)
+        return bool(self.lacks) or len(self._waiting) > self._promised
 
     def _drop_ended(self) -> None:
         """Forget processes that have ended while they waited."""
@@ -220,7 +247,7 @@ class Pool:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-I", "-c", code],
                 pass_fds=[theirs.fileno()],
-                env=ENVIRONMENT | {name: os.environ[name] for name in INHERITED if name in os.environ},
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -2,6 +2,8 @@
 
 The process may say anything. So each answer is checked against what a block can say there: a location that is still to come, rows
 of the shape that the model needs. An answer that no block gives ends the process and fails its invoke, and nothing else.
+
+Size: all that the worker believes of a block's turns is checked in one place.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from executor.sandbox.calls import Calls
 from executor.sandbox.codec import Malformed
 from executor.sandbox.errors import refusal_of, told_of
 from executor.sandbox.far_names import FarNames
+from executor.sandbox.planned import PlannedSteps, Room
 from executor.sandbox.process import Lost
 from executor.sandbox.recorder import FarRecorder
 from executor.sandbox.structure import describe, rebuild
@@ -52,9 +55,17 @@ class SandboxRunner(Runner):
         trace: the block's trace.
         tree: the model's modules.
         applier: applies modules to the block's values.
+        room: what the plans of all sandboxed blocks may take; None: no step runs as a plan.
     """
 
-    def __init__(self, state: BlockState, trace: SandboxedTrace, tree: ModuleTree, applier: Applier) -> None:
+    def __init__(
+        self,
+        state: BlockState,
+        trace: SandboxedTrace,
+        tree: ModuleTree,
+        applier: Applier,
+        room: Room | None = None,
+    ) -> None:
         super().__init__(state)
         self._trace = trace
         self._tree = tree
@@ -63,6 +74,7 @@ class SandboxRunner(Runner):
         self._names = FarNames(self._key, trace.leave)
         self._begun = False
         self._brought = True  # whether the block's changes at its location are here
+        self._planned = PlannedSteps(state, tree, lambda kind, told: self._ask(kind, {**self._where(), **told}), room)
         trace.notices.emits[self._key] = self._print
 
     @property
@@ -81,6 +93,12 @@ class SandboxRunner(Runner):
         self._turn(channel.Kind.START, {})
 
     def serve(self, served: Served) -> None:
+        if self._planned.running:
+            error = self._guarded(lambda: self._planned.serve(served))
+            if error is not None:  # of an operation: it is the block's own
+                self.throw(error)
+            return
+        self._planned.see(served)
         tensors = served.given()
         kinds = {Fixed: "fixed", ReadOnly: "read only", Shapes: "shapes"}
         told = {
@@ -92,13 +110,35 @@ class SandboxRunner(Runner):
         }
         self._turn(channel.Kind.SERVE, told)
 
+    def _guarded(self, do: Callable[[], Any]) -> Any:
+        """Return what a call of the plan's gives; None if the process fails the block meanwhile."""
+        progress, used, began = self._state.progress, self._state.progress.used, time.monotonic()
+        try:
+            return do()
+        except Lost as lost:
+            self._fail(self._trace.lose(lost, self._state.identity.invoke))
+        except Exception as error:  # a value that does not travel
+            self.cancel()
+            self._fail(self._failure_of(error))
+        finally:
+            progress.used = used + time.monotonic() - began
+        return None
+
     def resume(self, value: Any) -> None:
         at = self._state.waits.location
+        if value is not True or at is None or at.kind != Kind.STEP:
+            self._guarded(self._planned.land)
+        elif self._guarded(lambda: self._planned.begin(at.step)):
+            return
+        if not self._state.live:
+            return
         ends = at is not None and at.kind == Kind.RESULT
         self._turn(channel.Kind.RESUME, {"value": describe(None if ends else value, ()), "ends": ends})
 
     def throw(self, error: BaseException) -> None:
-        self._turn(channel.Kind.THROW, {"error": told_of(error)})
+        self._guarded(self._planned.land)
+        if self._state.live:
+            self._turn(channel.Kind.THROW, {"error": told_of(error)})
 
     def bring_changes(self) -> None:
         if self._brought:
@@ -115,6 +155,7 @@ class SandboxRunner(Runner):
             self._fail(self._failure_of(error))
 
     def cancel(self) -> None:
+        self._planned.drop()
         trace = self._trace
         if trace.lone:
             trace.end()
@@ -214,6 +255,7 @@ class SandboxRunner(Runner):
         )
 
     def _fail(self, failure: pb.Failure) -> None:
+        self._planned.drop()
         ending, waits = self._state.ending, self._state.waits
         ending.ended, ending.failure = Ended.FAILED, failure
         waits.location = waits.call = waits.barrier = None

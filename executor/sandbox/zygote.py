@@ -28,26 +28,13 @@ from executor.model.tree import ModuleTree
 from executor.sandbox import kernel
 from executor.sandbox.channel import REGION_BYTES, ChildEnd, Kind, Shared
 from executor.sandbox.child import Child
-from executor.sandbox.imports import shut_imports
+from executor.sandbox.imports import INSTALLED, LIBRARY, shut_imports
 from executor.sandbox.skeleton import Skeleton
 from executor.sandbox.warm import Warm
 
 LENGTH = struct.Struct("<Q")
 FORK, FORKED = b"f", b"+"
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # of the memory: no further seals, no shrinking, no growing
-
-# What blocks import. What a sandboxed process has not loaded it cannot load.
-_LIBRARY = (
-    "abc array ast base64 bisect binascii builtins calendar cmath codecs collections collections.abc colorsys contextlib copy "
-    "csv dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq hmac html inspect io itertools json "
-    "keyword locale logging marshal math numbers operator pickle pprint queue random re reprlib secrets statistics string struct "
-    "sys textwrap time timeit token tokenize traceback types typing unicodedata uuid warnings weakref zlib"
-)
-_TORCH = (
-    "numpy numpy.linalg numpy.fft numpy.random numpy.ma torch torch.nn torch.nn.functional torch.nn.init torch.nn.utils "
-    "torch.linalg torch.fft torch.special torch.distributions torch.optim torch.autograd torch.func torch.utils._pytree "
-    "torch.testing interpose einops"
-)
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ def serve(line: socket.socket) -> None:
 
 def _load() -> None:
     """Load what blocks may import, and have torch find out about the processor."""
-    for name in (*_LIBRARY.split(), *_TORCH.split()):
+    for name in (*LIBRARY.split(), *INSTALLED.split()):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     torch.set_num_threads(1)

@@ -125,12 +125,13 @@ class Worker:
     Args:
         sandboxes: its sandboxed processes.
         step_seconds: wall time that a block may take in one step.
+        plans: whether steps of blocks run as plans.
 
     Attributes:
         budget: what a block may take.
     """
 
-    def __init__(self, sandboxes: Pool | None, step_seconds: float = STEP_SECONDS) -> None:
+    def __init__(self, sandboxes: Pool | None, step_seconds: float = STEP_SECONDS, plans: bool = False) -> None:
         self.tree = tree()
         self.budget = Budget(step_seconds, MEMORY_BYTES)
         nothing: Any = None
@@ -148,6 +149,8 @@ class Worker:
                 Precision(torch.float32, torch.float32, "", "highest"),
                 10,
                 CacheGuard({}),
+                plans=plans,
+                sandbox_plans=plans,
                 sandboxes=sandboxes,
             )
         )

@@ -229,9 +229,27 @@ def test_processes_that_ended_while_they_waited_are_made_anew(processes: Pool, m
     deadline = time.monotonic() + 30
     while any(process.waits for process in killed) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert processes.news() == 0
+    assert not processes.ready and processes.news() == 0
     settled(processes)
+    processes.news()
+    assert processes.ready
     assert not {one.number for one in killed} & {one.number for one in processes._waiting}
+
+
+def test_a_scan_takes_no_process_that_was_promised_to_a_request(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(processes)
+    processes._told = -1
+    told = processes.news()
+    assert told == len(processes._waiting) - 1 and processes.ready
+    monkeypatch.setattr(processes, "_ask", lambda: None)  # no process comes while this looks
+    taken = [processes.take(promised=False)]
+    assert not processes.ready, "what is left is promised"
+    taken += [processes.take() for _ in range(told)]
+    assert not processes.ready and not processes._waiting
+    for process in taken:
+        process.end()
 
 
 def settled(processes: Pool) -> None:

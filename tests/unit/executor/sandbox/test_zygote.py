@@ -10,7 +10,7 @@ import pytest
 
 from executor.core.errors import Refusal
 from executor.sandbox import pool
-from executor.sandbox.first import ENVIRONMENT
+from executor.sandbox.first import ENVIRONMENT, environment
 from executor.sandbox.pool import Pool
 from executor.sandbox.zygote import Setup
 from interpose.v1 import trace_pb2 as pb
@@ -37,6 +37,15 @@ def _run(code: str, **environment: str) -> str:
 def test_libraries_start_no_threads_by_the_environment_of_a_zygote() -> None:
     code = "import numpy, torch; numpy.ones((300, 300)) @ numpy.ones((300, 300)); torch.ones(300, 300) @ torch.ones(300, 300);"
     assert _run(_COUNT + code + "print(count())", **ENVIRONMENT) == "1\n"
+
+
+@pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
+def test_a_zygote_finds_no_driver_of_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver would start a thread as soon as somebody asks how many GPUs there are."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/this/machine")
+    made = environment()
+    assert made["LD_LIBRARY_PATH"].endswith("sandbox/absent:/of/this/machine")
+    assert "file too short" in _run(f"import ctypes; ctypes.CDLL({name!r})", **made)
 
 
 def test_threads_that_a_library_ends_before_a_fork_are_ended() -> None:
