@@ -2,6 +2,8 @@
 
 A cluster has one directory, found by its name. It lives as long as ingress or engine replicas report to it. After a minute
 without a report it ends the sessions and itself, so that a deleted application leaves nothing behind.
+
+Size: each call that reaches the directory is a method.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from actors.session_pool import SessionPool
 from actors.spilled import make_room, put
 from actors.telemetry.counts import Counted
 from actors.telemetry.options import Options
+from actors.upload_store import UploadStore
 from actors.variables import Copy
 from interpose.contract.errors import ServiceFailure
 from interpose.v1 import operator_pb2, service_pb2
@@ -76,6 +79,7 @@ class Directory:
         self._account = Account(self._turn)
         self._leases = Leases(self._pool, self._background, self._account, self._board.left)
         self._edits = EditStore(sessions.max_edits, sessions.edit_bytes)
+        self._uploads = UploadStore(sessions.kept_upload_bytes, sessions.kept_upload_seconds)
         self._keys = KeyStore()
         self._begun = time.monotonic()
         self._heard = time.monotonic()
@@ -98,6 +102,7 @@ class Directory:
         """
         self._settings = self._pool.settings = sessions
         self._edits.bound(sessions.max_edits, sessions.edit_bytes)
+        self._uploads.bound(sessions.kept_upload_bytes, sessions.kept_upload_seconds)
         self._pool.targets = targets
         self._allow(allowances)
         self._alive()
@@ -131,13 +136,40 @@ class Directory:
 
         Without this owner the value would be lost with the process that made it.
         """
-        # Copying into the object store takes long enough to delay other calls.
         try:
-            saved = Saved(await asyncio.to_thread(put, data), data.nbytes)
+            saved = Saved(await self._put(data), data.nbytes)
         except FULL:
             await session.no_room.remote(key)
         else:
             await session.adopt.remote(key, blob_id, saved)
+
+    async def _put(self, data: np.ndarray) -> ray.ObjectRef:
+        """Store bytes, uint8 of shape [bytes]; kept uploads give way: clients can send them again."""
+        # Copying into the object store takes long enough to delay other calls.
+        try:
+            return await asyncio.to_thread(put, data)
+        except FULL:
+            if not self._uploads.clear():
+                raise
+        return await asyncio.to_thread(put, data)
+
+    async def find_upload(self, session_id: str, digest: str, size: int) -> list[Any]:
+        """Return the reference to an upload of the same tenant, or None, in a list.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, the lease has ended.
+        """
+        return [self._uploads.find(self._lease(session_id).tenant, digest, size)]
+
+    async def keep_upload(self, session_id: str, digest: str, refs: list[ray.ObjectRef], size: int) -> list[Any]:
+        """Keep an upload for its tenant's later sessions (see `UploadStore.keep`); in a list.
+
+        Raises:
+            ServiceFailure: NOT_FOUND, the lease has ended.
+        """
+        tenant = self._lease(session_id).tenant
+        quota = self._account.allowances.of(tenant).stored_bytes
+        return [await self._uploads.keep(tenant, digest, refs[0], size, quota)]
 
     async def make_room(self, node: str) -> int:
         """Remove the rest of failed writes on a node's disk; return the bytes freed.
@@ -374,6 +406,7 @@ class Directory:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            self._uploads.sweep()
             if time.monotonic() - self._heard > SILENCE_SECONDS:
                 logger.warning("no ingress and no engine for %g s: ending all sessions", SILENCE_SECONDS)
                 await self.shutdown()

@@ -43,7 +43,7 @@ class SessionStore:
         self.terms = terms
         self.traces: dict[str, TraceRun] = {}
         self.by_key: dict[str, TraceRun] = {}
-        self.uploads = Uploads()
+        self.uploads = Uploads(directory, session_id)
         self.variables = SharedVariables()
         self.forgotten = False
         self.touched = time.monotonic()

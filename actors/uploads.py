@@ -1,12 +1,17 @@
-"""The uploads of one session, complete and begun."""
+"""The uploads of one session, complete and begun.
+
+The directory keeps complete uploads for the later sessions of the tenant (`actors.upload_store`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from actors.spilled import put
 from actors.upload import Upload
@@ -15,9 +20,16 @@ from interpose.v1 import trace_pb2 as pb
 
 
 class Uploads:
-    """Blobs that a client has uploaded to one session."""
+    """Blobs that a client has uploaded to one session, or to an earlier session of the tenant.
 
-    def __init__(self) -> None:
+    Args:
+        directory: handle of the directory.
+        session_id: the session, by which the directory knows the tenant.
+    """
+
+    def __init__(self, directory: Any, session_id: str) -> None:
+        self._directory = directory
+        self._session_id = session_id
         self._begun: dict[str, Upload] = {}
         self._complete: dict[str, tuple[ray.ObjectRef, int]] = {}
 
@@ -50,7 +62,10 @@ class Uploads:
             return self._complete[digest][1]
         if digest not in self._begun:
             async with room(size):
+                kept = await self._kept(digest, size)
                 # Other chunks of the upload may have come in the meantime.
+                if digest not in self._complete and digest not in self._begun and kept is not None:
+                    self._complete[digest] = kept, size
                 if digest in self._complete:
                     return self._complete[digest][1]
                 if digest not in self._begun:
@@ -69,6 +84,24 @@ class Uploads:
     async def _store(self, upload: Upload) -> None:
         try:
             data = await asyncio.to_thread(upload.finish)
-            self._complete[upload.digest] = (await asyncio.to_thread(put, data), upload.size)
+            ref = await asyncio.to_thread(put, data)
+            self._complete[upload.digest] = (await self._keep(upload, ref) or ref, upload.size)
         finally:
             self._begun.pop(upload.digest, None)
+
+    async def _kept(self, digest: str, size: int) -> ray.ObjectRef | None:
+        """Return a reference to an upload of an earlier session; None if there is none."""
+        try:
+            [ref] = await self._directory.find_upload.remote(self._session_id, digest, size)
+        except (RayError, ServiceFailure):  # then the client sends it again
+            return None
+        return ref
+
+    async def _keep(self, upload: Upload, ref: ray.ObjectRef) -> ray.ObjectRef | None:
+        """Keep an upload for later sessions; return the reference to use from now on, if another."""
+        try:
+            # In a list a reference travels as it is, and not as what it refers to.
+            [kept] = await self._directory.keep_upload.remote(self._session_id, upload.digest, [ref], upload.size)
+        except (RayError, ServiceFailure):
+            return None
+        return kept

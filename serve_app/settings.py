@@ -63,6 +63,12 @@ class SessionSettings(Part):
     )
     retention_seconds: float = Field(600.0, gt=0, description="a finished trace's values are kept this long")
     stored_bytes: int = Field(16 * GIB, ge=MIB, description="uploads and results that one session keeps")
+    kept_upload_bytes: int = Field(
+        4 * GIB,
+        ge=0,
+        description="bytes of a tenant's uploads that later sessions find again; its quota of `stored_bytes` bounds them too",
+    )
+    kept_upload_seconds: float = Field(3600.0, gt=0, description="such an upload is kept this long after its last use")
     max_edits: int = Field(64, ge=0, description="standing edits that a tenant may have")
     edit_bytes: int = Field(64 * MIB, ge=0, description="bytes of all standing edits of a tenant together")
 

@@ -105,6 +105,11 @@ class ModelSettings(Part):
         description="whether blocks of tenants with trust `none` run in sandboxed processes, not in the workers; auto: if there "
         "are several tenants",
     )
+    sandbox_plans: bool = Field(
+        False,
+        description="whether the loops of sandboxed blocks run in the workers as tensor programs, which the workers check; needs "
+        "`plans`",
+    )
     accepts: Literal["all", "sandboxed", "trusted"] = Field(
         "all",
         description="whose traces run: sandboxed: those of tenants with trust `none`; trusted: those of other tenants",
@@ -186,10 +191,10 @@ class ModelSettings(Part):
                     "engine_argument", "the engine has no such argument{hint}", {"name": name, "hint": hint}
                 )
         guessing = engine.get("speculative_config")
-        if guessing is not None and (not isinstance(guessing, dict) or guessing.get("method") != "ngram"):
+        if guessing is not None and not (isinstance(guessing, dict) and guessing.keys() & {"method", "model"}):
             raise PydanticCustomError(
                 "engine_argument",
-                'speculative_config is supported with traces if its method is "ngram", which needs no model of its own',
+                'speculative_config names a method; traces run beside the method "ngram"',
                 {"name": "speculative_config"},
             )
         return engine

@@ -31,6 +31,7 @@ from executor.cluster.environment import forwarded
 from executor.cluster.liveness import Lifeline, exit_with_parent
 from executor.cluster.placement import connect, placement_group_for, wait_ready, worker_bundles
 from executor.cluster.shared_memory import forget_names
+from executor.cluster.spinning import spin_briefly
 from executor.cluster.start_failure import leave_note
 from executor.cluster.verdicts import report
 from executor.core.startup import Startup
@@ -164,7 +165,9 @@ class LazyRayExecutor(RayExecutorV2):
     def _connect_queues(self) -> None:
         """Open the queues that workers answer on, then let the workers run."""
         for result in ray.get([handle.actor.wait_for_init.remote() for handle in self.ray_worker_handles]):
-            self.response_mqs.append(Answers(MessageQueue.create_from_handle(result["handle"], 0)))
+            answers = MessageQueue.create_from_handle(result["handle"], 0)
+            spin_briefly([answers])
+            self.response_mqs.append(Answers(answers))
         # The workers subscribe inside run(), so it must have begun before anyone waits for a subscription.
         for handle in self.ray_worker_handles:
             handle.run()

@@ -10,6 +10,7 @@ from vllm.utils.network_utils import get_distributed_init_method
 from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 
 from executor.cluster.shared_memory import forget_names, forget_names_of_groups
+from executor.cluster.spinning import spin_briefly
 
 
 class LazyWorkerProc(RayWorkerProc):
@@ -20,6 +21,7 @@ class LazyWorkerProc(RayWorkerProc):
         # The executor calls it when all ranks are initialized and it has opened their answers.
         forget_names_of_groups()
         forget_names([self.worker_response_mq])
+        spin_briefly([self.rpc_broadcast_mq])
         super().run()
 
 

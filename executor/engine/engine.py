@@ -1,6 +1,8 @@
 """An engine that runs traces: vLLM's AsyncLLM with interposing workers.
 
 Each invoke is one request.
+
+Size: the ways in which a trace runs: as requests, as a scan, as an answer of the endpoint.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from executor.core.ended import Ended, Ending
 from executor.core.programs import Code, units_of
 from executor.core.request import InvokeRequest, flow_of, shipped, step_tokens
 from executor.engine.bundled import bundled
-from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, failed_event
+from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_scan, check_traced, failed_event
 from executor.engine.long_prompts import check_long_prompts
 from executor.engine.openai_run import OpenAIRun
 from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
-from executor.engine.requests import is_quick, prompt_of, sampling_of
-from executor.engine.rpc import Endings, call_workers
+from executor.engine.requests import is_quick, may_use_prefix, prompt_of, sampling_of
+from executor.engine.rpc import Endings, call_workers, until_there_is_a_process
 from executor.engine.startup import ModelSettings, Started, started
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
@@ -56,8 +58,8 @@ class TraceEngine:
         self._description = ready.description
         self._endings = Endings(ready.llm)
         self.serving = ready.serving
-        self._running = 0
-        self._waiting = 0
+        self._why_untraced = ready.why_untraced
+        self._running = self._waiting = 0
 
     @classmethod
     async def start(
@@ -123,6 +125,7 @@ class TraceEngine:
             TraceFailed: nothing ran, because the trace asks for something that this engine does not take.
         """
         trace = request.parse()
+        check_traced(trace, self._why_untraced)
         if trace.HasField("openai"):
             async with contextlib.aclosing(self._answer(request, trace, {} if results is None else results)) as parts:
                 async for part in parts:
@@ -135,11 +138,11 @@ class TraceEngine:
         joint = joint_invokes(trace)
         prompted = [index for index in range(len(trace.invokes)) if index not in joint]
         prepared = await self._prepared(trace, prompted)
-        shipment = shipped(request, await self._compiled(trace))
+        codes = await self._compiled(trace)
+        shipment = shipped(request, codes)
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         ended = [asyncio.Event() for _ in trace.invokes]
-        results = {} if results is None else results
-        failed: set[int] = set()
+        results, failed = {} if results is None else results, set[int]()
         gang = gang_of(trace)
         check_room(trace, gang, prepared, self.llm.vllm_config.scheduler_config)
         await check_long_prompts(self.llm, trace, prepared, shipment)
@@ -168,7 +171,8 @@ class TraceEngine:
                         done = await self._joint(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         size, own = len(gang) if index in gang else 0, shipment if alone else None
-                        invoke = InvokeRequest(trace.id, index, size, flow_of(request), request.trusted, own)
+                        prefix = may_use_prefix(trace, index, codes, self.llm.vllm_config)
+                        invoke = InvokeRequest(trace.id, index, size, flow_of(request), request.trusted, prefix, own)
                         done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
                         failed.add(index)
@@ -196,7 +200,7 @@ class TraceEngine:
                 events.put_nowait(None)
 
         async with self._at_work(all_of_them(), trace.id, lambda: bool(failed)):
-            async for bundle in bundled(events):
+            async for bundle in bundled(events, lambda: self._running):
                 yield bundle
 
     async def _answer(
@@ -204,7 +208,11 @@ class TraceEngine:
     ) -> AsyncGenerator[bytes, None]:
         """Answer a request of the OpenAI-compatible endpoint; yield events as `run` does."""
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        invoke = InvokeRequest.alone(request, await self._compiled(trace)) if trace.openai.traced else None
+        invoke = None
+        if trace.openai.traced:
+            codes = await self._compiled(trace)
+            prefix = may_use_prefix(trace, 0, codes, self.llm.vllm_config)
+            invoke = InvokeRequest.alone(request, codes, prefix)
         run = OpenAIRun(self.llm, self._endings, trace, request.tenant, invoke, events.put_nowait, _reported)
 
         async def all_of_it() -> None:
@@ -225,7 +233,7 @@ class TraceEngine:
                 events.put_nowait(None)
 
         async with self._at_work(all_of_it(), trace.id, lambda: run.failed, invoke is not None):
-            async for bundle in bundled(events):
+            async for bundle in bundled(events, lambda: self._running):
                 yield bundle
 
     @contextlib.asynccontextmanager
@@ -272,6 +280,8 @@ class TraceEngine:
         shipment = shipped(request, await self._compiled(trace))
         how = Ended.FAILED
         try:
+            if not request.trusted:
+                await until_there_is_a_process(self.llm)
             replies = await call_workers(self.llm, "interpose_scan", shipment, prompt["prompt_token_ids"], steps)
             how, ended, logs = _reported(replies)
         except EngineDeadError as error:
@@ -315,8 +325,7 @@ class TraceEngine:
         prompt, sampling = prepared
         index = invoke.invoke
         request_id = f"{trace.id}-{index}-{uuid.uuid4().hex[:8]}"
-        # The salt keeps other requests from using this request's prefix cache, because its block may change activations.
-        prompt = {**prompt, "cache_salt": request_id}
+        prompt = {**prompt, "cache_salt": invoke.salt(request_id)}
         params = SamplingParams(
             **sampling,
             extra_args=invoke.to_args(),
@@ -332,7 +341,7 @@ class TraceEngine:
             how, ended, logs = _reported(await self._endings.end(trace.id, index, result.to_plain()))
             reason = {Ended.STOPPED: "tracer_stop", Ended.FAILED: "error"}.get(how, result.finish_reason)
             last = outputs.last(reason, logs)
-        # An increment belongs to the last output and comes before it. All other events come after it.
+        # An increment belongs to the last output and comes before it; all other events come after it.
         for event in sorted((last, *ended), key=lambda event: kind_of(event) != "increment"):
             events.put_nowait(event)
         return not any(kind_of(event) == "failed" for event in ended)

@@ -27,6 +27,17 @@ def failed_event(trace: pb.Trace, index: int, code: int, message: str, retry_aft
     return pb.Event(failed=with_retry(failure))
 
 
+def check_traced(trace: pb.Trace, why_untraced: str) -> None:
+    """Refuse a trace where the engine serves plain requests only."""
+    if not why_untraced or (trace.HasField("openai") and not trace.openai.traced):
+        return
+    message = (
+        f"this model is served without traces: {why_untraced}. Completions without a block are served over HTTP, for the clients "
+        "of OpenAI; for traces, have the model served without that option"
+    )
+    raise TraceFailed(failed_event(trace, -1, pb.ERROR_CODE_INVALID_ARGUMENT, message).failed)
+
+
 def check_scan(trace: pb.Trace, steps: int | None, stages: int, tokens: int, most: int) -> None:
     """Refuse a scan that this engine does not take.
 

@@ -12,7 +12,7 @@ from typing import Any
 from vllm import SamplingParams
 
 from executor.core.ended import Ended, Ending
-from executor.core.request import InvokeRequest
+from executor.core.request import InvokeRequest, shared_salt
 from executor.engine.failures import TraceFailed, failed_event
 from executor.engine.long_prompts import check_long_prompts
 from executor.engine.outputs import Outputs
@@ -96,8 +96,7 @@ class OpenAIRun:
     async def _plain(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        # Tenants do not share cached prefixes: how long a prompt takes would tell what others have asked.
-        prompt["cache_salt"] = f"{self._tenant}\n{prompt.get('cache_salt') or ''}"
+        prompt["cache_salt"] = shared_salt(self._tenant, prompt.get("cache_salt") or "")
         first = True
         async for output in self._llm.generate(prompt, params, request_id, **options):
             if first:
@@ -118,8 +117,8 @@ class OpenAIRun:
         assert self._invoke.shipment is not None
         await check_long_prompts(self._llm, self._trace, {0: (prompt, {})}, self._invoke.shipment)
         params.extra_args = {**(params.extra_args or {}), **self._invoke.to_args()}
-        # The block may change activations, so no other request may use what this one leaves in the prefix cache.
-        prompt["cache_salt"] = request_id
+        own = prompt.get("cache_salt") or ""
+        prompt["cache_salt"] = shared_salt(self._tenant, own) if self._invoke.prefix else request_id
         outputs = Outputs(0, self._send, stream=False)
         with contextlib.closing(outputs):
             async for output in self._llm.generate(prompt, params, request_id, **options):

@@ -52,6 +52,7 @@ def engine_options(model: Any) -> dict[str, Any]:
             plans=model.plans,
             graphs=model.graphs and not current_platform.is_cpu(),
             sandbox=model.sandbox == "on",
+            sandbox_plans=model.sandbox_plans,
         ),
         "model": model.model,
         "tensor_parallel_size": model.tensor_parallel_size,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from executor.core.programs import Code, Unit
 from executor.engine.sampling import checked
+from executor.plan.prompt_rows import asked_of_prompt
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.decoder import Decoder
@@ -38,6 +40,22 @@ def is_quick(trace: pb.Trace) -> bool:
         or (len(prompt.text) <= _QUICK_CHARACTERS and not prompt.HasField("chat"))
         for prompt in prompts
     )
+
+
+def may_use_prefix(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
+    """Whether the prompt of an invoke may come from the prefix cache.
+
+    Its block asks for none of the prompt's rows then.
+
+    Args:
+        trace, index: the invoke.
+        codes: what the trace's texts compile to. A text that did not compile is not looked at.
+        config: the engine's VllmConfig. A model that keeps a state in place of keys and values computes whole prompts.
+    """
+    if config.model_config.has_inner_state:
+        return False
+    compiled = codes.get(Unit.of_block(trace.invokes[index].program).key)
+    return isinstance(compiled, bytes) and asked_of_prompt(trace, index) is None
 
 
 def sampling_of(

@@ -6,11 +6,15 @@ vLLM waits for the answer of an engine that has died as long as for the answer o
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Protocol
+
+from executor.plugin.processes import MOST_SECONDS
 
 RPC_SECONDS = 600.0
 LOOK_SECONDS = 1.0
 AT_ONCE = 32  # blocks that one call ends
+_PROCESS_SECONDS = 0.05  # between looks for a sandboxed process
 
 
 class Engine(Protocol):
@@ -82,3 +86,14 @@ async def call_workers(engine: Engine, method: str, *args: Any) -> list[Any]:
         return call.result()
     finally:
         call.cancel()
+
+
+async def until_there_is_a_process(engine: Engine) -> None:
+    """Wait for a sandboxed process as requests do, while the steps of others go on.
+
+    Raises:
+        EngineDeadError, TimeoutError: as `call_workers`.
+    """
+    latest = time.monotonic() + MOST_SECONDS
+    while not all(await call_workers(engine, "interpose_has_process")) and time.monotonic() < latest:
+        await asyncio.sleep(_PROCESS_SECONDS)

@@ -19,7 +19,7 @@ from executor.engine.options import engine_options
 from executor.engine.rpc import call_workers
 from executor.engine.stat_logger import StatLogger
 from executor.model.lora import Adapters
-from executor.plugin.config import check_config, prepare_environment
+from executor.plugin.config import check_config, leave_untraced, prepare_environment, why_untraced
 from interpose.v1 import model_pb2
 
 
@@ -47,6 +47,7 @@ class Started(NamedTuple):
         compiler: compiles the programs of traces.
         verdicts: the traces whose blocks had a worker ended.
         serving: answers requests of the OpenAI-compatible endpoint.
+        why_untraced: why the engine takes no traces; "" if it does.
     """
 
     llm: AsyncLLM
@@ -55,6 +56,7 @@ class Started(NamedTuple):
     compiler: Compiler
     verdicts: Verdicts
     serving: OpenAIServing
+    why_untraced: str = ""
 
 
 async def started(model: ModelSettings, progress: Callable[[str], None], metrics: bool = False) -> Started:
@@ -68,6 +70,9 @@ async def started(model: ModelSettings, progress: Callable[[str], None], metrics
     prepare_environment(model.tensor_parallel_size * model.pipeline_parallel_size)
     config = AsyncEngineArgs(**engine_options(model)).create_engine_config()
     check_config(config)
+    why = why_untraced(config)
+    if why:
+        leave_untraced(config, why)
     progress("starting workers and loading the model")
     verdicts = Verdicts()
     # The constructor of AsyncLLM blocks until the workers are up, which takes minutes for a large model.
@@ -76,7 +81,7 @@ async def started(model: ModelSettings, progress: Callable[[str], None], metrics
     with noted():
         llm = await loop.run_in_executor(None, lambda: AsyncLLM.from_vllm_config(config, stat_loggers=loggers))
     try:
-        return await _warm(model, llm, verdicts, progress)
+        return (await _warm(model, llm, verdicts, progress))._replace(why_untraced=why)
     except BaseException:
         await loop.run_in_executor(None, llm.shutdown)
         raise

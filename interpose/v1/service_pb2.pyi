@@ -345,6 +345,32 @@ class ClearEditsReply(_message.Message):
     cleared: int
     def __init__(self, cleared: _Optional[int] = ...) -> None: ...
 
+class ListPackagesRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class Package(_message.Message):
+    __slots__ = ("name", "version", "modules")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListPackagesReply(_message.Message):
+    __slots__ = ("packages", "python_version", "sandboxed")
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SANDBOXED_FIELD_NUMBER: _ClassVar[int]
+    packages: _containers.RepeatedCompositeFieldContainer[Package]
+    python_version: str
+    sandboxed: bool
+    def __init__(self, packages: _Optional[_Iterable[_Union[Package, _Mapping]]] = ..., python_version: _Optional[str] = ..., sandboxed: bool = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

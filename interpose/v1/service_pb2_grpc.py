@@ -92,6 +92,11 @@ class InterposeStub(object):
                 request_serializer=interpose_dot_v1_dot_service__pb2.ClearEditsRequest.SerializeToString,
                 response_deserializer=interpose_dot_v1_dot_service__pb2.ClearEditsReply.FromString,
                 )
+        self.ListPackages = channel.unary_unary(
+                '/interpose.v1.Interpose/ListPackages',
+                request_serializer=interpose_dot_v1_dot_service__pb2.ListPackagesRequest.SerializeToString,
+                response_deserializer=interpose_dot_v1_dot_service__pb2.ListPackagesReply.FromString,
+                )
         self.Status = channel.unary_unary(
                 '/interpose.v1.Interpose/Status',
                 request_serializer=interpose_dot_v1_dot_service__pb2.StatusRequest.SerializeToString,
@@ -211,6 +216,13 @@ class InterposeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPackages(self, request, context):
+        """The packages that the caller's blocks can import.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -308,6 +320,11 @@ def add_InterposeServicer_to_server(servicer, server):
                     servicer.ClearEdits,
                     request_deserializer=interpose_dot_v1_dot_service__pb2.ClearEditsRequest.FromString,
                     response_serializer=interpose_dot_v1_dot_service__pb2.ClearEditsReply.SerializeToString,
+            ),
+            'ListPackages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPackages,
+                    request_deserializer=interpose_dot_v1_dot_service__pb2.ListPackagesRequest.FromString,
+                    response_serializer=interpose_dot_v1_dot_service__pb2.ListPackagesReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -586,6 +603,23 @@ class Interpose(object):
         return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/ClearEdits',
             interpose_dot_v1_dot_service__pb2.ClearEditsRequest.SerializeToString,
             interpose_dot_v1_dot_service__pb2.ClearEditsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListPackages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/interpose.v1.Interpose/ListPackages',
+            interpose_dot_v1_dot_service__pb2.ListPackagesRequest.SerializeToString,
+            interpose_dot_v1_dot_service__pb2.ListPackagesReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -401,7 +401,7 @@ class LocationCount(_message.Message):
     def __init__(self, location: _Optional[str] = ..., served: _Optional[int] = ..., written: _Optional[int] = ...) -> None: ...
 
 class Accounting(_message.Message):
-    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul", "tiers", "block_seconds", "seconds")
+    __slots__ = ("invoke", "locations", "steps", "prompt_tokens", "generated_tokens", "dtype", "kv_cache_dtype", "attention", "matmul", "tiers", "block_seconds", "seconds", "cached_tokens")
     INVOKE_FIELD_NUMBER: _ClassVar[int]
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +414,7 @@ class Accounting(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     invoke: int
     locations: _containers.RepeatedCompositeFieldContainer[LocationCount]
     steps: int
@@ -426,7 +427,8 @@ class Accounting(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierCount]
     block_seconds: float
     seconds: float
-    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ..., block_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, invoke: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[LocationCount, _Mapping]]] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., kv_cache_dtype: _Optional[_Union[_value_pb2.DType, str]] = ..., attention: _Optional[str] = ..., matmul: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierCount, _Mapping]]] = ..., block_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TierCount(_message.Message):
     __slots__ = ("tier", "steps", "why")

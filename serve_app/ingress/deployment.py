@@ -1,6 +1,8 @@
 """The ingress: the Interpose service and gRPC health, as a Serve deployment.
 
 The ingress checks calls and forwards them to sessions.
+
+Size: each call of the service is a method.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from serve_app.ingress.operator_calls import OperatorCalls
 from serve_app.ingress.requests import Submitted, request_of
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModel, ServedModels
+from serve_app.packages import packages
 from serve_app.secrecy import keep_to_itself
 from serve_app.settings import Settings, Tenant
 from serve_app.tenants import admission
@@ -239,6 +242,15 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls, OpenAICalls):
         model = (await self._model(request.model)).settings
         cleared = await self._sessions.directory.clear_edits.remote(tenant.name, model.name, request.name)
         return service_pb2.ClearEditsReply(cleared=cleared)
+
+    @unary(service_pb2.ListPackagesRequest, service_pb2.ListPackagesReply)
+    async def ListPackages(
+        self, request: service_pb2.ListPackagesRequest, tenant: Tenant
+    ) -> service_pb2.ListPackagesReply:
+        """Return the packages that the tenant's blocks can import."""
+        models = [(await self._model(request.model)).settings] if request.model else self.settings.models
+        sandboxed = tenant.trust == "none" and any(model.sandbox == "on" for model in models)
+        return await asyncio.to_thread(packages, sandboxed)
 
     @unary(service_pb2.StatusRequest, service_pb2.StatusReply)
     async def Status(self, request: service_pb2.StatusRequest, tenant: Tenant) -> service_pb2.StatusReply:

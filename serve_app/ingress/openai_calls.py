@@ -185,9 +185,12 @@ class OpenAICalls:
         held: pb.Http | None = None
         async with contextlib.aclosing(answer.events) as events:
             async for bundle in events:
+                written: pb.Http | None = None
                 for data in apart(bundle.SerializeToString()):
                     kind = kind_of(data)
                     if kind == "failed":
+                        if written is not None:
+                            yield written
                         raise ServiceFailure(pb.Event.FromString(data).failed)
                     if kind == "saves":
                         answer.saves = pb.Event.FromString(data).saves
@@ -195,8 +198,12 @@ class OpenAICalls:
                         part = pb.Event.FromString(data).http
                         if answer.wanted.saves and _is_last(part):
                             held = part  # until all saved values are here
+                        elif written is None:
+                            written = part
                         else:
-                            yield part
+                            written.data += part.data  # pieces that came together are sent together
+                if written is not None:
+                    yield written
         if held is not None:
             yield await self._with_saves(answer, held)
 

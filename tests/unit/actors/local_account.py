@@ -14,6 +14,7 @@ from actors.protocol import Route, Target, Terms
 from actors.session import Session
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.request import TraceRequest
+from tests.unit.actors.local_directory import Uploaded
 
 ROUTE = Route(Target("a", "d"))
 
@@ -85,6 +86,8 @@ class LocalAccount:
         self.admit = _Method(lambda *args: self.account.admit("red", *args))
         self.hold = _Method(lambda *args: self.account.hold("red", *args))
         self.settle = _Method(self.account.settle)
+        self.uploaded = Uploaded()
+        self.find_upload, self.keep_upload = self.uploaded.find_upload, self.uploaded.keep_upload
 
     async def open(self, session_id: str, kept: bool = False, stored_bytes: int = 1 << 20) -> Session:
         """Open a session of the tenant."""

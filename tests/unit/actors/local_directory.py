@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.archive import Archive
+from actors.upload_store import UploadStore
 
 
 class Method:
@@ -27,6 +28,32 @@ class Method:
         return asyncio.ensure_future(self.gate.wait())
 
 
+class Uploaded:
+    """What a session asks of its tenant's uploads: `find_upload` and `keep_upload`."""
+
+    def __init__(self) -> None:
+        self.store = UploadStore(1 << 20, 600.0, self._copied)
+        self.find_upload = _Answering(self._find)
+        self.keep_upload = _Answering(self._keep)
+
+    @staticmethod
+    async def _copied(ref: Any) -> Any:
+        return ref
+
+    async def _find(self, session_id: str, digest: str, size: int) -> list[Any]:
+        return [self.store.find("tenant", digest, size)]
+
+    async def _keep(self, session_id: str, digest: str, refs: list[Any], size: int) -> list[Any]:
+        return [await self.store.keep("tenant", digest, refs[0], size, None)]
+
+
+class _Answering:
+    """A method that answers."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.remote = method
+
+
 class LocalDirectory:
     """A directory with one session, "s"."""
 
@@ -36,3 +63,6 @@ class LocalDirectory:
         self.keep = Method(self.archive.keep)
         self.drop = Method(self.archive.drop)
         self.drop_variables = Method(self.archive.drop_variables)
+        self.uploaded = Uploaded()
+        self.find_upload = self.uploaded.find_upload
+        self.keep_upload = self.uploaded.keep_upload

@@ -1,10 +1,13 @@
-"""Which traces are checked on the event loop, and which in a thread beside it."""
+"""Which traces are checked on the event loop, and which prompts may come from the prefix cache."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from executor.engine.requests import is_quick
+from executor.core.programs import made, units_of
+from executor.engine.requests import is_quick, may_use_prefix
 from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Binding, Value
 
@@ -32,3 +35,21 @@ GRAMMAR = Binding(name="structured_outputs", value=Value(ref=0))
 )
 def test_what_is_quick(trace: pb.Trace, quick: bool) -> None:
     assert is_quick(trace) is quick
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "state", "may"),
+    [
+        ("x = 1\n", 100, False, True),
+        ("x = 1\n", 100, True, False),  # a state in place of keys and values
+        ("x = 1\n", 1, False, False),  # the text does not compile
+        ("x = model.layers[0].output\n", 100, False, False),
+    ],
+)
+def test_which_prompts_may_come_from_the_cache(text: str, most: int, state: bool, may: bool) -> None:
+    reads = [Binding(name="model", value=Value(module=""))]
+    trace = pb.Trace(invokes=[pb.Invoke(program=pb.Program(source=text, filename="<cell>", first_line=1, reads=reads))])
+    codes = {unit.key: made(unit, most) for unit in units_of(trace)}
+    config = SimpleNamespace(model_config=SimpleNamespace(has_inner_state=state))
+    assert may_use_prefix(trace, 0, codes, config) is may
+    assert may_use_prefix(trace, 0, {}, config) is False

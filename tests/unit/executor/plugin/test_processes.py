@@ -66,3 +66,18 @@ def test_a_trace_needs_no_process_if_it_has_one_or_has_waited_long(monkeypatch: 
 def test_blocks_in_the_worker_need_no_process() -> None:
     assert Processes(True, {}).needed("a", InvokeRequest("t", 0, trusted=True)) == ""
     assert Processes(False, {}).needed("a", InvokeRequest("t", 0)) == ""
+
+
+def test_a_request_that_finds_the_engine_idle_waits_until_a_step_says_how_many_there_are() -> None:
+    counted = Processes(True, {})
+    counted.tell(FIRST, 4)
+    assert counted.needed("a", InvokeRequest("t", 0), idle=True) == "t"
+    counted.needed("b", InvokeRequest("u", 0))
+    assert counted.free == 0
+    counted.tell(SECOND, None)
+    assert counted.free == 4
+    counted.needed("c", InvokeRequest("v", 0), idle=True)
+    counted.tell(THIRD, 0)  # the process that forks them has ended
+    assert counted.free == 0
+    counted.needed("d", InvokeRequest("w", 0, trusted=True), idle=True)
+    assert not counted.doubted
