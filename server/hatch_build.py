@@ -40,8 +40,10 @@ class Metadata(MetadataHookInterface):
         _, file = _sources(self.root)
         client = tomllib.loads(file.read_text())["project"]
         version = client["version"]
-        for name in ("version", "classifiers", "keywords", "requires-python"):
+        for name in ("version", "keywords", "requires-python"):
             metadata[name] = client[name]
+        everywhere, linux = "Operating System :: OS Independent", "Operating System :: POSIX :: Linux"
+        metadata["classifiers"] = [linux if one == everywhere else one for one in client["classifiers"]]
         metadata["dependencies"] = [f"{client['name']}[serve]=={version}"]
         metadata["optional-dependencies"] = {name: [f"{client['name']}[{name}]=={version}"] for name in ENGINES}
 

@@ -142,7 +142,9 @@ class AsyncClient:
             NotFound: the server serves no model of that name.
             InvalidArgument: the server serves several models, and no name was given.
         """
-        return AsyncModel(self._client, await in_thread(self._client.describe, name))
+        description = await in_thread(self._client.describe, name)
+        await in_thread(self._client.known_packages)  # so that no block has to ask on the event loop
+        return AsyncModel(self._client, description)
 
     def job(self, job_id: str) -> AsyncJob:
         """Return the job with an id (`tracer.job.id`); its methods are awaited.
@@ -162,6 +164,10 @@ class AsyncClient:
     async def jobs(self) -> Table:
         """Return the traces of this client's open sessions as a table; as `Client.jobs`."""
         return await in_thread(self._client.jobs)
+
+    async def packages(self) -> Table:
+        """Return the packages that blocks can import on the server as a table; as `Client.packages`."""
+        return await in_thread(self._client.packages)
 
     async def status(self) -> StatusReply:
         """Return the server's report of its models, its sessions, and the usage of the tenants."""

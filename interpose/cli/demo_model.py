@@ -6,6 +6,8 @@ With it a service can start offline. With `--pretrained` it writes a small model
 The weights are random but not degenerate: every layer adds about as much to the residual stream as came in, norms and
 biases are random too, and different prompts lead to different tokens. Tokens that do not decode to text by themselves
 (special tokens, single bytes of longer characters) get small logits, so that a greedy continuation is legible.
+
+Size: a table of configurations, and the tokenizer and the weights that are made for each.
 """
 
 from __future__ import annotations
@@ -240,13 +242,14 @@ def write_model(path: Path, config: Any, shape: Shape, seed: int = 0, *, with_bo
 
     logging.disable_progress_bar()
     tokenizer = _tokenizer(shape, with_bos=with_bos)
-    config.vocab_size = shape.vocab
+    config.get_text_config().vocab_size = shape.vocab
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
     config.update(ids)
+    config.get_text_config().update(ids)
     model = _model(config, seed, _illegible(tokenizer, shape.vocab))
     model.generation_config = GenerationConfig(**ids)
     path.mkdir(parents=True, exist_ok=True)
@@ -302,10 +305,12 @@ def _legible(text: str) -> bool:
 def _model(config: Any, seed: int, rare: list[int]) -> Any:
     """Return a model with random float32 weights whose logits for the ids in `rare` are small."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     random = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    of_text = type(config) in AutoModelForCausalLM._model_mapping
+    auto = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+    model = auto.from_config(config, dtype=torch.float32)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         for parameter in model.parameters():
@@ -315,7 +320,7 @@ def _model(config: Any, seed: int, rare: list[int]) -> Any:
             else:
                 # Logits of standard deviation two: a clear winner and a long tail.
                 gain = 2.0 if parameter is head else 1.0
-                parameter.copy_(noise * gain / math.sqrt(config.hidden_size))
+                parameter.copy_(noise * gain / math.sqrt(config.get_text_config().hidden_size))
         head[rare] *= 0.1
     return model
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from interpose.compat.counterpart import counterpart, layers_of
 from interpose.contract import hook_names
 from interpose.contract.errors import InvalidArgument, UnknownLocation
 from interpose.contract.idioms import GRADIENTS
 from interpose.modules.envoy import Envoy
-from interpose.modules.tree import Node
 from interpose.tracing.model import Model
 
 Filter = str | Sequence[str] | Callable[[str], bool] | None
@@ -50,6 +50,8 @@ _OF_CACHES = {
     "apply_ln_to_stack": "apply the norm in a block: model.model.norm(stack)",
     "to": "move a value: cache[name].to(device)",
 }
+# A value without which a hook has no counterpart, and what the model lacks then.
+_WITH_GATE = ("gate", "its MLP has no gate; the hidden layer is mlp.hook_pre")
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,7 @@ class HookedModel:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        if "blocks" not in model.tree.pseudo:
-            raise InvalidArgument(
-                f"{model.name} has no canonical values, so hooks have no counterparts; see print(model)"
-            )
-        self._blocks = model.tree.pseudo["blocks"].items
+        self._blocks = layers_of(model, "hooks")
 
     @property
     def hook_dict(self) -> dict[str, Counterpart]:
@@ -308,18 +306,9 @@ class HookedModel:
             return str(error.args[0])
         if layer is not None and layer >= len(self._blocks):
             return f"there is no hook {name!r}: the model has {len(self._blocks)} layers"
-        node: Node | None = self._blocks[layer] if layer is not None else self.model.tree
-        if node is not None and part:
-            node = node.children.get(part) or node.pseudo.get(part)
-        if node is None:
-            return f"{name} has no counterpart in this model: it has no {part}"
-        if name.endswith("mlp.hook_pre_linear") and "gate" not in node.values:
-            return f"{name} has no counterpart in this model: its MLP has no gate; the hidden layer is mlp.hook_pre"
-        for value in values:
-            if value in node.values:
-                return Counterpart(name, Envoy(node, self.model.tree), value)
-        refused = [node.refused[value] for value in values if value in node.refused]
-        return f"{name} has no counterpart in this model: {refused[0] if refused else 'it has no such value'}"
+        only_with = _WITH_GATE if name.endswith("mlp.hook_pre_linear") else ("", "")
+        found = counterpart(self.model, name, layer, (part, values), only_with)
+        return found if isinstance(found, str) else Counterpart(name, *found)
 
     if not TYPE_CHECKING:  # a type checker knows the names that there are
 

@@ -20,6 +20,8 @@ class Accounting:
         written: the number of times that a change of the block at a location went into the model.
         steps: the number of steps in which the block ran; the prompt is the first step.
         prompt_tokens, generated_tokens: the numbers of tokens of the request.
+        cached_tokens: how many tokens of the prompt came from the engine's prefix cache. 0 where the block may ask for values of
+            the prompt's modules: the whole prompt is computed then.
         dtype: dtype of the activations, e.g. "bfloat16".
         kv_cache_dtype: dtype of the keys and values in the engine's cache.
         attention: the engine's attention backends, e.g. "FLASH_ATTN".
@@ -40,6 +42,7 @@ class Accounting:
     matmul: str = ""
     tiers: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    cached_tokens: int = 0
 
     @classmethod
     def of(cls, message: AccountingMessage) -> Accounting:
@@ -62,6 +65,7 @@ class Accounting:
             matmul=message.matmul,
             tiers=tiers,
             reasons=reasons,
+            cached_tokens=message.cached_tokens,
         )
 
 

@@ -9,6 +9,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 MOST_SHOWN = 100  # rows of a table
+MOST_OF_A_CELL = 60  # characters
 _CELL = "text-align: left; white-space: pre-wrap; vertical-align: top"
 
 
@@ -75,7 +76,7 @@ class Table(tuple[Mapping[str, object], ...]):
         return list(dict.fromkeys(name for row in self for name in row))
 
     def __repr__(self) -> str:
-        cells = [self.columns, *([_cell(row.get(name)) for name in self.columns] for row in self)]
+        cells = [self.columns, *([_short(_cell(row.get(name))) for name in self.columns] for row in self)]
         if not self:
             return f"{self.title}: none"
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
@@ -87,7 +88,7 @@ class Table(tuple[Mapping[str, object], ...]):
     def _repr_html_(self) -> str:
         if not self:
             return f"<p>{escaped(self.title)}: none</p>"
-        rows = [[escaped(_cell(row.get(name))) for name in self.columns] for row in self[:MOST_SHOWN]]
+        rows = [[_html_cell(row.get(name)) for name in self.columns] for row in self[:MOST_SHOWN]]
         rest = f"<p>… {len(self) - MOST_SHOWN} more</p>" if len(self) > MOST_SHOWN else ""
         return f"<p>{escaped(self.title)}</p>{table([escaped(name) for name in self.columns], rows)}{rest}"
 
@@ -98,6 +99,25 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple | dict) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_OF_A_CELL else f"{text[: MOST_OF_A_CELL - 1]}…"
+
+
+def _html_cell(value: object) -> str:
+    """Return a value as HTML: a long text folds.
+
+    Unfolded, a mapping shows its values too.
+    """
+    text = _cell(value)
+    if len(text) <= MOST_OF_A_CELL:
+        return escaped(text)
+    entries = [f"{name}: {one}" for name, one in value.items()] if isinstance(value, Mapping) else value
+    body = (
+        "".join(f"<div>{escaped(one)}</div>" for one in entries) if isinstance(entries, list | tuple) else escaped(text)
+    )
+    return folded(escaped(_short(text)), body)
 
 
 def size(nbytes: int) -> str:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from interpose import capture
-from interpose.contract.errors import InvalidArgument
+from interpose.contract.errors import InterposeWarning, InvalidArgument
 from interpose.modules.tree import Node
 from interpose.program.check import check_locations, frame_at, refused
 from interpose.program.check_code import check_code
 from interpose.program.gang import Planned, form_gang, uses, writers
+from interpose.program.libraries import Libraries
 from interpose.program.session_variables import SessionVariables, inside
 from interpose.program.shipping import Shipper
 from interpose.rpc.remote import RemoteValue
@@ -32,6 +34,8 @@ _UNBOUND = object()
 class TraceBuilder:
     """Gathers the invokes of one trace and encodes them with one table of objects.
 
+    Size: what the trace is made for, and what of it is encoded so far.
+
     Args:
         model: the served model's name.
         tree: the module tree of the model.
@@ -41,6 +45,7 @@ class TraceBuilder:
         session_id: the session of the trace; "": the session is not open yet; None: a standing edit, which outlives sessions
             and uses no values of a session.
         variables: the session variables; None: the trace has no session variables.
+        libraries: what the server has of the notebook's libraries; None: all that is installed here.
 
     Attributes:
         id: the trace's id.
@@ -54,6 +59,7 @@ class TraceBuilder:
     sampling: Mapping[str, object] = field(default_factory=dict)
     session_id: str | None = None
     variables: SessionVariables | None = None
+    libraries: Libraries | None = None
 
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -63,7 +69,8 @@ class TraceBuilder:
             capture.Scope
         ] = []  # one for each invoke; dropped when the trace is built, as they hold frames
         self._shared: dict[str, object] = {}
-        self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id)
+        self._libraries = self.libraries or Libraries()
+        self._shipper = shipper = Shipper(self.tree, self.limits, self.is_tracer, self.session_id, self._libraries)
         self._encoder = shipper.encoder = Encoder(
             inline_bytes=self.limits.inline_bytes or 1 << 14,
             put_blob=self._put_blob,
@@ -100,6 +107,9 @@ class TraceBuilder:
         refusal = self._shipper.sources.refusal("the block", block.source, block.body)
         if refusal:
             raise InvalidArgument(refusal)
+        unknown = self._libraries.refuse_imports("the block", block.body)
+        if unknown is not None:
+            raise InvalidArgument(unknown[0], frames=[frame_at(unknown[1], block.filename)])
         reads = {}
         for name in block.reads:
             value = _lookup(scope, name)
@@ -139,6 +149,7 @@ class TraceBuilder:
         except capture.CaptureError as error:
             raise refused(error) from None
         finally:
+            self._warn()
             self._scopes.clear()
         trace.scope.CopyFrom(self._encoder.objects)
         size = trace.ByteSize()
@@ -156,6 +167,13 @@ class TraceBuilder:
     def captured(self) -> dict[int, object]:
         """Return the caller's objects by their index in the trace's scope."""
         return self._encoder.entries()
+
+    def _warn(self) -> None:
+        """Say what the user should know of the libraries, at the first block."""
+        block, scope = self._planned[0].block, self._scopes[0]
+        registry = scope.globals.setdefault("__warningregistry__", {})
+        for note in self._shipper.notes:
+            warnings.warn_explicit(note, InterposeWarning, block.filename, block.first_line, registry=registry)
 
     def _shared_entry(self, name: str) -> tuple[str, capture.Block | None, str]:
         return f"the shared variable {name!r}", self._planned[0].block if self._planned else None, name
@@ -285,7 +303,8 @@ class TraceBuilder:
             if block is not None:
                 frames = [frame_at(node, block.filename) for node in uses(block.body, name)][:1]
             where = f"{what}{error.where}" if name else what
-            raise InvalidArgument(f"{where} cannot be sent with the block: {error}", frames=frames) from None
+            hint = self._libraries.hint(error.subject) if error.subject is not None else ""
+            raise InvalidArgument(f"{where} cannot be sent with the block: {error}{hint}", frames=frames) from None
 
     def _put_blob(self, data: memoryview) -> str:
         if self.limits.max_upload_bytes and data.nbytes > self.limits.max_upload_bytes:

@@ -1,8 +1,8 @@
 """Wire values for the modules, library functions, code and objects that a block uses.
 
 A module of the model travels as a reference, a function of a library by its name. The user's functions and classes travel as
-source, with the values that they read. An object of such a class travels as its class and attributes. Other objects are
-refused, with the code to write instead.
+source, with the values that they read; so do those of a library that the server lacks. An object of such a class travels as its
+class and attributes. Other objects are refused, with the code to write instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from interpose.contract.limits import Sources
 from interpose.modules.envoy import Envoy
 from interpose.modules.tree import Node
 from interpose.program.barrier import Barrier
+from interpose.program.libraries import Libraries, absence, difference
 from interpose.rpc.remote import RemoteValue
 from interpose.v1 import value_pb2
-from interpose.v1.service_pb2 import Limits
+from interpose.v1.service_pb2 import Limits, Package
 from interpose.v1.value_pb2 import Attribute, Binding, Class, Function, Instance, Namespace, Value
 from interpose.wire import instances, symbols
 from interpose.wire import stdlib as calls
@@ -38,12 +39,27 @@ class Shipper:
         limits: the limits of the server.
         is_tracer: says whether an object is the trace's tracer.
         session_id: the session of the trace, for its remote values; None: remote values are refused.
+        libraries: what the server has of the notebook's libraries.
+        tries: whether nothing is sent, and it is only tried whether objects can travel as source.
+
+    Attributes:
         encoder: encodes the parts of these values; it calls `special` first for every object.
+        notes: what the user should know of the trace's libraries.
     """
 
     def __init__(
-        self, tree: Node, limits: Limits, is_tracer: Callable[[object], bool], session_id: str | None = None
+        self,
+        tree: Node,
+        limits: Limits,
+        is_tracer: Callable[[object], bool],
+        session_id: str | None = None,
+        libraries: Libraries | None = None,
+        tries: bool = False,
     ) -> None:
+        self._libraries = libraries or Libraries()
+        self._tries = tries
+        self._tried: dict[int, tuple[bool, object]] = {}  # by id: whether an object can travel as source
+        self.notes: dict[str, None] = {}
         self._session_id = session_id
         self._tree = tree
         self._limits = limits
@@ -79,9 +95,9 @@ class Shipper:
             raise WireError("a barrier of another trace: make one with this trace's tracer.barrier(n)", obj)
         if isinstance(obj, ModuleType):
             return self._module(obj)
-        named = symbols.symbol_value(obj)
-        if named is not None:
-            return named
+        found = self._symbol(obj)
+        if found is not None:
+            return found
         if isinstance(obj, FunctionType):
             return self._function(obj)
         if isinstance(obj, type):
@@ -102,12 +118,17 @@ class Shipper:
             value: the value of the name.
             user: the syntax trees of the code.
         """
-        if not isinstance(value, ModuleType) or symbols.module_value(value) is not None:
+        if not isinstance(value, ModuleType):
+            return self.encoder.encode(value)
+        there = symbols.module_value(value, self._libraries.by_name) is not None
+        if there and self._libraries.differs(value.__name__) is None:
             return self.encoder.encode(value)
         chains, other = capture.attributes_used(user, name)
+        if there and other is not None:
+            return self.encoder.encode(value)
         if other is not None:
             raise WireError(
-                f"the module {value.__name__} is yours, so only what is read of it by name travels, as {name}.f does; "
+                f"{absence(value)}, so only what is read of it by name travels, as {name}.f does; "
                 f"line {getattr(other, 'lineno', 0)} uses the module itself",
                 value,
             )
@@ -123,11 +144,13 @@ class Shipper:
                 found = getattr(module, name)
             except AttributeError as error:
                 raise WireError(str(error), module) from None
-            own = isinstance(found, ModuleType) and symbols.module_value(found) is None
+            own = isinstance(found, ModuleType) and (
+                symbols.module_value(found, self._libraries.by_name) is None
+                or (len(chain) > 1 and self._libraries.differs(found.__name__) is not None)
+            )
             if own and len(chain) == 1:
                 raise WireError(
-                    f"the module {found.__name__} is yours, so only what is read of it by name travels, as "
-                    f"{module.__name__}.{name}.f does",
+                    f"{absence(found)}, so only what is read of it by name travels, as {module.__name__}.{name}.f does",
                     found,
                 )
             if name not in sent or own:
@@ -145,14 +168,46 @@ class Shipper:
             raise WireError(f"{module.__name__}.{name}{error.where}: {error}", error.subject) from None
 
     def _module(self, module: ModuleType) -> Value:
-        value = symbols.module_value(module)
+        value = symbols.module_value(module, self._libraries.by_name)
         if value is None:
             raise WireError(
-                f"the module {module.__name__} is yours, so the server cannot import it; use it by its name, "
+                f"{absence(module)}, so the server cannot import it; use it by its name, "
                 f"{module.__name__}.f(x), or import what you need: from {module.__name__} import …",
                 module,
             )
+        other = self._libraries.differs(module.__name__)
+        if other is not None and not self._tries:
+            self.notes.setdefault(difference(other, f"the code uses the module {module.__name__} itself"))
         return value
+
+    def _symbol(self, obj: Any) -> Value | None:
+        """Return the name of an object that the server has; None for what travels otherwise."""
+        value = symbols.symbol_value(obj, self._libraries.by_name)
+        other = self._libraries.differs(value.symbol.module) if value is not None else None
+        return value if other is None or not self._goes_as_source(obj, other) else None
+
+    def _goes_as_source(self, obj: Any, other: Package) -> bool:
+        """Whether an object can travel as source, of whose library the server has another version.
+
+        Args:
+            other: the server's version.
+        """
+        if self._tries:
+            return True
+        known = self._tried.get(id(obj))
+        if known is None:
+            trial = Shipper(self._tree, self._limits, self._is_tracer, self._session_id, self._libraries, tries=True)
+            trial.encoder = Encoder(inline_bytes=0, put_blob=lambda data: "", special=trial.special, gradients=True)
+            try:
+                trial.encoder.encode(obj)
+            except WireError as error:
+                known = (False, obj)
+                self.notes.setdefault(difference(other, str(error)))
+            else:
+                known = (True, obj)
+                self._tried |= {id(one): (True, one) for one in trial.encoder.entries().values()}
+            self._tried[id(obj)] = known
+        return known[0]
 
     def _function(self, function: FunctionType) -> Value:
         source = capture.function_source(function)
@@ -163,6 +218,10 @@ class Shipper:
                 function,
             )
         self._check_size(source.source, f"the function {source.name}", source.body)
+        if not symbols.is_installed(function.__module__ or "__main__"):
+            refusal = self._libraries.refuse_imports(f"the function {source.name}", [source.body])
+            if refusal is not None:
+                raise WireError(refusal[0])
 
         what = f"the function {source.name}"
         self.pieces.append(capture.piece(what, source.filename, source.first_line, source.variables, source.stores))
@@ -224,6 +283,8 @@ class Shipper:
 
     def _method(self, method: Any) -> Value:
         owner, name = method.__self__, method.__name__
+        if isinstance(owner, ModuleType):
+            raise WireError(f"{name} of {owner.__name__} is compiled code, which cannot be sent", method)
         found = getattr(owner, name, None)
         same = getattr(found, "__self__", None) is owner and getattr(found, "__func__", None) is getattr(
             method, "__func__", None
@@ -244,7 +305,7 @@ class Shipper:
             if self._limits.pickled:
                 return None
             raise WireError(refusal, obj)
-        if not _travels_by_parts(cls):
+        if not self._travels_by_parts(obj):
             return None
         try:
             contents = instances.contents_of(obj)
@@ -284,23 +345,26 @@ class Shipper:
                 raise
         return bindings
 
+    def _travels_by_parts(self, obj: object) -> bool:
+        """Whether an object is sent as class and attributes, and not as plain data."""
+        cls = type(obj)
+        if calls.takes(cls) or instances.is_tensor_class(cls) or cls.__module__.startswith("interpose."):
+            return False
+        if not self._libraries.by_name(cls.__module__):
+            return True
+        base = instances.torch_module()
+        if base is not None and issubclass(cls, base):
+            return True
+        # Of a library's class: only if the class defines no way of pickling but the attributes.
+        found = symbols.symbol_value(cls, self._libraries.by_name)
+        return found is not None and (
+            instances.is_made_of_attributes(cls) or instances.has_its_attributes_as_state(obj)
+        )
+
     def _check_size(self, source: str, what: str, node: ast.AST) -> None:
         refusal = self.sources.refusal(what, source, [node])
         if refusal:
             raise WireError(refusal)
-
-
-def _travels_by_parts(cls: type) -> bool:
-    """Whether objects of a class are sent as class and attributes, and not as plain data."""
-    if calls.takes(cls) or instances.is_tensor_class(cls) or cls.__module__.startswith("interpose."):
-        return False
-    if not symbols.is_installed(cls.__module__):
-        return True
-    base = instances.torch_module()
-    if base is not None and issubclass(cls, base):
-        return True
-    # A library's class: only if the class does not define its own way of pickling.
-    return symbols.symbol_value(cls) is not None and instances.is_made_of_attributes(cls)
 
 
 def _outer_class(cls: type) -> type | None:
@@ -326,6 +390,6 @@ def _refusal(obj: object) -> str | None:
     """Return the reason why an object cannot be sent, and the code to write instead; else None."""
     if type(obj).__module__.startswith(("interpose.tracing.client", "interpose.rpc.session")):
         return "a connection stays in the notebook; use only the model and the tracer in a block"
-    if hasattr(obj, "__next__"):
+    if hasattr(type(obj), "__next__"):  # of an object, a class may give any name
         return f"a {type(obj).__qualname__} is consumed as it is read; send a list of its items"
     return None

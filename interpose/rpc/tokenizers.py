@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def load(transport: Transport, model: str) -> Any:
         if not files:
             raise InterposeError(f"the server has no tokenizer files for {model}; give token ids as prompts")
         try:
-            from transformers import AutoTokenizer
+            with warnings.catch_warnings():
+                # Of tqdm, in a notebook without ipywidgets, when transformers is imported.
+                warnings.filterwarnings("ignore", message="IProgress not found")
+                from transformers import AutoTokenizer
         except ImportError:
             return _load_plain(folder)
         try:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from interpose.contract.display import Table, facts
 from interpose.contract.errors import InvalidArgument, VersionMismatch
 from interpose.contract.idioms import OF_CLIENTS
+from interpose.contract.packages import Packages
 from interpose.contract.shown import shown
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.modules.tree import Node, tree_of
+from interpose.program.libraries import Libraries
 from interpose.results.job import Job, JobStatus
 from interpose.rpc import tokenizers
 from interpose.rpc.channel import Transport
@@ -24,7 +26,15 @@ from interpose.rpc.session import Session
 from interpose.tracing.model import Model
 from interpose.tracing.session_block import SessionBlock, entered
 from interpose.v1.model_pb2 import ModelDescription
-from interpose.v1.service_pb2 import DescribeModelRequest, HelloReply, HelloRequest, Limits, StatusReply, StatusRequest
+from interpose.v1.service_pb2 import (
+    DescribeModelRequest,
+    HelloReply,
+    HelloRequest,
+    Limits,
+    ListPackagesRequest,
+    StatusReply,
+    StatusRequest,
+)
 
 ADDRESS_VARIABLE = "INTERPOSE_ADDRESS"
 API_KEY_VARIABLE = "INTERPOSE_API_KEY"
@@ -118,6 +128,7 @@ class Client:
         limits: the limits of the server.
         awaited: whether the client serves an event loop, which it must not block.
         own_session: the session of traces outside of `client.session()`.
+        libraries: what the server has of this Python's libraries.
     """
 
     def __init__(self, transport: Transport, *, progress: bool) -> None:
@@ -134,6 +145,8 @@ class Client:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._tokenizers: dict[str, Any] = {}
+        self._packages: list[Packages | None] = []  # the server's, once it was asked
+        self.libraries = Libraries(self.known_packages)
 
     def model(self, name: str | None = None) -> Model:
         """Return a served model; without a name, the only model of the server.
@@ -215,6 +228,30 @@ class Client:
         """Return the server's report of its models, its sessions, and the usage of the tenants."""
         return self._transport.unary("Status", StatusRequest())
 
+    def packages(self) -> Table:
+        """Return the packages that blocks can import on the server as a table, with versions.
+
+        The code of other libraries is sent as source, where it is Python: import them above the block.
+
+        Raises:
+            InvalidArgument: the server is older than this call.
+        """
+        found = self.known_packages()
+        if found is None:
+            raise InvalidArgument(f"the server (interpose {self.server_version}) does not say which packages it has")
+        return found.table()
+
+    def known_packages(self) -> Packages | None:
+        """Return the server's packages, asked for once; None if the server does not say."""
+        with self._lock:
+            if not self._packages:
+                try:
+                    reply = self._transport.unary("ListPackages", ListPackagesRequest())
+                    self._packages.append(Packages.of(reply))
+                except VersionMismatch:  # the server has no such call
+                    self._packages.append(None)
+            return self._packages[0]
+
     def tokenizer(self, model: str) -> Any:
         """Return a model's tokenizer; the first call fetches its files."""
         with self._lock:
@@ -245,7 +282,20 @@ class Client:
             raise AttributeError(f"a client has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
-        return shown(self, ("awaited", "call", "current_session", "describe", "own_session", "progress", "tree_of"))
+        return shown(
+            self,
+            (
+                "awaited",
+                "call",
+                "current_session",
+                "describe",
+                "known_packages",
+                "libraries",
+                "own_session",
+                "progress",
+                "tree_of",
+            ),
+        )
 
     def _repr_html_(self) -> str:
         return facts({"client of": self.address, "models": ", ".join(self.models), "server": self.server_version})

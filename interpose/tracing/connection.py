@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from interpose.modules.tree import Node
+from interpose.program.libraries import Libraries
 from interpose.results.job import Job
 from interpose.results.session_names import SessionNames
 from interpose.rpc.progress import Progress
@@ -36,6 +37,10 @@ class Connection(Protocol):
     def current_session(self) -> Session:
         """The session that traces run in here and now."""
 
+    @property
+    def libraries(self) -> Libraries:
+        """What the server has of the notebook's libraries."""
+
     def tree_of(self, model: str) -> Node:
         """Return the module tree of a served model by its name."""
 
@@ -60,6 +65,10 @@ class ServedModel(Protocol):
     @property
     def limits(self) -> Limits:
         """What the server takes."""
+
+    @property
+    def libraries(self) -> Libraries:
+        """What the server has of the notebook's libraries."""
 
 
 class EditedModel(ServedModel, Protocol):

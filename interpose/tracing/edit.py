@@ -105,7 +105,9 @@ class EditBlock(InEdit, CapturedBlock):
         limits = Limits()
         limits.CopyFrom(self._model.limits)
         limits.inline_bytes = _ALL_INLINE
-        builder = TraceBuilder(self._model.name, self._model.tree, limits, lambda obj: obj is self)
+        builder = TraceBuilder(
+            self._model.name, self._model.tree, limits, lambda obj: obj is self, libraries=self._model.libraries
+        )
         builder.add_invoke(block, scope, Prompt(), {})
         trace = builder.build()
         edit = Edit(name=self.name, scope=trace.scope, program=trace.invokes[0].program)

@@ -15,6 +15,7 @@ from interpose.contract.sampling import check_adapter, check_sampling
 from interpose.modules.envoy import Envoy
 from interpose.modules.serves import Verdict, verdict
 from interpose.modules.tree import Node, tree_of
+from interpose.program.libraries import Libraries
 from interpose.program.options import TraceOptions
 from interpose.results.job import Job
 from interpose.results.session_names import SessionNames
@@ -272,6 +273,11 @@ class Model(Envoy):
     def limits(self) -> Limits:
         """The limits of the server."""
         return self._client.limits
+
+    @property
+    def libraries(self) -> Libraries:
+        """What the server has of this Python's libraries."""
+        return self._client.libraries
 
     @property
     def awaited(self) -> bool:

@@ -232,7 +232,7 @@ class Tracer(InBlock, CapturedBlock):
         names = model.session_names
         variables = names.variables if names is not None else None
         builder = TraceBuilder(
-            model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables
+            model.name, model.tree, model.limits, self._is_own, defaults, model.session.id, variables, model.libraries
         )
         self._builder, self._blocks, self._outcome, self._streamed, self._job = builder, [], None, None, None
         self._groups = []

@@ -42,7 +42,8 @@ def patch_sweep(model: Any, clean: Prompt, corrupted: Prompt, *, answers: tuple[
 
     While the model reads the corrupted prompt, the stream after one layer at one token is replaced by the clean prompt's stream.
     The runs are invokes of one trace, or of a few traces if there are more than 256 runs. The clean prompt's stream never
-    leaves the engine. The engine shares no prefix between traced requests, because a block may change what is in it.
+    leaves the engine. The tokens that both prompts begin with are not patched in any run: no later token reaches them, so their
+    streams are equal, and their share is 0.
 
     Args:
         model: a served model.
@@ -65,26 +66,34 @@ def patch_sweep(model: Any, clean: Prompt, corrupted: Prompt, *, answers: tuple[
             f"the model goes on with {decode(model, first)!r} after both prompts, so there is no difference to restore; "
             "give prompts with different answers"
         )
-    layers, positions = len(model.blocks), len(one)
-    differences = np.zeros((layers, positions))  # the logit of the first answer, less the logit of the second
-    at_once = max(1, RUNS_AT_ONCE // positions)
+    layers, positions = len(model.blocks), range(_shared(one, other), len(one))
+    differences = np.full((layers, len(one)), lowest)  # the logit of the first answer, less the logit of the second
+    at_once = max(1, RUNS_AT_ONCE // len(positions))
     for start in range(0, layers, at_once):
         chosen = list(range(start, min(start + at_once, layers)))
-        for (layer, position), difference in _patched(model, one, other, chosen, first, second).items():
+        for (layer, position), difference in _patched(model, one, other, chosen, positions, (first, second)).items():
             differences[layer, position] = difference
     share = (differences - lowest) / (highest - lowest)
     spelled = (decode(model, first), decode(model, second))
     return PatchSweep(one, other, texts(model, one), texts(model, other), (first, second), spelled, share)
 
 
-def _patched(model: Any, clean: list[int], corrupted: list[int], layers: list[int], first: int, second: int) -> Any:
+def _shared(clean: list[int], corrupted: list[int]) -> int:
+    """Return how many tokens two different prompts of one length begin with alike."""
+    return next(at for at, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other)
+
+
+def _patched(
+    model: Any, clean: list[int], corrupted: list[int], layers: list[int], positions: range, answers: tuple[int, int]
+) -> Any:
     """Return the difference of the two answers' logits with each patch, by (layer, position)."""
+    first, second = answers
     with model.trace(max_tokens=1, temperature=0.0) as tracer:
         differences = {}.save()
         with tracer.invoke(clean):
             stream = {layer: model.blocks[layer].resid_post.clone() for layer in layers}
         for layer in layers:
-            for position in range(len(clean)):
+            for position in positions:
                 with tracer.invoke(corrupted):
                     model.blocks[layer].resid_post[position] = stream[layer][position]
                     logits = model.logits.output[0].float()

@@ -152,6 +152,26 @@ def is_made_of_attributes(cls: type) -> bool:
     return bool(own) and heap and not any(name in vars(base) for base in own for name in _PICKLING)
 
 
+def has_its_attributes_as_state(obj: object) -> bool:
+    """Whether the code for pickling that an object's class has gives the attributes as they are."""
+    cls = type(obj)
+    own = [base for base in cls.__mro__ if base is not object]
+    written = {name for base in own for name in _PICKLING if name in vars(base)}
+    attributes = getattr(obj, "__dict__", None)
+    if not all(base.__flags__ & _HEAP_TYPE for base in own) or _slots(cls) or not isinstance(attributes, dict):
+        return False
+    found = next((base for base in own if "__getstate__" in vars(base)), None)
+    if found is None or written - {"__getstate__", "__setstate__"}:
+        return False
+    try:
+        state: Any = vars(found)["__getstate__"](obj)
+    except Exception:  # code of others
+        return False
+    if not isinstance(state, dict) or state.keys() != attributes.keys():
+        return False
+    return all(state[name] is value for name, value in attributes.items())
+
+
 def is_tensor_class(cls: type) -> bool:
     """Whether objects of a class are arrays, which have a wire type of their own."""
     torch = sys.modules.get("torch")

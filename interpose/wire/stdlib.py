@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import operator
 import re
 import types
@@ -65,6 +66,13 @@ def _named_tuple(name: str, fields: tuple[str, ...], defaults: tuple[object, ...
     return collections.namedtuple(name, fields, defaults=defaults)
 
 
+def _logger(name: str) -> Any:
+    """Return a logger of the block's own, whose lines go nowhere."""
+    made = logging.Logger(str(name)[:200])
+    made.addHandler(logging.NullHandler())
+    return made
+
+
 _MAKERS: dict[str, Callable[..., Any]] = {
     "functools.partial": _partial,
     "functools.lru_cache": _cached,
@@ -74,6 +82,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "collections.namedtuple": _named_tuple,
     "types.SimpleNamespace": types.SimpleNamespace,
     "re.compile": _pattern,
+    "logging.getLogger": _logger,
     "operator.itemgetter": operator.itemgetter,
     "operator.attrgetter": operator.attrgetter,
     "operator.methodcaller": operator.methodcaller,
@@ -86,6 +95,7 @@ _PARTS: dict[type, tuple[str, Callable[[Any], Parts]]] = {
     collections.defaultdict: ("collections.defaultdict", lambda obj: ((obj.default_factory, dict(obj)), {})),
     collections.Counter: ("collections.Counter", lambda obj: ((dict(obj),), {})),
     types.SimpleNamespace: ("types.SimpleNamespace", lambda obj: ((), dict(vars(obj)))),
+    logging.Logger: ("logging.getLogger", lambda obj: ((obj.name,), {})),
     re.Pattern: ("re.compile", lambda obj: ((obj.pattern, obj.flags), {})),
     operator.itemgetter: ("operator.itemgetter", _reduced),
     operator.attrgetter: ("operator.attrgetter", _reduced),

@@ -11,7 +11,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -31,17 +31,26 @@ _PUBLIC = (
 )
 
 
-def module_value(module: ModuleType) -> Value | None:
-    """Return the wire value of an installed module or one of Python's own, else None."""
+def module_value(module: ModuleType, by_name: Callable[[str], bool] | None = None) -> Value | None:
+    """Return the wire value of an installed module or one of Python's own, else None.
+
+    Args:
+        by_name: whether the server can import a module by its name; None: each module that is installed here.
+    """
     name = module.__name__
-    return Value(python_module=name) if sys.modules.get(name) is module and is_installed(name) else None
+    there = by_name or is_installed
+    return Value(python_module=name) if sys.modules.get(name) is module and there(name) else None
 
 
-def symbol_value(obj: Any) -> Value | None:
-    """Return the wire value of an installed function, class or enumeration member, else None."""
+def symbol_value(obj: Any, by_name: Callable[[str], bool] | None = None) -> Value | None:
+    """Return the wire value of an installed function, class or enumeration member, else None.
+
+    The argument is that of `module_value`.
+    """
+    there = by_name or is_installed
     if isinstance(obj, enum.Enum):
         member = obj.name
-        found = symbol_value(type(obj))
+        found = symbol_value(type(obj), by_name)
         if found is None or getattr(type(obj), member, None) is not obj:
             return None
         return Value(symbol=Symbol(module=found.symbol.module, name=f"{found.symbol.name}.{member}"))
@@ -49,7 +58,7 @@ def symbol_value(obj: Any) -> Value | None:
     if not isinstance(name, str) or "<" in name:
         return None
     for module in _candidates(obj):
-        if find(module, name) is obj and is_installed(module):
+        if find(module, name) is obj and there(module):
             return Value(symbol=Symbol(module=module, name=name))
     return None
 
