@@ -6,8 +6,11 @@ reached another request, or that one rank wrote into the wrong part, would show 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,8 +53,10 @@ def truth_of(oracle: Oracle, checkpoint: Path, steps: int) -> dict[str, Changed]
     """Return what each change does in transformers, by the oracle's name of the value."""
     untouched = oracle.run(PROMPT, 1).logits[0]
     found = {}
-    for path in dict.fromkeys(at.path for at in locations(checkpoint, canonical=True)):
-        if path.endswith(COMPUTED) or (path.startswith("blocks.") and not path.startswith("blocks.1.")):
+    paths = list(dict.fromkeys(at.path for at in locations(checkpoint, canonical=True)))
+    chosen = once(paths)
+    for path in paths:
+        if path.endswith(COMPUTED) or path not in chosen:
             continue
         truth = oracle.run(PROMPT, steps, [Edit(path, "output", ramp)], canonical=True)
         assert difference(truth.logits[0], untouched) > EFFECT, f"a change of {path} has no effect to compare"
@@ -59,26 +64,37 @@ def truth_of(oracle: Oracle, checkpoint: Path, steps: int) -> dict[str, Changed]
     return found
 
 
+def once(paths: Iterable[str]) -> set[str]:
+    """Return each canonical value once: the second layer's, or the last layer's that has it if the second has none."""
+    chosen: dict[str, str] = {}
+    for path in paths:
+        name = re.sub(r"^blocks\.\d+\.", "", path)
+        if not chosen.get(name, "").startswith("blocks.1."):
+            chosen[name] = path
+    return set(chosen.values())
+
+
 def changeable(places: list[Place]) -> list[Place]:
-    """Return the canonical values that are changed, of those in layers the second layer's."""
-    return [place for place in places if place.canonical and not (place.truth and "blocks[0]" in place.source)]
-
-
-def changed_path(place: Place) -> str:
-    """Return the oracle's name of a value that is changed."""
-    return "logits" if place.row == "unembed.output" else place.row.replace("[i]", ".1")
+    """Return the canonical values that are changed, each in one layer; of refused values all."""
+    chosen = once(place.path for place in places if place.canonical and place.truth)
+    return [place for place in places if place.canonical and (not place.truth or place.path in chosen)]
 
 
 def changed(
-    engine: LocalEngine, places: list[Place], truth: dict[str, Changed] | None, phases: tuple[str, ...]
+    engine: LocalEngine,
+    places: list[Place],
+    truth: dict[str, Changed] | None,
+    phases: tuple[str, ...],
+    off: Callable[[Any, Any], float] = difference,
 ) -> Changes:
     """Return for each canonical value how far the logits after its change are off, by phase, or how a change is refused.
 
     Args:
         engine: runs the traces.
-        places: all of the model's; of those in layers, the second layer's are changed.
+        places: all of the model's; of those in layers, each is changed in one.
         truth: of `truth_of`; None in a process that is not told the values.
         phases: the steps.
+        off: how far off logits are, given them and the truth.
     """
     places = changeable(places)
     sampling = {"max_tokens": len(phases), "ignore_eos": True}
@@ -93,9 +109,9 @@ def changed(
         if ran.failure is not None:
             found[place.row] = dict.fromkeys(phases, place.generally(ran.failure.message))
             continue
-        path = changed_path(place)
+        path = place.path
         assert ran.token_ids == truth[path].tokens, path
         found[place.row] = {
-            phase: difference(ran.saved["logits"][step], truth[path].logits[step]) for step, phase in enumerate(phases)
+            phase: off(ran.saved["logits"][step], truth[path].logits[step]) for step, phase in enumerate(phases)
         }
     return found

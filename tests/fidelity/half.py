@@ -1,8 +1,9 @@
 """Measures in bfloat16 how far each location is from the float32 truth, beside how far transformers' own bfloat16 is.
 
-`python -m tests.fidelity.half RESULT FOLDER COLUMN…` measures what `tests.fidelity.measure` does, under the same conditions and
-in as many ranks, and writes both distances to RESULT as JSON. Rounding has no tolerance that holds for every model: a location
-is right if it is not much further off than the same location in transformers, on the same device, fed with the same tokens.
+`python -m tests.fidelity.half RESULT FOLDER LAYOUT COLUMN…` measures what `tests.fidelity.measure` does, under the same
+conditions and in the same layout, and writes both distances to RESULT as JSON. Rounding has no tolerance that holds for every
+model: a location is right if it is not much further off than the same location in transformers, on the same device, fed with the
+same tokens.
 
 Where the numbers choose experts, rounding makes other choices between those that are nearly as good: such a prompt counts with
 its choices, by how much worse they are, and not with what other experts then made of it.
@@ -11,12 +12,11 @@ its choices, by how much worse they are, and not with what other experts then ma
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,11 +24,10 @@ from typing import Any
 
 import torch
 
-from executor.plugin.config import prepare_environment
-from tests.engine.harness import Block, Limits
+from tests.engine.harness import Block
 from tests.fidelity import changes
-from tests.fidelity.changes import changeable, changed_path, ramp
-from tests.fidelity.layouts import Layout
+from tests.fidelity.changes import changeable, ramp
+from tests.fidelity.layouts import Layout, named
 from tests.fidelity.measure import (
     CHANGED,
     PHASES,
@@ -42,6 +41,8 @@ from tests.fidelity.measure import (
     Scheduling,
     as_file,
     meet,
+    prepare_rank,
+    write_result,
 )
 from tests.fidelity.places import Place, Truth
 from tests.oracle import Edit, Oracle
@@ -49,6 +50,7 @@ from tests.oracle.experts import SETS, sorted_experts
 
 # How much further off than transformers' bfloat16 a location may be: each rounds where its kernels do.
 TIMES = 2.0
+LOGITS, SOON = "model.logits.output", "model.blocks[3].resid_post"
 EXPERTS = "].mlp.experts"
 _Found = dict[str, dict[str, "Compared | str"]]
 # row → condition → (how far off it is, how far transformers' bfloat16 is), or the message of a refusal
@@ -57,13 +59,20 @@ Halves = dict[str, dict[str, tuple[float, float] | str]]
 
 @dataclass
 class Distance:
-    """‖a - b‖ / ‖b‖ over everything that is added, for each tensor of a value by itself."""
+    """‖a - b‖ / ‖b‖ over everything that is added, for each tensor of a value by itself.
 
+    Attributes:
+        by_row: whether each row counts alike: first both are divided by the row's own ‖b‖. Trained models have rows that are a
+            hundred times as long as the others, and would hide them.
+        squares: ‖a - b‖² and ‖b‖² of each tensor.
+    """
+
+    by_row: bool = False
     squares: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, found: Any, expected: Any) -> None:
         """Add a value."""
-        pairs = list(_squares(found, expected))
+        pairs = list(_squares(found, expected, self.by_row))
         before = self.squares or [(0.0, 0.0)] * len(pairs)
         self.squares = [(a + c, b + d) for (a, b), (c, d) in zip(before, pairs, strict=True)]
 
@@ -72,16 +81,19 @@ class Distance:
         return max((math.sqrt(off / length) if length else math.sqrt(off) for off, length in self.squares), default=0.0)
 
 
-def _squares(found: Any, expected: Any) -> Iterator[tuple[float, float]]:
-    """Yield ‖a - b‖² and ‖b‖² of each tensor of a value."""
+def _squares(found: Any, expected: Any, by_row: bool) -> Iterator[tuple[float, float]]:
+    """Yield ‖a - b‖² and ‖b‖² of each tensor of a value; see `Distance`."""
     if isinstance(expected, tuple | list):
         for one, other in zip(found, expected, strict=True):
-            yield from _squares(one, other)
+            yield from _squares(one, other, by_row)
     elif expected is None:
         assert found is None
     else:
         assert found.shape == expected.shape
         a, b = found.cpu().double(), expected.cpu().double()
+        if by_row and b.dim() > 1 and b.numel():
+            lengths = b.flatten(1).norm(dim=1).reshape(-1, *[1] * (b.dim() - 1))
+            a, b = a / lengths.where(lengths > 0, 1.0), b / lengths.where(lengths > 0, 1.0)
         yield float(((a - b) ** 2).sum()), float((b**2).sum())
 
 
@@ -91,6 +103,11 @@ class Compared:
 
     mine: Distance = field(default_factory=Distance)
     theirs: Distance = field(default_factory=Distance)
+
+    @classmethod
+    def by_row(cls) -> Compared:
+        """Return a comparison in which each row counts alike."""
+        return cls(Distance(by_row=True), Distance(by_row=True))
 
     def add(self, value: Any, rounded: Any, exact: Any) -> None:
         """Add a value as the engine has it, as transformers has it in bfloat16, and as it is."""
@@ -109,10 +126,14 @@ class HalfMeasurement(Measurement):
         known: the model.
         layout: of the engine.
         reports: whether this process is told the values; one rank is.
+        compared: makes the comparison of a location under a condition.
     """
 
-    def __init__(self, known: Known, layout: Layout, reports: bool) -> None:
+    def __init__(
+        self, known: Known, layout: Layout, reports: bool, compared: Callable[[], Compared] = Compared
+    ) -> None:
         super().__init__(known, layout, reports, "bfloat16")
+        self._compared = compared
         self._reports = reports
         if not reports:
             return
@@ -129,9 +150,17 @@ class HalfMeasurement(Measurement):
 
         self._truths = truths
 
-    def halves(self, schedulings: Sequence[Scheduling] = SCHEDULINGS) -> Halves:
-        """Return how far off each row is under each condition, or the message it was refused with."""
+    def halves(self, schedulings: Sequence[Scheduling] = SCHEDULINGS, only: frozenset[str] = frozenset()) -> Halves:
+        """Return how far off each row is under each condition, or the message it was refused with.
+
+        Args:
+            schedulings: those to measure under.
+            only: the rows to measure; empty for all.
+        """
+        all_of_them = self.places
+        self.places = [place for place in all_of_them if not only or CHANGED + place.row in only]
         halves = self._changes_of_all()
+        self.places = [place for place in all_of_them if not only or place.row in only]
         for condition, prompt, ran in self._ran(schedulings):
             if self._reports:
                 self._note_half(halves, condition, prompt, ran.saved, tuple(ran.token_ids))
@@ -169,7 +198,7 @@ class HalfMeasurement(Measurement):
                     refusal = place.generally(refused)
                     assert row.setdefault(name, refusal) == refusal, f"{place.source}: {row[name]!r} and {refusal!r}"
                     continue
-                compared = row.setdefault(name, Compared())
+                compared = row.setdefault(name, self._compared())
                 assert isinstance(compared, Compared), f"{place.source} is given, and refused: {compared}"
                 compared.add(*triple(place, exact, rounded, step, saved["values"][i, step]))
 
@@ -177,26 +206,44 @@ class HalfMeasurement(Measurement):
         """Return how far off the logits are after each change."""
         places = changeable(self.places)
         sampling = {"max_tokens": STEPS, "ignore_eos": True}
-        blocks = [[Block(changes.PROMPT, changes.SOURCE.format(at=place.source), sampling)] for place in places]
+        looked = [self._after(place) for place in places]
+        sources = [
+            changes.SOURCE.replace(LOGITS, at).format(at=place.source) for place, at in zip(places, looked, strict=True)
+        ]
+        blocks = [[Block(changes.PROMPT, source, sampling)] for source in sources]
         rans = self.engine.run_traces(blocks, plain=tuple(changes.BESIDE))
         found: _Found = {}
         if not self._reports:
             return found
-        for place, ran in zip(places, rans, strict=False):
+        for place, at, ran in zip(places, looked, rans, strict=False):
             row = CHANGED + place.row
             if ran.failure is not None:
                 found[row] = dict.fromkeys(PHASES, place.generally(ran.failure.message))
                 continue
-            edits = [Edit(changed_path(place), "output", ramp)]
+            edits = [Edit(place.path, "output", ramp)]
             exact, rounded = (
-                oracle.run(changes.PROMPT, STEPS, edits, force=ran.token_ids, canonical=True).logits
+                oracle.run(changes.PROMPT, STEPS, edits, force=ran.token_ids, canonical=True)
                 for oracle in self._oracles
             )
             found[row] = {}
             for step, phase in enumerate(PHASES):
-                compared = found[row][phase] = Compared()
-                compared.add(ran.saved["logits"][step], rounded[step], exact[step])
+                compared = found[row][phase] = self._compared()
+                truths = (
+                    one.logits[step] if at == LOGITS else one.value("blocks.3.resid_post", step=step)
+                    for one in (rounded, exact)
+                )
+                compared.add(ran.saved["logits"][step], *truths)
         return found
+
+    def _after(self, place: Place) -> str:
+        """Return where the effect of a change is looked at.
+
+        In trained models of many layers rounding grows from layer to layer, and the logits of two runs in bfloat16 differ
+        widely. There a change is looked at two layers on.
+        """
+        early = place.source.startswith(("model.blocks[1].", "model.embed."))
+        deep = self.engine.llm.llm_engine.model_config.hf_text_config.num_hidden_layers > 4
+        return SOON if early and deep and self._compared().mine.by_row else LOGITS
 
 
 def _chooses_otherwise(place: Place, exact: Truth, step: int, experts: torch.Tensor) -> bool:
@@ -261,11 +308,10 @@ def measure_half(folder: Path, column: str, layout: Layout, schedulings: Sequenc
 
 def main() -> None:
     """Measure as one rank; see the module's docstring."""
-    result, folder, *columns = sys.argv[1:]
-    layout = Layout(tensor=int(os.environ["WORLD_SIZE"]), pipeline=1)
+    result, folder, name, *columns = sys.argv[1:]
+    layout = named(name)
     rank = int(os.environ["RANK"])
-    Limits.step_seconds = 300.0
-    prepare_environment(layout.ranks)
+    prepare_rank(layout)
     measured: dict[str, Halves] = {}
     for column in columns:
         gc.freeze()
@@ -274,7 +320,7 @@ def main() -> None:
             Known.write(Path(folder), column)
         measured[column] = measure_half(Path(folder), column, layout)
         if rank == layout.reporting:
-            Path(result).write_text(json.dumps(measured))
+            write_result(Path(result), measured)
             print(column, too_far(measured[column]), flush=True)
 
 

@@ -40,19 +40,24 @@ def run(jobs: Sequence[Job], folder: Path) -> Measured:
     Raises:
         RuntimeError: a rank failed, or took too long; with the end of what it wrote.
     """
-    resolve_obj_by_qualname(trace_options(Limits)["worker_cls"])  # imported here, for all
+    import_for_all()
     cores = len(os.sched_getaffinity(0))
     columns = list(dict.fromkeys(column for job in jobs for column in job.columns))
-    _together(folder, {f"truth-{i}": [partial(_know, folder, columns[i::cores])] for i in range(cores)})
+    together(folder, {f"truth-{i}": [partial(_know, folder, columns[i::cores])] for i in range(cores)})
     found: Measured = {}
     for job in jobs:
         groups = _groups(job, folder, cores)
-        _together(folder, {result.stem: ranks for result, ranks in groups.items()})
+        together(folder, {result.stem: ranks for result, ranks in groups.items()})
         cells: dict[str, Cells] = {}
         for result in groups:
             cells |= json.loads(result.read_text())
         found[job.layout] = {column: cells[column] for column in job.columns}
     return found
+
+
+def import_for_all() -> None:
+    """Import what the ranks need, before they are forked."""
+    resolve_obj_by_qualname(trace_options(Limits)["worker_cls"])
 
 
 def _groups(job: Job, folder: Path, cores: int) -> dict[Path, list[Callable[[], None]]]:
@@ -72,8 +77,16 @@ def _know(folder: Path, columns: list[str]) -> None:
         Known.write(folder, column)
 
 
-def _together(folder: Path, groups: dict[str, list[Callable[[], None]]]) -> None:
-    """Run groups of ranks, all at the same time; one that fails ends the others, which may wait for it."""
+def together(folder: Path, groups: dict[str, list[Callable[[], None]]]) -> None:
+    """Run groups of ranks, all at the same time; one that fails ends the others, which may wait for it.
+
+    Args:
+        folder: for what the ranks write, a file each.
+        groups: what each rank does, by the name of its group.
+
+    Raises:
+        RuntimeError: a rank failed, or took too long; with the end of what it wrote.
+    """
     processes = {
         f"{name}-{rank}": _fork.Process(target=_enter, args=(folder / f"{name}-{rank}.txt", rank, len(ranks), work))
         for name, ranks in groups.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -35,16 +36,20 @@ class Layout:
         return self.ranks - self.tensor
 
 
+ONE_RANK = Layout(1, 1)
 LAYOUTS = [Layout(tensor, pipeline) for pipeline in (1, 2) for tensor in (1, 2, 4)]
 
 
 def named(name: str) -> Layout:
-    """Return the layout that the page calls so.
+    """Return the layout of this name: "TP 3", "PP 2" or "TP 2 × PP 2", as the page and the reports call layouts.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is no layout's.
     """
-    for layout in LAYOUTS:
-        if layout.name == name:
-            return layout
-    raise ValueError(f"no layout is called {name!r}; there are {', '.join(layout.name for layout in LAYOUTS)}")
+    parts = dict(re.findall(r"(TP|PP) ([1-9]\d?)(?= × |$)", name))
+    layout = Layout(int(parts.get("TP", 1)), int(parts.get("PP", 1)))
+    if layout.name != name:
+        raise ValueError(
+            f"no layout is called {name!r}; there are {', '.join(one.name for one in LAYOUTS)}, and others"
+        )
+    return layout

@@ -27,7 +27,7 @@ from tests.fidelity.half import Compared, Halves, triple
 from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import BESIDE, PHASES, PROMPTS, STEPS, Cells, Measurement, Ran, spread
 from tests.fidelity.places import Truth, places_of
-from tests.oracle import Oracle
+from tests.oracle import Oracle, difference
 
 SECONDS = 900
 
@@ -89,6 +89,7 @@ class Adapted(Measurement):
     NAMES = ("no adapter", *ADAPTERS)
 
     def __init__(self, folder: Path, arch: str, ranks: int, dtype: str = "float32") -> None:
+        self._off = difference
         checkpoint = write_demo_model(folder / "base", arch)
         merged = [
             write_adapter(checkpoint, folder / name, *how, seed) for seed, (name, how) in enumerate(ADAPTERS.items())

@@ -1,7 +1,7 @@
 """Measures how far each location is from transformers: in this process, or as one of several ranks of a model.
 
-As a program, `python -m tests.fidelity.measure RESULT FOLDER COLUMN…`, it is one of the tensor-parallel ranks that a model is
-spread over (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which); the first writes what it measured to RESULT as JSON.
+As a program, `python -m tests.fidelity.measure RESULT FOLDER LAYOUT COLUMN…`, it is one of the ranks that a model is spread over
+(RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR say which); the layout's reporting rank writes what it measured to RESULT as JSON.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes
 from executor.plugin.config import check_config, prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, write_demo_model, write_model
 from tests.engine.harness import Block, Limits, LocalEngine, Ran
-from tests.fidelity.architectures import LIGHT, SHAPE
+from tests.fidelity.architectures import ALL, SHAPE
 from tests.fidelity.changes import Changed, changed, truth_of
-from tests.fidelity.layouts import Layout
+from tests.fidelity.layouts import Layout, named
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
@@ -62,6 +62,7 @@ class Scheduling:
 
 COMPANY = {"alone": [0], "8 concurrent": list(range(len(PROMPTS)))}  # the prompts that are traced at the same time
 SCHEDULINGS = [Scheduling(chunked, cached) for chunked in (False, True) for cached in (False, True)]
+Off = Callable[[Any, Any], float]
 # row → condition → error or refusal
 Cells = dict[str, dict[str, float | str]]
 START = "start"  # the only row of an engine that does not start: why, under ""
@@ -114,8 +115,8 @@ class Known:
         if cls._file(folder, column).exists():
             return
         path = folder / as_file(column)
-        if column in LIGHT:
-            checkpoint = write_model(path, LIGHT[column](), SHAPE)
+        if column in ALL:
+            checkpoint = write_model(path, ALL[column](), SHAPE)
         else:
             arch, shape = COLUMNS[column]
             checkpoint = write_demo_model(path, arch, shape)
@@ -152,6 +153,7 @@ class Measurement:
         dtype: of the engine.
         modules: whether the engine's modules are measured, beside canonical values.
         rows: the names with which the measured rows end; all rows without a name.
+        off: how far off a value is, given it and the truth.
 
     Raises:
         NotStarted: there is no such engine, with the reason.
@@ -165,20 +167,34 @@ class Measurement:
         dtype: str = "float32",
         modules: bool = True,
         rows: Sequence[str] = (),
+        off: Off = difference,
     ) -> None:
+        takes_images = "text_config" in json.loads((known.checkpoint / "config.json").read_text())
+        text = {"language_model_only": True} if takes_images else {}
+        self._off = off
+        self._checkpoint = known.checkpoint
+        self._made = partial(
+            LocalEngine,
+            known.checkpoint,
+            **text,
+            dtype=dtype,
+            block_size=BLOCK,
+            max_num_batched_tokens=256,
+            num_gpu_blocks_override=CACHE,
+            **spread(layout),
+        )
         try:
-            self.engine = LocalEngine(
-                known.checkpoint,
-                dtype=dtype,
-                block_size=BLOCK,
-                enable_prefix_caching=True,
-                max_num_batched_tokens=256,
-                num_gpu_blocks_override=CACHE,
-                **spread(layout),
-            )
+            self.engine = self._made(enable_prefix_caching=True)
             check_config(self.engine.llm.llm_engine.vllm_config)
         except ValueError as why:
             raise NotStarted(str(why)) from why
+        # What vLLM has switched off stays off: it cuts and caches no prompt of latent attention on CPUs.
+        config = self.engine.llm.llm_engine.vllm_config
+        latent = config.model_config.use_mla
+        self._cuts = config.scheduler_config.enable_chunked_prefill or not latent
+        self._caches = config.cache_config.enable_prefix_caching or not latent
+        # The states that such a model's cache holds are laid out otherwise in an engine without a prefix cache.
+        self._aligned = config.cache_config.mamba_cache_mode == "align"
         places = places_of(known.checkpoint, self.engine.worker.interpose_tree, modules)
         self.places = [place for place in places if not rows or place.row.endswith(tuple(f".{row}" for row in rows))]
         self._truth = known.prompts if reports else None
@@ -193,7 +209,7 @@ class Measurement:
         """
         all_of_them = self.places
         self.places = [place for place in all_of_them if not only or CHANGED + place.row in only]
-        changes = changed(self.engine, self.places, self._changes, PHASES)
+        changes = changed(self.engine, self.places, self._changes, PHASES, self._off)
         cells: Cells = {CHANGED + row: phases for row, phases in changes.items()}
         self.places = [place for place in all_of_them if not only or place.row in only]
         for condition, prompt, ran in self._ran(schedulings):
@@ -205,9 +221,14 @@ class Measurement:
     def _ran(self, schedulings: Sequence[Scheduling]) -> Iterator[tuple[str, int, Ran]]:
         """Yield what each trace gave, with its conditions but for the phase, and the number of its prompt."""
         sampling = {"max_tokens": STEPS, "ignore_eos": True}
+        if self._aligned:
+            schedulings = sorted(schedulings, key=lambda one: not one.cached)
         for scheduling in schedulings:
-            self.engine.reschedule(scheduling.chunked, scheduling.cached, STEP_TOKENS if scheduling.chunked else 256)
-            if scheduling.cached:
+            chunked, cached = scheduling.chunked and self._cuts, scheduling.cached and self._caches
+            if self._aligned and not cached:
+                self._start_without_cache()
+            self.engine.reschedule(chunked, cached, STEP_TOKENS if chunked else 256)
+            if cached:
                 self.engine.plain(LONG)
             for company, prompts in COMPANY.items():
                 blocks = [[Block(PROMPTS[i], self._source(i), sampling)] for i in prompts]
@@ -215,6 +236,14 @@ class Measurement:
                 for i, ran in zip(prompts, self.engine.run_traces(blocks, plain=plain), strict=False):
                     assert ran.failure is None, ran.failure
                     yield f"{company}, {scheduling.name}", i, ran
+
+    def _start_without_cache(self) -> None:
+        """Put an engine without a prefix cache in the place of one with it."""
+        self.engine.close()
+        if "RANK" in os.environ:
+            meet(self._checkpoint.parent, f"again-{os.environ['MASTER_PORT']}", int(os.environ["RANK"]))
+        self.engine = self._made(enable_prefix_caching=False)
+        self._aligned = False
 
     def _read(self, prompt: int) -> list[int]:
         """Return the places that are read with a prompt: all with the first, every second one with each of the others."""
@@ -233,7 +262,7 @@ class Measurement:
                 name = f"{PHASES[step]}, {condition}"
                 found = saved["refused"].get((i, step))
                 if found is None:
-                    found = _error(place, self._truth[prompt], step, saved["values"][i, step])
+                    found = _error(place, self._truth[prompt], step, saved["values"][i, step], self._off)
                 else:
                     found = place.generally(found)
                 before = row.setdefault(name, found)
@@ -243,11 +272,11 @@ class Measurement:
                     assert before == found, f"{place.source}: {before!r} and {found!r}"
 
 
-def _error(place: Place, truth: Truth, step: int, value: Any) -> float:
+def _error(place: Place, truth: Truth, step: int, value: Any, off: Off) -> float:
     expected = place.expected(truth, step)
     if place.row.endswith(SETS):
         value, expected = sorted_experts(value).to(expected.dtype), sorted_experts(expected)
-    return difference(value, expected)
+    return off(value, expected)
 
 
 def as_file(name: str) -> str:
@@ -278,10 +307,7 @@ def measure(
         result: where to write what has been measured, after each column.
         rows: as of `Measurement`.
     """
-    Limits.step_seconds = 300.0  # of no interest here: on a busy machine a block may wait for a core
-    prepare_environment(layout.ranks)
-    # The stages tell each other of requests, which have random names in each engine otherwise.
-    os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+    prepare_rank(layout)
     measured: dict[str, Cells] = {}
     rank = int(os.environ["RANK"])
     for column, schedulings in columns.items():
@@ -289,11 +315,26 @@ def measure(
         meet(folder, f"{result.stem}-{as_file(column)}", rank)
         if rank == 0:
             Known.write(folder, column)
-        measurement = partial(Measurement, modules=column not in LIGHT, rows=rows)
+        measurement = partial(Measurement, modules=column not in ALL, rows=rows)
         known, reports = Known.read(folder, column), rank == layout.reporting
         measured[column] = cells_of(known, layout, schedulings, reports, measurement)
         if rank == layout.reporting:
-            result.write_text(json.dumps(measured))
+            write_result(result, measured)
+
+
+def prepare_rank(layout: Layout) -> None:
+    """Make this process ready to be one of a layout's ranks."""
+    Limits.step_seconds = 300.0  # of no interest here: on a busy machine a block may wait for a core
+    prepare_environment(layout.ranks)
+    # The stages tell each other of requests, which have random names in each engine otherwise.
+    os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+
+
+def write_result(result: Path, measured: Any) -> None:
+    """Write what was measured, as a whole: the process may be ended at any time."""
+    new = result.with_suffix(".new")
+    new.write_text(json.dumps(measured))
+    new.rename(result)
 
 
 def cells_of(
@@ -312,6 +353,9 @@ def cells_of(
     try:
         measurement = made(known, layout, reports)
     except NotStarted as refused:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()  # the groups of a dense model would stay, which lack the group of a mixture's experts
         return {START: {"": str(refused)}}
     cells = measurement.cells(schedulings, only) if only else measurement.cells(schedulings)
     assert measurement.engine.interleaver.idle
@@ -345,9 +389,8 @@ def _wait(there: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Measure as one rank; see the module's docstring."""
-    result, folder, *columns = sys.argv[1:]
-    layout = Layout(tensor=int(os.environ["WORLD_SIZE"]), pipeline=1)
-    measure(Path(folder), dict.fromkeys(columns, SCHEDULINGS), layout, Path(result))
+    result, folder, layout, *columns = sys.argv[1:]
+    measure(Path(folder), dict.fromkeys(columns, SCHEDULINGS), named(layout), Path(result))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Measures on the GPUs that there are what `tests.fidelity` measures on CPUs, and records it on the page of fidelity.
 
-`python -m tests.fidelity.on_gpus [RUN…]` measures with both of vLLM's model runners, in float32 and in bfloat16, and over two
-tensor-parallel ranks where there are two GPUs; or the runs that are named. All run side by side. It ends with status 1 if a
-location or a change is further off than it may be, or is given or refused otherwise than on the page; what was measured is
-recorded all the same, and the page says it.
+`python -m tests.fidelity.on_gpus [RUN…]` measures with both of vLLM's model runners, in float32 and in bfloat16, in each layout
+of `OVER` that there are GPUs for; or the runs that are named. `--layout LAYOUT…` measures the runs of these layouts, `--columns
+COLUMN…` these architectures. All run side by side, and all processes end after `--seconds`.
+
+It ends with status 1 if a location or a change is further off than it may be, or is given or refused otherwise than on the page;
+or if a process failed, or the time ended before all was measured. What was measured is recorded all the same, and the page says
+it. Columns that a run measured with the same GPUs and versions on the same day stay, so that a second call can measure the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,8 +29,9 @@ from typing import Any
 import torch
 
 from tests.conftest import ENVIRONMENT
+from tests.fidelity.layouts import ONE_RANK, Layout, named
 
-SECONDS = 1500
+SECONDS = 1500.0
 ATTENTION = "attention in the backend that vLLM chooses (in Triton's with full float32 products)"  # TRITON_F32_DEFAULT
 CORES = 2  # that a process of a measurement keeps busy: the engine's kernels are short, and its Python is one thread
 
@@ -40,21 +44,41 @@ class Run:
         name: on the page.
         program: of this package.
         runner: vLLM's choice of the model runner.
-        ranks: tensor-parallel ones, each on a GPU of its own.
+        layout: of the engine; each rank has a GPU of its own.
     """
 
     name: str
     program: str
     runner: str
-    ranks: int = 1
+    layout: Layout = ONE_RANK
 
 
+# What the page calls the layouts of the runs. Both runners serve each of them.
+OVER = {
+    ONE_RANK: "one rank",
+    Layout(2, 1): "2 tensor-parallel ranks over NCCL",
+    Layout(4, 1): "4 tensor-parallel ranks over NCCL",
+    Layout(2, 2): "TP 2 × PP 2 over NCCL",
+}
 RUNS = [
-    Run(f"{runner}, {over}{half}", program, chosen, ranks)
+    Run(f"{runner}, {over}{half}", program, chosen, layout)
     for program, half in (("measure", ""), ("half", ", bfloat16"))
-    for ranks, over in ((1, "one rank"), (2, "2 tensor-parallel ranks over NCCL"))
+    for layout, over in OVER.items()
     for runner, chosen in (("V2", "1"), ("V1", "0"))
 ]
+
+
+@dataclass
+class Measured:
+    """What was measured, and what was not.
+
+    Attributes:
+        found: what the run's program writes of each column that it measured.
+        failed: why columns are missing.
+    """
+
+    found: dict[Run, dict[str, Any]]
+    failed: list[str] = field(default_factory=list)
 
 
 class Group:
@@ -71,80 +95,100 @@ class Group:
 
     def __init__(self, run: Run, columns: Sequence[str], folder: Path, number: int, gpus: int, threads: int) -> None:
         self.run = run
+        self._columns = columns
         self._result = folder / f"run-{number}.json"
-        command = [sys.executable, "-m", f"tests.fidelity.{run.program}", str(self._result), str(folder), *columns]
+        program = ["-m", f"tests.fidelity.{run.program}", str(self._result), str(folder), run.layout.name]
+        ranks = run.layout.ranks
         common = {
-            **os.environ, "WORLD_SIZE": str(run.ranks), "MASTER_ADDR": "127.0.0.1", "VLLM_USE_V2_MODEL_RUNNER": run.runner,
+            **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "VLLM_USE_V2_MODEL_RUNNER": run.runner,
             "OMP_NUM_THREADS": str(threads),
         }  # fmt: skip
         if gpus:
-            common["CUDA_VISIBLE_DEVICES"] = (
-                str(number % gpus) if run.ranks == 1 else ",".join(map(str, range(run.ranks)))
-            )
+            first = number % (gpus // ranks) * ranks
+            common["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + rank) for rank in range(ranks))
         self._ranks = {}
-        for rank in range(run.ranks):
+        for rank in range(ranks):
             log = folder / f"run-{number}-{rank}.txt"
             with log.open("w") as written:
                 environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                root = Path(__file__).parents[2]
-                self._ranks[log] = subprocess.Popen(command, env=environment, cwd=root, stdout=written, stderr=written)
+                self._ranks[log] = subprocess.Popen(
+                    [sys.executable, *program, *columns],
+                    env=environment,
+                    cwd=Path(__file__).parents[2],
+                    stdout=written,
+                    stderr=written,
+                )
 
     def ended(self) -> bool:
-        """Whether all ranks have ended; raises RuntimeError, with the end of what it wrote, if one has failed."""
-        for log, process in self._ranks.items():
-            if process.poll():
-                raise RuntimeError(f"{self.run.name} failed:\n{log.read_text()[-4000:]}")
+        """Whether all ranks have ended."""
         return all(process.poll() is not None for process in self._ranks.values())
 
+    def failed(self) -> str:
+        """Return the end of what a rank that has failed wrote, "" if none has."""
+        for log, process in self._ranks.items():
+            if process.poll():
+                return f"{self.run.name} failed:\n{log.read_text()[-4000:]}"
+        return ""
+
+    def missing(self) -> list[str]:
+        """Return the columns of which nothing was measured."""
+        found = self.found()
+        return [column for column in self._columns if column not in found]
+
     def found(self) -> dict[str, Any]:
-        """Return what was measured of each column."""
-        found: dict[str, Any] = json.loads(self._result.read_text())
+        """Return what was measured of each column, as far as the ranks came."""
+        found: dict[str, Any] = json.loads(self._result.read_text()) if self._result.exists() else {}
         return found
 
     def end(self) -> None:
-        """End those that run."""
+        """End the ranks that run."""
         for process in self._ranks.values():
             process.kill()
             process.wait()
 
 
-def measure_all(runs: Sequence[Run], columns: Sequence[str], folder: Path, gpus: int) -> dict[Run, dict[str, Any]]:
+def measure_all(
+    runs: Sequence[Run], columns: Sequence[str], folder: Path, gpus: int, seconds: float = SECONDS
+) -> Measured:
     """Measure columns in all runs, side by side.
+
+    A rank that fails ends the ranks that it works with, and the other groups go on.
 
     Args:
         runs: which.
         columns: which.
         folder: for checkpoints, truths, results and logs.
         gpus: how many there are; none: on CPUs.
-
-    Returns:
-        What the run's program writes of each column.
-
-    Raises:
-        RuntimeError: a process failed, or they took too long; with the end of what it wrote.
+        seconds: after which all processes end.
     """
+    ends = time.monotonic() + seconds
     cores = len(os.sched_getaffinity(0))
     # Once, and not in the processes that measure, which would be those of one model for different runs.
     with ProcessPoolExecutor(max(1, cores // CORES), mp_context=get_context("spawn")) as pool:
         list(pool.map(partial(_know, folder), columns))
-    shares = max(1, min(len(columns), cores // CORES // sum(run.ranks for run in runs)))
+    shares = max(1, min(len(columns), cores // CORES // sum(run.layout.ranks for run in runs)))
+    measured = Measured({run: {} for run in runs})
     groups: list[Group] = []
-    ends = time.monotonic() + SECONDS
     try:
         for run in runs:
             for i in range(shares):
                 groups.append(Group(run, columns[i::shares], folder, len(groups), gpus, threads=CORES))
-        while [group for group in groups if not group.ended()]:
-            if time.monotonic() > ends:
-                raise RuntimeError(f"it takes longer than {SECONDS} s")
+        working = list(groups)
+        while working and time.monotonic() < ends:
             time.sleep(0.2)
+            for group in working:
+                if why := group.failed():
+                    group.end()
+                    measured.failed.append(why)
+            working = [group for group in working if not group.ended()]
     finally:
         for group in groups:
             group.end()
-    found: dict[Run, dict[str, Any]] = {run: {} for run in runs}
     for group in groups:
-        found[group.run] |= group.found()
-    return found
+        measured.found[group.run] |= group.found()
+        if missing := group.missing():
+            measured.failed.append(f"{group.run.name}: not measured: {', '.join(missing)}")
+    return measured
 
 
 def _know(folder: Path, column: str) -> None:
@@ -165,7 +209,8 @@ def wrong(run: Run, found: dict[str, Any], recorded: dict[str, Any]) -> Iterator
     from tests.fidelity.half import too_far
     from tests.fidelity.table import LARGEST
 
-    for column, one in recorded["columns"].items():
+    for column in sorted(found):
+        one = recorded["columns"][column]
         rows = list(one["otherwise"])
         if run.program == "half":
             rows += too_far(found[column])
@@ -177,20 +222,52 @@ def wrong(run: Run, found: dict[str, Any], recorded: dict[str, Any]) -> Iterator
             yield f"{run.name}, {column}: {row}"
 
 
-def main() -> int:
-    """Measure, and record it; return the exit status."""
-    gpus = torch.cuda.device_count()
-    names = [run.name for run in RUNS]
+def chosen(names: Sequence[str], layouts: Sequence[Layout], gpus: int) -> list[Run]:
+    """Return the runs of these names and layouts; if none are given, all runs that there are enough GPUs for.
+
+    Raises:
+        ValueError: there is no such run, or there are too few GPUs for it.
+    """
+    known = [run.name for run in RUNS]
+    if unknown := set(names) - set(known):
+        raise ValueError(f"there is no run {', '.join(sorted(unknown))}; there are {'; '.join(known)}")
+    if unmeasured := set(layouts) - set(OVER):
+        said = ", ".join(sorted(one.name for one in unmeasured))
+        raise ValueError(f"no run has the layout {said}; the layouts are {', '.join(one.name for one in OVER)}")
+    runs = [run for run in RUNS if (not names or run.name in names) and (not layouts or run.layout in layouts)]
+    if not runs:
+        raise ValueError("no run has one of these names and one of these layouts")
+    if not names and not layouts:
+        runs = [run for run in runs if run.layout.ranks <= gpus]
+    if not runs or any(run.layout.ranks > gpus for run in runs):
+        raise ValueError(f"there are {gpus} GPUs")
+    return runs
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         "tests.fidelity.on_gpus", description="Measure on GPUs, and write docs/fidelity.md."
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"as the page names it: {'; '.join(names)}")
-    asked = parser.parse_args()
-    if unknown := set(asked.runs) - set(names):
-        parser.error(f"there is no run {', '.join(sorted(unknown))}; there are {'; '.join(names)}")
-    runs = [run for run in RUNS if (run.name in asked.runs if asked.runs else run.ranks <= gpus)]
-    if not gpus or any(run.ranks > gpus for run in runs):
-        parser.error(f"there are {gpus} GPUs")
+    names = "; ".join(run.name for run in RUNS)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"as the page names it: {names}")
+    parser.add_argument(
+        "--layout", nargs="+", default=[], metavar="LAYOUT", help=f"of {', '.join(one.name for one in OVER)}"
+    )
+    parser.add_argument("--columns", nargs="+", metavar="COLUMN", help="only these, as the page names them")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which what has been measured is recorded")
+    return parser
+
+
+def main() -> int:
+    """Measure, and record it; return the exit status."""
+    gpus = torch.cuda.device_count()
+    known = parser()
+    asked = known.parse_args()
+    try:
+        runs = chosen(asked.runs, [named(name) for name in asked.layout], gpus)
+    except ValueError as why:
+        known.error(str(why))
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # They read the environment when they are imported.
@@ -199,15 +276,19 @@ def main() -> int:
     from tests.fidelity import recorded
     from tests.fidelity.measure import COLUMNS
 
+    if unknown := set(asked.columns or ()) - set(COLUMNS):
+        known.error(f"there is no column {', '.join(sorted(unknown))}; there are {'; '.join(COLUMNS)}")
     where = f"{torch.cuda.get_device_name()}, vLLM {vllm.__version__}, torch {torch.__version__}, {ATTENTION}"
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure_all(runs, list(COLUMNS), Path(folder), gpus)
-    said = []
-    for run, found in measured.items():
-        one = recorded.record(where, run.name, run.ranks, found)
+        measured = measure_all(runs, asked.columns or list(COLUMNS), Path(folder), gpus, asked.seconds)
+    said = list(measured.failed)
+    for run, found in measured.found.items():
+        if not found:
+            continue
+        one = recorded.record(where, run.name, run.layout, found)
         most = f", at most {one['most']:.2f} times as far off as transformers" if "most" in one else ""
-        largest = max(column["largest"] for column in one["columns"].values())
-        print(f"{run.name}: largest {largest:.1e}{most}", flush=True)
+        largest = max(one["columns"][column]["largest"] for column in found)
+        print(f"{run.name}: {len(found)} columns, largest {largest:.1e}{most}", flush=True)
         said += wrong(run, found, one)
     recorded.write_page()
     for line in said:

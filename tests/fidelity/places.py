@@ -34,6 +34,8 @@ ACTIVATIONS = ("act_fn", "act", "activation_fn")
 # Canonical values that are refused where the oracle has none.
 _HEADS = "q k v gate norm_q norm_k norm_v rot_q rot_k pattern z"
 MAY_BE_ABSENT = (*(f"attn.{name}" for name in _HEADS.split()), "resid_mid", "mlp.gate", "mlp.up", "mlp.act")
+# Of a block that has one part alone.
+SIDES = ("attn_in", "attn_out", "mlp_in", "mlp_out")
 # The classes of modules that are given or return something which only the class tells.
 KINDS = (Attention, MoERunner, RotaryEmbedding, VocabParallelEmbedding, nn.Embedding)
 
@@ -92,6 +94,12 @@ class Place:
     order: int
     truth: Expected | None
     module: str = ""
+
+    @property
+    def path(self) -> str:
+        """The oracle's name of a canonical value."""
+        name = self.source.removeprefix("model.").replace("[", ".").replace("]", "")
+        return LOGITS if name == "unembed.output" else name
 
     @property
     def canonical(self) -> bool:
@@ -167,17 +175,38 @@ def places_of(checkpoint: Path, tree: ModuleTree, modules: bool = True) -> list[
 
 def _canonical(checkpoint: Path, tree: ModuleTree) -> Iterator[Place]:
     known = {at.path for at in locations(checkpoint, canonical=True)} - {LOGITS}
-    names = [name.replace(".1.", ".0.") for name in sorted(known) if ".1." in name]
-    absent = {f"blocks.0.{name}" for name in MAY_BE_ABSENT} - set(names)
-    for path in sorted({*known, *absent}):
+    names: dict[str, set[str]] = {}  # of each block
+    for path in known:
+        if path.startswith("blocks."):
+            _, i, name = path.split(".", 2)
+            names.setdefault(i, set()).add(name)
+    somewhere = set().union(*names.values())
+    absent = {f"blocks.0.{name}" for name in MAY_BE_ABSENT if name not in somewhere}
+    lacking = {
+        f"blocks.{i}.{name}": f" ({_without(name, here)})"
+        for i, here in names.items()
+        for name in (*MAY_BE_ABSENT, *SIDES)
+        if name in somewhere and name not in here
+    }
+    for path in sorted({*known, *absent, *lacking}):
         above, _, name = path.rpartition(".")
         node = tree.find(above)
         assert node is not None
         view = node.views[name]
         truth = (lambda truth, step, path=path: truth.canonical.value(path, step=step)) if path in known else None
         order = _order(tree, view.node.path, view.kind)
-        yield Place(re.sub(r"blocks\.\d+", "blocks[i]", path), expression(path), order, truth)
+        row = re.sub(r"blocks\.\d+", "blocks[i]", path)
+        yield Place(f"{row}{lacking.get(path, '')}", expression(path), order, truth)
     yield Place("unembed.output", "model.unembed.output", _order(tree, LOGITS, "output"), _logits)
+
+
+def _without(name: str, here: set[str]) -> str:
+    """Return why a block has no value that others have, from the values that it has."""
+    if "attn_in" not in here:
+        return "an MLP alone"
+    if name.startswith("attn"):
+        return "no attention"
+    return "a mixture" if "mlp.experts" in here else "no MLP"
 
 
 def _logits(truth: Truth, step: int) -> torch.Tensor:

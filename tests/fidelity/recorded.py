@@ -106,7 +106,7 @@ def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[
         "changes": sum(said == GIVEN for said in changes.values()),
         "largest": max(errors.values()),
         "at": ", ".join(max(errors, key=lambda one: errors[one])),
-        **({"theirs": max(theirs)} if theirs else {}),
+        **({"theirs": max(theirs), "most": ratio(cells)} if theirs else {}),  # type: ignore[arg-type] # in bfloat16
         "otherwise": [
             f"{row} in {phase}: {verdicts.get((row, phase))}"
             for row, phase in sorted(verdicts.keys() | written.keys())
@@ -115,8 +115,8 @@ def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[
     }
 
 
-def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
-    """Return what the page says of each column's rows in each phase with so many ranks: `GIVEN`, or the refusal."""
+def written_on(page: str, layout: Layout) -> dict[str, dict[tuple[str, str], str]]:
+    """Return what the page says of each column's rows in each phase in a layout: `GIVEN`, or the refusal."""
     from tests.fidelity.table import is_error, parse
 
     return {
@@ -126,34 +126,31 @@ def written_on(page: str, ranks: int) -> dict[str, dict[tuple[str, str], str]]:
             for when, said in phases.items()
             for phase in ([when] if when else PHASES)  # of a change it says one thing of both
         }
-        for name, column in parse(page)[Layout(ranks, 1)].items()
+        for name, column in parse(page)[layout].items()
     }
 
 
-def record(where: str, name: str, ranks: int, columns: dict[str, Any]) -> dict[str, Any]:
-    """Record what a run measured, and return it.
+def record(where: str, name: str, layout: Layout, columns: dict[str, Any]) -> dict[str, Any]:
+    """Record what a run measured, and return what is then recorded of it.
+
+    What the run measured of other columns stays if it did so in the same place on the same day.
 
     Args:
         where: the GPU and the versions.
         name: of the run.
-        ranks: tensor-parallel ones.
+        layout: of its engines.
         columns: what was measured of each.
     """
     from tests.fidelity.table import page
 
-    written = written_on(page().read_text(), ranks)
+    written = written_on(page().read_text(), layout)
     runs = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    run = runs[name] = {
-        "where": where,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "columns": {column: summary(columns[column], written[column]) for column in sorted(columns)},
-    }
-    most = [
-        ratio(found)
-        for found in columns.values()
-        if any(isinstance(one, list) for one in found["embed.output"].values())
-    ]
-    if most:
+    about = {"where": where, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    before = runs.get(name, {})
+    kept = before["columns"] if {key: before.get(key) for key in about} == about else {}
+    now = kept | {column: summary(columns[column], written[column]) for column in columns}
+    run = runs[name] = {**about, "columns": {column: now[column] for column in sorted(now)}}
+    if most := [column["most"] for column in now.values() if "most" in column]:
         run["most"] = max(most)
     RECORDED.write_text(json.dumps(runs, indent=1) + "\n")
     return run

@@ -1,8 +1,9 @@
 """What is measured: everything for the page, and by the test suite as much as a test's time allows.
 
-The suite measures two layouts whole, but light columns (`tests.fidelity.architectures`) under one scheduling each. Of each other
-layout it measures some columns, each under one scheduling: over these layouts every architecture has its turn, and in those
-with several columns so has every scheduling, each alone and in company.
+The suite measures every architecture under all four schedulings: two in the first layout, one in the second, and one in a further
+layout, where some columns have their turns. In the first two layouts, and in the further layouts with several columns, every
+scheduling has its turn, each alone and in company. Light columns (`tests.fidelity.architectures`) are measured in one of the
+first two layouts, under one scheduling.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PARTS = {
     "TP 2 × PP 2": ["qwen2", "gptj", "qwen3", "cohere"],
     "TP 4 × PP 2": ["gpt2"],
 }
+Turns = Sequence[Scheduling]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Job:
     """
 
     layout: Layout
-    columns: dict[str, Sequence[Scheduling]]
+    columns: dict[str, Turns]
     rows: tuple[str, ...] = ()
 
     @classmethod
@@ -44,6 +46,11 @@ class Job:
         return cls(layout, dict.fromkeys(chosen, SCHEDULINGS), tuple(rows))
 
 
+def tried(layout: Layout, names: Iterable[str]) -> Job:
+    """Return the measurement of some architectures under one scheduling."""
+    return Job(layout, dict.fromkeys(names, SCHEDULINGS[-1:]))
+
+
 def columns_of(layout: Layout) -> list[str]:
     """Return the columns that the page has of a layout."""
     return [*COLUMNS, *(LIGHT if layout in WHOLE else ())]
@@ -51,23 +58,26 @@ def columns_of(layout: Layout) -> list[str]:
 
 def suite() -> list[Job]:
     """Return what the test suite measures."""
-    light = list(LIGHT)
-    jobs = []
-    for number, layout in enumerate(WHOLE):
-        turns = {name: [SCHEDULINGS[(number + i) % len(SCHEDULINGS)]] for i, name in enumerate(light)}
-        jobs.append(Job(layout, dict.fromkeys(COLUMNS, SCHEDULINGS) | turns))
-    for number, (name, columns) in enumerate(PARTS.items()):
-        in_turn = (SCHEDULINGS[(number + i) % len(SCHEDULINGS)] for i in range(len(columns)))
-        jobs.append(Job(named(name), {column: [turn] for column, turn in zip(columns, in_turn, strict=True)}))
-    return jobs
+    count = len(SCHEDULINGS)
+    parts = [
+        Job(named(name), {column: [SCHEDULINGS[(number + i) % count]] for i, column in enumerate(columns)})
+        for number, (name, columns) in enumerate(PARTS.items())
+    ]
+    first, second = dict[str, Turns](), dict[str, Turns]()
+    for name in COLUMNS:
+        [turn] = next(job.columns[name] for job in parts if name in job.columns)
+        opposite = Scheduling(not turn.chunked, not turn.cached)
+        second[name] = [opposite]
+        first[name] = [one for one in SCHEDULINGS if one not in (turn, opposite)]
+    for i, name in enumerate(LIGHT):
+        (first, second)[i % 2][name] = [SCHEDULINGS[i // 2 % count]]
+    return [*(Job(layout, columns) for layout, columns in zip(WHOLE, (first, second), strict=True)), *parts]
 
 
 def described() -> str:
     """Return what the test suite measures, as the page says it."""
-    light = f"; of {', '.join(LIGHT)} canonical values under one scheduling each" if LIGHT else ""
-    lines = [f"{' and '.join(layout.name for layout in WHOLE)}: everything{light}"]
-    for job in suite()[len(WHOLE) :]:
-        lines.append(
-            f"{job.layout.name}: " + "; ".join(f"{name} ({turn.name})" for name, [turn] in job.columns.items())
-        )
-    return "\n".join(f"- {line}" for line in lines)
+    lines = []
+    for job in suite():
+        columns = (f"{name} ({' and '.join(turn.name for turn in turns)})" for name, turns in job.columns.items())
+        lines.append(f"- {job.layout.name}: {'; '.join(columns)}")
+    return "\n".join(lines)

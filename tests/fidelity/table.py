@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fidelity import recorded
-from tests.fidelity.architectures import LIGHT
+from tests.fidelity.architectures import LIGHT, UNCUT
 from tests.fidelity.layouts import Layout, named
 from tests.fidelity.measure import CHANGED, PHASES, SCHEDULINGS, START, Cells, Scheduling, conditions
 
@@ -67,9 +67,9 @@ The largest error of any location, then how many locations are given and how man
 BY_CONDITION = """\
 The largest error of any location that is given, canonical value or module; refusals are the same under all conditions."""
 CHANGES = """\
-Every canonical value of the second layer and outside of the layers changed in every step (`x * 0.5 + ramp`), all at the same
-time, each by a trace of its own, with plain requests beside them: the largest error of the logits of both steps against
-transformers with the same change."""
+Every canonical value of the second layer (of another layer, where the second has no such value) and outside of the layers changed
+in every step (`x * 0.5 + ramp`), all at the same time, each by a trace of its own, with plain requests beside them: the largest
+error of the logits of both steps against transformers with the same change."""
 MODULES = """\
 All of vLLM's modules: those outside of the layers, those of the second layer, and of the first layer its first norm, where
 the stream begins, and what all layers share. `.input` is the first argument, `.inputs` all arguments. Where transformers has
@@ -192,7 +192,16 @@ def render(said: Page, suite: str, written: str = "") -> str:
 
 def _said_of_light() -> str:
     """Return what the page says of its light columns."""
-    return f"\nOf {', '.join(LIGHT)} only canonical values\nare measured, in the first two layouts." if LIGHT else ""
+    if not LIGHT:
+        return ""
+    said = f"\nOf {', '.join(LIGHT)} only canonical values\nare measured, in the first two layouts."
+    uncut = [name for name in LIGHT if name in UNCUT]
+    if uncut:
+        said += (
+            f"\nPrompts of {', '.join(uncut)} are whole and uncached under all conditions, because vLLM's CPU build cuts and "
+            "caches no\nprompt of latent attention."
+        )
+    return said
 
 
 def kept(written: str) -> str:
@@ -230,8 +239,9 @@ def _table(columns: list[str], rows: dict[str, list[str]], corner: str = "") -> 
 
 
 _ROWS = (
-    "embed resid_pre attn_in attn.q attn.k attn.v norm_q norm_k norm_v rot_q rot_k pattern z attn_out resid_mid mlp_in mlp.gate "
-    "mlp.up mlp.act router_logits experts expert_weights expert_act expert_out mlp_out resid_post final_norm unembed"
+    "embed resid_pre attn_in attn.q attn.k attn.v norm_q norm_k norm_v rot_q rot_k pattern z attn_out resid_mid "
+    "mlp_in mlp.gate mlp.up mlp.act router_logits experts expert_weights expert_act expert_out mlp_out resid_post final_norm "
+    "unembed"
 ).split()
 
 

@@ -47,6 +47,8 @@ def choose(router: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         )
         return logits, weights, experts
     weights, experts = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
+    if hasattr(router, "topk_method"):  # of deepseek, with one group of experts
+        return logits, weights * router.routed_scaling_factor, experts
     if getattr(router, "norm_topk_prob", True):
         weights = weights / weights.sum(-1, keepdim=True)
     return logits, weights, experts

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
+from transformers.activations import XIELUActivation
 
 from tests.oracle import gpt2, gptj, llama, opt, stale, views
 from tests.oracle.binding import Bindings, Visit
@@ -45,10 +46,9 @@ class Oracle:
         self._canonical = canonical
         self._device = device
         self.config = AutoConfig.from_pretrained(checkpoint)
-        self.model = (
-            AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
-            )
+        self.model = _as_in_vllm(
+            _auto(self.config)
+            .from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager", experts_implementation="eager")
             .eval()
             .to(device)
         )
@@ -99,10 +99,24 @@ class Oracle:
 def locations(checkpoint: Path, canonical: bool = False) -> list[Location]:
     """Return every location of a checkpoint that can be compared, in the order of execution; see `Oracle`."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        config = AutoConfig.from_pretrained(checkpoint)
+        model = _auto(config).from_config(config)
     bindings = _bind(model, lambda path, kind, value: value, canonical)
     bindings.remove()
     return bindings.locations
+
+
+def _auto(config: Any) -> Any:
+    """Return the factory of transformers that makes a model of a configuration."""
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+
+
+def _as_in_vllm(model: Any) -> Any:
+    """Return a model with the two numbers of xIELU in bfloat16, in which vLLM keeps them whatever the precision."""
+    for module in model.modules():
+        if isinstance(module, XIELUActivation):
+            module.to(torch.bfloat16)
+    return model
 
 
 def _bind(model: Any, visit: Visit, canonical: bool) -> Bindings:

@@ -8,7 +8,6 @@ result they are.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.oracle.attention import Kernel, by_heads, heads_out, patch_attention
 from tests.oracle.binding import Bindings, batch, choose, like, rows
 from tests.oracle.experts import single_experts
 
@@ -39,6 +39,8 @@ class Parts:
         by_depth: whether these outputs are multiplied with `scale_depth / sqrt(num_hidden_layers)`.
         gated: whether the layer of queries gives a gate behind each head's query.
         heads: whether queries, keys and values are each given by a layer, so that there are heads to compare.
+        linear: what a layer without attention has in its place.
+        alone: what each layer has as its only part: attention, a mixer in its place, or an MLP, as its `block_type` says.
     """
 
     layers: str = "model.layers"
@@ -63,6 +65,8 @@ class Parts:
     by_depth: bool = False
     heads: bool = True
     gated: bool = False
+    linear: str = "linear_attn"
+    alone: str | None = None
 
 
 _GPT = Parts(
@@ -108,6 +112,7 @@ _GEMMA = Parts(
     mlp_out="post_feedforward_layernorm",
 )
 _EXPERTS = Parts(gate=None, up=None, down=None, router="mlp.gate")
+_IMAGES = Parts("model.language_model.layers", "model.language_model.embed_tokens", "model.language_model.norm")
 PARTS = {
     "cohere": Parts(middle=None),
     "llama": Parts(),
@@ -132,6 +137,9 @@ PARTS = {
     "minicpm3": Parts(by_depth=True, heads=False),
     "mistral": Parts(),
     "nemotron": Parts(gate=None),
+    "qwen3_5_text": Parts(gated=True),
+    "qwen2_5_vl": _IMAGES,
+    "qwen3_vl": _IMAGES,
     "qwen3_next": replace(_EXPERTS, shared="mlp.shared_expert", gated=True),
     "phi3": Parts(merged="qkv_proj", gate_up="mlp.gate_up_proj"),
     "mixtral": _EXPERTS,
@@ -144,6 +152,28 @@ PARTS = {
         multiplier="residual_multiplier",
         embed_multiplier="embedding_multiplier",
     ),
+    "granitemoehybrid": Parts(
+        linear="mamba",
+        gate_up="shared_mlp.input_linear",
+        down="shared_mlp.output_linear",
+        mlp_in="shared_mlp",
+        mlp_out="shared_mlp",
+        multiplier="residual_multiplier",
+        embed_multiplier="embedding_multiplier",
+    ),
+    "deepseek_v2": replace(_EXPERTS, shared="mlp.shared_experts", heads=False),
+    "nemotron_h": Parts(
+        embed="model.embeddings",
+        norm="model.norm_f",
+        attention="mixer",
+        middle=None,
+        gate=None,
+        up="mixer.up_proj",
+        down="mixer.down_proj",
+        mlp_in="mixer",
+        mlp_out="mixer",
+        alone="mixer",
+    ),
     "phimoe": replace(_EXPERTS, router="mlp.router"),
     "gpt_oss": replace(_EXPERTS, router="mlp.router"),
 }
@@ -153,29 +183,45 @@ _HEADS_FIRST = ("Gemma3", "Apertus", "Exaone")  # whose norms of heads are given
 def bind(model: Any, to: Bindings) -> None:
     """Bind every canonical value of a model, in the order of execution."""
     parts = PARTS[model.config.model_type]
-    scales = [getattr(model.config, name) if name else 1.0 for name in (parts.embed_multiplier, parts.multiplier)]
+    config = model.config.get_text_config()
+    scales = [getattr(config, name) if name else 1.0 for name in (parts.embed_multiplier, parts.multiplier)]
     if parts.by_depth:
-        scales[1] = model.config.scale_depth / math.sqrt(model.config.num_hidden_layers)
+        scales[1] = config.scale_depth / math.sqrt(config.num_hidden_layers)
     _stream_out(model.get_submodule(parts.embed), "embed.output", to, scales[0])
-    kernels: dict[nn.Module, _Kernel] = {}
+    kernels: dict[nn.Module, Kernel] = {}
     for i, layer in enumerate(model.get_submodule(parts.layers)):
         path = f"blocks.{i}"
         _stream_in(layer, f"{path}.resid_pre", to)
-        _given(layer.get_submodule(parts.attention), f"{path}.attn_in", to)
-        if parts.heads:
-            _attention(layer, parts, model.config, f"{path}.attn", to, kernels)
-        _stream_out(layer.get_submodule(parts.after_attention or parts.attention), f"{path}.attn_out", to, scales[1])
+        mixer, mlp = _mixer_and_mlp(layer, parts)
+        if mixer:
+            _given(layer.get_submodule(mixer), f"{path}.attn_in", to)
+            if mixer == parts.attention and not _without_heads(layer, parts):
+                _attention(layer, parts, config, f"{path}.attn", to, kernels)
+            _stream_out(layer.get_submodule(parts.after_attention or mixer), f"{path}.attn_out", to, scales[1])
         if parts.middle is not None:
             _in_place(layer.get_submodule(parts.middle), f"{path}.resid_mid", to)
-        _given(layer.get_submodule(parts.mlp_in), f"{path}.mlp_in", to)
-        _mlp(layer, parts, f"{path}.mlp", to)
-        _stream_out(layer.get_submodule(parts.mlp_out), f"{path}.mlp_out", to, scales[1])
+        if mlp:
+            _given(layer.get_submodule(parts.mlp_in), f"{path}.mlp_in", to)
+            _mlp(layer, parts, f"{path}.mlp", to)
+            _stream_out(layer.get_submodule(parts.mlp_out), f"{path}.mlp_out", to, scales[1])
         _stream_out(layer, f"{path}.resid_post", to)
     if kernels:
-        _patch_attention(next(iter(kernels)), kernels, to)
+        patch_attention(next(iter(kernels)), kernels, to)
     norm = model.get_submodule(parts.norm)
     _stream_in(norm, "final_norm.input", to)
     to.output(norm, "final_norm.output", "view")
+
+
+def _mixer_and_mlp(layer: Any, parts: Parts) -> tuple[str, bool]:
+    """Return what mixes a layer's tokens, "" if nothing does, and whether the layer has an MLP."""
+    if parts.alone is not None:
+        return ("", True) if layer.block_type == "mlp" else (parts.alone, False)
+    return parts.attention if getattr(layer, parts.attention, None) is not None else parts.linear, True
+
+
+def _without_heads(layer: Any, parts: Parts) -> bool:
+    """Return whether a layer's mixer has no queries, keys and values to compare."""
+    return not parts.heads or (parts.alone is not None and layer.block_type != "full_attention")
 
 
 def _stream_in(module: nn.Module, path: str, to: Bindings) -> None:
@@ -223,7 +269,7 @@ def _stream_out(layer: nn.Module, path: str, to: Bindings, scale: float = 1.0) -
 
 
 def _attention(
-    layer: Any, parts: Parts, config: Any, path: str, to: Bindings, kernels: dict[nn.Module, _Kernel]
+    layer: Any, parts: Parts, config: Any, path: str, to: Bindings, kernels: dict[nn.Module, Kernel]
 ) -> None:
     attention = layer.get_submodule(parts.attention)
     heads = config.num_attention_heads
@@ -250,28 +296,17 @@ def _attention(
             to.after(attention.q_proj, _with_gates(path, heads, to))
         alone = () if parts.gated else (("q", heads),)
         for name, count in (*alone, ("k", kv_heads), ("v", kv_heads)):
-            to.after(attention.get_submodule(f"{name}_proj"), _by_heads(f"{path}.{name}", count, to))
+            to.after(attention.get_submodule(f"{name}_proj"), by_heads(f"{path}.{name}", count, to))
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         norm = getattr(attention, f"{name}_norm", None)
         if norm is not None:
             _norm_of_heads(norm, f"{path}.norm_{name}", count, to)
     scale = attention.scaling if parts.prescaled else 1.0
-    kernels[attention] = _Kernel(path, to, scale)
+    kernels[attention] = Kernel(path, to, scale)
     for name in ("rot_q", "rot_k", "pattern", "z"):
         to.add(f"{path}.{name}", "output", "view")
 
-    def before_out(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        z = args[0].view(-1, args[0].shape[-1]).unflatten(-1, (heads, -1))
-        return (to.visit(f"{path}.z", "output", z).flatten(-2).view_as(args[0]),)
-
-    to.before(attention.get_submodule(parts.out), before_out)
-
-
-def _by_heads(path: str, count: int, to: Bindings) -> Callable[..., torch.Tensor]:
-    def after(_: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return batch(to.visit(path, "output", rows(output).unflatten(-1, (count, -1))).flatten(-2))
-
-    return after
+    to.before(attention.get_submodule(parts.out), heads_out(f"{path}.z", heads, to))
 
 
 def _norm_of_heads(norm: nn.Module, path: str, count: int, to: Bindings) -> None:
@@ -296,60 +331,6 @@ def _with_gates(path: str, count: int, to: Bindings) -> Callable[..., torch.Tens
         return batch(torch.cat([to.visit(f"{path}.{name}", "output", one) for name, one in named], dim=-1).flatten(-2))
 
     return after
-
-
-class _Kernel:
-    """What one layer's attention function is given and returns.
-
-    Args:
-        path: the canonical attention.
-        to: the bindings.
-        scale: what the queries were multiplied by already.
-    """
-
-    def __init__(self, path: str, to: Bindings, scale: float) -> None:
-        self._path, self._to, self._scale = path, to, scale
-        self._length = 0
-
-    def given(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Visit queries and this step's keys, [1, heads, tokens, width]; return the queries to go on with."""
-        tokens = query.shape[2]
-        self._length += tokens
-        queries = query[0].transpose(0, 1) / self._scale
-        query = (self._to.visit(f"{self._path}.rot_q", "output", queries) * self._scale).transpose(0, 1).unsqueeze(0)
-        keys = key[0, :, -tokens:].transpose(0, 1)
-        changed = self._to.visit(f"{self._path}.rot_k", "output", keys)
-        if changed is not keys:
-            keys.copy_(changed)  # the cache holds this tensor
-        return query
-
-    def returned(self, weights: torch.Tensor) -> None:
-        """Visit the probabilities, [1, heads, tokens, keys]; a cache for a window does not return what it left behind."""
-        missing = self._length - weights.shape[-1]
-        self._to.visit(f"{self._path}.pattern", "output", nn.functional.pad(weights[0], (missing, 0)))
-
-
-def _patch_attention(first: nn.Module, kernels: dict[nn.Module, _Kernel], to: Bindings) -> None:
-    if hasattr(first, "_attn"):
-        for attention, kernel in kernels.items():
-            original: Any = attention._attn
-
-            def method(query: Any, key: Any, *args: Any, kernel: Any = kernel, original: Any = original) -> Any:
-                output, weights = original(kernel.given(query, key), key, *args)
-                kernel.returned(weights)
-                return output, weights
-
-            to.patch(attention, "_attn", method)
-        return
-    home = sys.modules[type(first).__module__]
-    eager = home.eager_attention_forward  # type: ignore[attr-defined]
-
-    def function(module: nn.Module, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        output, weights = eager(module, kernels[module].given(query, key), key, *args, **kwargs)
-        kernels[module].returned(weights)
-        return output, weights
-
-    to.patch(home, "eager_attention_forward", function)
 
 
 def _dense(layer: Any, gate: str | None, up: str | None, down: str | None, path: str, to: Bindings) -> None:
