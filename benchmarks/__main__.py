@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.graph_steps import CASES
+from benchmarks.layouts import Layout
 from benchmarks.models import DTYPES, SIZES
 from benchmarks.tier_rows import ROWS
 
@@ -32,6 +33,7 @@ BENCHMARKS = (
     "graph_steps",
     "service",
     "hops",
+    "endpoint",
     "fairness",
     "weights",
     "tensor_parallel",
@@ -43,11 +45,12 @@ BENCHMARKS = (
     "tier_ranks",
     "many_blocks",
     "sandbox",
+    "sandbox_steps",
     "fuzz",
 )
 # Benchmarks that run only when they are named: these measure nothing, and take long.
 NAMED = ("fuzz",)
-_OPTIONS = ("tensor_parallel_sizes", "model", "dtype", "rounds", "engines", "seconds", "cases")
+_OPTIONS = ("tensor_parallel_sizes", "layouts", "model", "dtype", "rounds", "engines", "seconds", "cases")
 _OPTIONS += ("rows", "profile", "service", "joined", "blocks", "messages", "seed")
 
 Run = Callable[..., dict[str, dict[str, float]]]
@@ -68,6 +71,14 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="N",
         help=f"ranks, one size after the other (default: 1 2, and 4 where there are GPUs) {_takers('tensor_parallel_sizes')}",
+    )
+    some.add_argument(
+        "--layout",
+        dest="layouts",
+        type=_layout,
+        nargs="+",
+        metavar="TxS",
+        help=f"further layouts: T tensor-parallel ranks in each of S pipeline stages, e.g. 2x2 {_takers('layouts')}",
     )
     some.add_argument(
         "--model", choices=SIZES, help=f"its sizes (default: small, 1b where there is a GPU) {_takers('model')}"
@@ -122,6 +133,13 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a count")
     return count
+
+
+def _layout(text: str) -> str:
+    try:
+        return str(Layout.of(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rounds(text: str) -> int:

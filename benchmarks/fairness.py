@@ -21,7 +21,7 @@ from benchmarks.service import latency
 
 SECONDS = 20.0  # of each case
 JOBS = 200
-JOB_TOKENS = 200
+JOB_TOKENS = 480
 SHORT_TOKENS = 8
 PROMPT_TOKENS = 16
 RUNNING = 1

@@ -2,8 +2,8 @@
 
 `python -m benchmarks fuzz`. One tenant's messages go to all calls: real messages with fields changed, and garbage. Each answer is
 a reply or a failure with a type. Another tenant runs one trace all the time and compares its values. At the end the engine is the
-one of the beginning, and no session and no stored byte is left. What breaks one of these rules is a fault, and ends the run with
-an error.
+one of the beginning, no session and no stored byte is left, and no process has more memory, descriptors or children than
+before, within a bound. What breaks one of these rules is a fault, and ends the run with an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from google.protobuf.message import Message
 
 import interpose
 from benchmarks.fuzz_messages import Messages, parts_of
+from benchmarks.growth import Growth
 from benchmarks.processes import title
 from benchmarks.served import Service
 from interpose.contract.errors import FAILURE_METADATA, InterposeError
-from interpose.v1 import keys_pb2, service_pb2, service_pb2_grpc, value_pb2
+from interpose.v1 import keys_pb2, operator_pb2, service_pb2, service_pb2_grpc, value_pb2
 from interpose.v1 import trace_pb2 as pb
 
 MESSAGES = 100_000
@@ -37,15 +38,14 @@ CALL_SECONDS = 4.0
 OPEN_SECONDS = 60.0
 # How often each call is chosen; a call that is not named counts 4.
 WEIGHTS = {"Submit": 12, "Attach": 2, "GetTokenizer": 1, "OpenSession": 2, "Hello": 1, "Status": 1}
-PREFIX = "/interpose.v1.Interpose/"
+# The calls of operators are in the other service. They are refused, because the tenant is none.
+SERVICES = (service_pb2.DESCRIPTOR.services_by_name["Interpose"], operator_pb2.DESCRIPTOR.services_by_name["Operator"])
+METHODS = {method.name: method for service in SERVICES for method in service.methods}
 KEYS = {"neighbour": "the-neighbours-own-key", "stranger": "the-strangers-own-key"}
 PROMPT = "The Eiffel Tower is in"
 # Failures that are the client's own: it gives a call up after some seconds.
 _OWN = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _FAULTS = 20
-# Bytes that a process of the service may grow by over a run.
-GROWTH = 400 << 20
-_WATCHED = ("ProxyActor", "ingress", "Session", "Directory", "engine-", "LazyWorkerActor")
 
 
 class Found(RuntimeError):
@@ -60,16 +60,19 @@ class Tally:
         answers: answers by method and outcome.
         faults: what breaks the rules, in words.
         canaries: traces of the neighbour that were right.
+        say: takes what breaks the rules at once.
     """
 
     answers: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
     faults: list[str] = field(default_factory=list)
     canaries: int = 0
+    say: Callable[[str], object] = lambda text: None
 
     def fault(self, text: str) -> None:
         """Note a fault."""
         if len(self.faults) < _FAULTS:
             self.faults.append(text[:2000])
+            self.say(f"a fault: {text[:2000]}")
 
 
 class Fuzz:
@@ -92,9 +95,7 @@ class Fuzz:
         self._lock = threading.Lock()
         self._messages = Messages(self._real(), seed)
         self._stop = threading.Event()
-        methods = sorted(service_pb2.DESCRIPTOR.services_by_name["Interpose"].methods, key=lambda one: one.name)
-        self._methods = {one.name: one for one in methods}
-        self._names = [one.name for one in methods for _ in range(WEIGHTS.get(one.name, 4))]
+        self._names = [name for name in sorted(METHODS) for _ in range(_weight(name))]
 
     def run(self, messages: int, seconds: float = 1e9, say: Callable[[str], object] = lambda text: None) -> Tally:
         """Send messages until there are enough or the time is over; return what was seen.
@@ -102,6 +103,14 @@ class Fuzz:
         Raises:
             Found: a rule was broken.
         """
+        tally = self.send(messages, seconds, say)
+        if tally.faults:
+            raise Found("\n".join(tally.faults))
+        return tally
+
+    def send(self, messages: int, seconds: float = 1e9, say: Callable[[str], object] = lambda text: None) -> Tally:
+        """Send messages until there are enough or the time is over; return what was seen."""
+        self.tally.say = say
         canary = threading.Thread(target=self._canary)
         canary.start()
         deadline = time.monotonic() + seconds
@@ -118,8 +127,6 @@ class Fuzz:
         self._tidy()
         if time.monotonic() < deadline and sum(self.tally.answers.values()) < messages:
             self.tally.fault("a thread that sends messages has ended before its time")
-        if self.tally.faults:
-            raise Found("\n".join(self.tally.faults))
         return self.tally
 
     def left(self) -> dict[str, int]:
@@ -156,10 +163,14 @@ class Fuzz:
             "CloseSession": service_pb2.CloseSessionRequest(session_id=session, keep_jobs=True),
             "ListKeys": keys_pb2.ListKeysRequest(),
             "RevokeKey": keys_pb2.RevokeKeyRequest(tenant="neighbour", label="nothing"),
+            "ListTraces": operator_pb2.ListTracesRequest(tenant="neighbour", model=self._model, most=7),
+            "CancelTrace": operator_pb2.CancelTraceRequest(key="neighbour/a"),
+            "Drain": operator_pb2.DrainRequest(model=self._model),
+            "GetUsage": operator_pb2.GetUsageRequest(tenant="neighbour"),
         }
         for name, message in made.items():
             seen[name].append(message)
-        for name, method in service_pb2.DESCRIPTOR.services_by_name["Interpose"].methods_by_name.items():
+        for name, method in METHODS.items():
             if not seen[name]:
                 seen[name].append(_class_of(method.input_type.name)())
         return dict(seen)
@@ -180,12 +191,14 @@ class Fuzz:
                     self._stop.set()
 
     def _call(self, channel: grpc.Channel, name: str, data: bytes) -> None:
-        method = self._methods[name]
+        method = METHODS[name]
         kind = channel.unary_stream if method.server_streaming else channel.unary_unary
         seconds = OPEN_SECONDS if name == "OpenSession" else CALL_SECONDS
         outcome = "OK"
         try:
-            call = kind(PREFIX + name)(data, metadata=self._metadata, timeout=seconds)
+            call = kind(f"/{method.containing_service.full_name}/{name}")(
+                data, metadata=self._metadata, timeout=seconds
+            )
             for reply in call if method.server_streaming else [call]:
                 self._replied(name, method, reply)
         except grpc.RpcError as error:
@@ -312,27 +325,18 @@ def _recorded(call: Any, into: list[Message]) -> Any:
     return call_and_note
 
 
+def _weight(name: str) -> int:
+    """Return how often a call is chosen."""
+    return 1 if METHODS[name].containing_service.name == "Operator" else WEIGHTS.get(name, 4)
+
+
 def _class_of(name: str) -> Any:
-    for module in (service_pb2, pb, value_pb2, keys_pb2):
+    for module in (service_pb2, pb, value_pb2, keys_pb2, operator_pb2):
         if hasattr(module, name):
             return getattr(module, name)
     from interpose.v1 import model_pb2
 
     return getattr(model_pb2, name)
-
-
-def resident(processes: list[psutil.Process]) -> dict[str, int]:
-    """Return the resident bytes of the service's own processes, by kind."""
-    found: collections.Counter[str] = collections.Counter()
-    for process in processes:
-        try:
-            name = title(process)
-            for kind in _WATCHED:
-                if kind in name:
-                    found[kind] = max(found[kind], process.memory_info().rss)
-        except psutil.Error:
-            continue
-    return dict(found)
 
 
 def run(
@@ -362,18 +366,18 @@ def run(
         fuzz = Fuzz(address, KEYS["stranger"], KEYS["neighbour"], "llama", SEED if seed is None else seed)
         fuzz_warm = Fuzz(address, KEYS["stranger"], KEYS["neighbour"], "llama", 1)
         fuzz_warm.run(1000, seconds=15.0)
-        processes = service.process.children(recursive=True)
-        before, engines = resident(processes), _engines(processes)
+        engines = _engines(service.process.children(recursive=True))
+        growth = Growth(service.process)
         began = time.monotonic()
-        tally = fuzz.run(messages or MESSAGES, seconds or 1e9, lambda text: print(f"  {text}", flush=True))
+        tally = fuzz.send(messages or MESSAGES, seconds or 1e9, lambda text: print(f"  {text}", flush=True))
         took = time.monotonic() - began
         after = service.process.children(recursive=True)
+        faults = tally.faults + _left(fuzz)
         if _engines(after) != engines:
-            raise Found("the engine is another one than at the beginning")
-        _until_nothing_is_left(fuzz)
-        grown = {kind: size - before.get(kind, size) for kind, size in resident(after).items()}
-        if any(size > GROWTH for size in grown.values()):
-            raise Found(f"a process has grown: {grown}")
+            faults.append("the engine is another one than at the beginning")
+        grown, more = growth.settled()
+        if faults := faults + more:
+            raise Found("\n".join([*faults, f"{sum(tally.answers.values())} messages in {took:.0f} s", str(grown)]))
     finally:
         service.close()
     results: dict[str, dict[str, float]] = collections.defaultdict(dict)
@@ -381,8 +385,7 @@ def run(
         results[name][outcome] = count
     total = sum(tally.answers.values())
     results["all"] = {"messages": total, "seconds": took, "faults": 0, "traces beside them": tally.canaries}
-    results["MiB grown"] = {kind: size / (1 << 20) for kind, size in grown.items()}
-    return dict(results)
+    return dict(results) | grown
 
 
 def _engines(processes: list[psutil.Process]) -> set[int]:
@@ -396,9 +399,11 @@ def _engines(processes: list[psutil.Process]) -> set[int]:
     return found
 
 
-def _until_nothing_is_left(fuzz: Fuzz, seconds: float = 60.0) -> None:
+def _left(fuzz: Fuzz, seconds: float = 60.0) -> list[str]:
+    """Return what the messages have left behind that does not go in time."""
     deadline = time.monotonic() + seconds
     while any((left := fuzz.left()).values()):
         if time.monotonic() > deadline:
-            raise Found(f"left after {seconds:g} s: {left}")
+            return [f"left after {seconds:g} s: {left}"]
         time.sleep(0.5)
+    return []

@@ -58,7 +58,7 @@ class Service:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         checkpoint = checkpoint or write_demo_model(folder / "llama")
-        self._port = _free_port()
+        self._port = free_port()
         served = {
             "name": "llama",
             "model": str(checkpoint),
@@ -144,7 +144,7 @@ def served(tensor_parallel_size: int, warm: int, engine: Mapping[str, object] | 
         service.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port that the system gives to no connection meanwhile."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:

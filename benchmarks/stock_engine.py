@@ -1,9 +1,9 @@
 """Stock vLLM on the system's Ray executor.
 
-`python -m benchmarks.stock_engine CHECKPOINT RANKS [OPTIONS]`. RANKS is the tensor-parallel size; OPTIONS are further options of
-vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs and starts its workers in another way. So the executor here is that
-of a service, `executor.cluster.executor`; worker, model runner and scheduler are vLLM's. The engine has a Ray head of its own,
-beside a service's, and shares GPUs with the service.
+`python -m benchmarks.stock_engine CHECKPOINT LAYOUT [OPTIONS]`. LAYOUT is the tensor-parallel size, or TENSORxSTAGES; OPTIONS are
+further options of vLLM's engine, as JSON. vLLM's own Ray executor refuses CPUs and starts its workers in another way. So the
+executor here is that of a service, `executor.cluster.executor`; worker, model runner and scheduler are vLLM's. The engine has a
+Ray head of its own, beside a service's, and shares GPUs with the service.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.layouts import Layout
 from benchmarks.models import prompts
 from benchmarks.own_ray import own_ray
 from benchmarks.rounds import answer_forever
 
 
-def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
+def main(checkpoint: str, layout: str, given: str = "{}") -> None:
     """Start the engine and answer requests until the input ends."""
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # without it `collective_rpc` returns no tensors
     # A forked engine process would believe that it is connected to Ray, as this process is.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    with own_ray(int(ranks)):
-        llm = _engine(checkpoint, int(ranks), json.loads(given))
+    spread = Layout.of(layout)
+    with own_ray(spread.ranks):
+        llm = _engine(checkpoint, spread, json.loads(given))
         try:
             answer_forever(Requests(llm).answer)
         finally:
             llm.shutdown()
 
 
-def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
+def _engine(checkpoint: str, layout: Layout, given: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -43,8 +45,10 @@ def _engine(checkpoint: str, ranks: int, given: dict[str, Any]) -> Any:
     from executor.plugin.config import prepare_environment, trace_options
     from serve_app.settings import ModelSettings
 
-    prepare_environment(ranks)
-    model = ModelSettings(model=checkpoint, tensor_parallel_size=ranks, engine=given)
+    prepare_environment(layout.ranks)
+    model = ModelSettings(
+        model=checkpoint, tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, engine=given
+    )
     options = engine_options(model)
     for name in trace_options(model.limits):  # options that make it a service's engine
         del options[name]

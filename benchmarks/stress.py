@@ -272,8 +272,6 @@ class Crowd:
     def _note(self, case: Case, alone: object, got: object, trace_id: str) -> None:
         if isinstance(got, tuple) and got[0] == Cancelled.__name__ and trace_id in self._cancelled:
             self.report.endings["cancelled"] += 1
-        elif isinstance(got, tuple) and tenants.NO_PROCESS in got[1] and got != alone:
-            self.report.endings["no process at the moment"] += 1
         elif isinstance(got, tuple) and got[0] in self._lost and got != alone:
             self.report.endings[f"lost: {got[0]}"] += 1
         elif same(got, alone):

@@ -18,7 +18,6 @@ TENANTS = (
     {"name": "strangers", "api_key": STRANGERS},
 )
 SHARE = 0.25
-NO_PROCESS = "there is no sandboxed process at the moment"  # a client submits such a trace again
 
 
 def keys(clients: int, share: float) -> list[str]:

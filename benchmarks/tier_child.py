@@ -1,7 +1,8 @@
 """One in-process engine of `benchmarks.tiers`.
 
 `python -m benchmarks.tier_child stock|interpose CHECKPOINT [OPTIONS]`. OPTIONS are further options of vLLM's LLM, as JSON. An
-answer is the seconds of a batch, a report of its parts, or a text that says why the batch does not count.
+answer is the seconds of a batch, a report of its parts, or a text that says why the batch does not count. With "sandbox" among
+OPTIONS the engine has sandboxed processes, with "sandbox_plans" plans of their blocks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,9 @@ class Engine:
         if self._traced:
             from executor.plugin.config import trace_options
 
-            options |= trace_options(BenchLimits, "local", **switched_on(trace_options))
+            sandboxes = {name: bool(options.pop(name, False)) for name in ("sandbox", "sandbox_plans")}
+            switches = switched_on(trace_options) | sandboxes
+            options |= trace_options(BenchLimits, "local", **switches)
         llm = LLM(model=checkpoint, **options)
         if current_platform.is_cuda():  # as in `benchmarks.engine_child`
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-CORES:])
@@ -83,6 +87,8 @@ class Engine:
         joined: bool = False,
         report: str = "",
         locations: int = 0,
+        trusted: bool = True,
+        traced: int | None = None,
     ) -> Any:
         """Return the seconds of a batch, or why it does not count.
 
@@ -94,9 +100,12 @@ class Engine:
             report: in place of the seconds: "layers" for the number of the model's layers, "parts" for the milliseconds of the
                 batch's parts, "profile" for these and a profile.
             locations: on how many layers the block works.
+            trusted: whether blocks may run in the worker's own process.
+            traced: how many of the requests have a block; None: as the row says.
         """
         chosen = with_locations(row, locations) if locations else ROWS[row]
-        run = Batch(self, chosen, batch, prompt_tokens, tokens, joined)
+        chosen = chosen if traced is None else replace(chosen, traced=traced)
+        run = Batch(self, chosen, batch, prompt_tokens, tokens, joined, trusted)
         profile = cProfile.Profile() if report == "profile" else None
         try:
             seconds = run.run(profile)
@@ -119,7 +128,7 @@ class Engine:
         made = {"captured": counts.captured, "failed": counts.failed, "mismatched": counts.mismatched}
         return counts.steps + Counter(made)
 
-    def traces(self, row: Row, count: int, joined: bool) -> list[TracedTrace]:
+    def traces(self, row: Row, count: int, joined: bool, trusted: bool = True) -> list[TracedTrace]:
         """Return the traces of a batch's requests with a block."""
         if not self._traced or not row.source or not count:
             return []
@@ -128,7 +137,7 @@ class Engine:
             captured = {name: self._constants[name] for name in row.captured}
             uploads = self.worker.interpose_outbox.uploads
             self._blocks[row.source] = TracedBlock(row.source, captured, uploads)
-        return self._blocks[row.source].batches(count, joined)
+        return self._blocks[row.source].batches(count, joined, trusted)
 
     def prompt(self, tokens: int) -> list[int]:
         """Return a new prompt."""
@@ -180,13 +189,16 @@ class Batch:
         batch: requests of the batch.
         prompt_tokens, tokens: numbers of tokens of each request.
         joined: whether all requests with a block are invokes of one trace.
+        trusted: whether blocks may run in the worker's own process.
     """
 
-    def __init__(self, engine: Engine, row: Row, batch: int, prompt_tokens: int, tokens: int, joined: bool) -> None:
+    def __init__(
+        self, engine: Engine, row: Row, batch: int, prompt_tokens: int, tokens: int, joined: bool, trusted: bool = True
+    ) -> None:
         self._engine = engine
         self._row = row
         traced = batch if row.traced is None else row.traced
-        self._traces = engine.traces(row, traced, joined and traced > 1)
+        self._traces = engine.traces(row, traced, joined and traced > 1, trusted)
         invokes = [(trace, invoke) for trace in self._traces for invoke in range(trace.invokes)]
         names = [engine.name() for _ in range(batch)]
         self._traced = dict(zip(names, invokes, strict=False))

@@ -1,8 +1,8 @@
 """An engine with traces on the service's executor, without a service around it.
 
-`python -m benchmarks.tier_ranks_child CHECKPOINT RANKS [OPTIONS]`. RANKS is the tensor-parallel size; OPTIONS are further options
-of vLLM's engine, as JSON. The engine has a Ray head of its own. Saved values come inside the events of a trace, since there is no
-session that would take them.
+`python -m benchmarks.tier_ranks_child CHECKPOINT LAYOUT [OPTIONS]`. LAYOUT is the tensor-parallel size, or TENSORxSTAGES; OPTIONS
+are further options of vLLM's engine, as JSON. The engine has a Ray head of its own. Saved values come inside the events of a
+trace, since there is no session that would take them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.engine_child import switched_on
+from benchmarks.layouts import Layout
 from benchmarks.models import prompts
 from benchmarks.own_ray import own_ray
 from benchmarks.rounds import answer_forever
@@ -26,16 +27,18 @@ from interpose.wire.events import apart
 LIMITS = {"inline_bytes": 1 << 31, "step_seconds": 60.0}
 
 
-def main(checkpoint: str, ranks: str, given: str = "{}") -> None:
+def main(checkpoint: str, layout: str, given: str = "{}") -> None:
     """Start the engine and answer requests until the input ends."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in `benchmarks.stock_engine`
-    with own_ray(int(ranks)):
+    spread = Layout.of(layout)
+    with own_ray(spread.ranks):
         from executor.engine.engine import TraceEngine
         from serve_app.settings import ModelSettings
 
         model = ModelSettings(
             model=checkpoint,
-            tensor_parallel_size=int(ranks),
+            tensor_parallel_size=spread.tensor,
+            pipeline_parallel_size=spread.stages,
             engine=json.loads(given),
             limits=LIMITS,
             **switched_on(ModelSettings),

@@ -47,14 +47,15 @@ class TracedBlock:
         self._objects = encoder.objects
         self._codes: dict[str, Any] | None = None
 
-    def batches(self, count: int, joined: bool = False) -> list[TracedTrace]:
+    def batches(self, count: int, joined: bool = False, trusted: bool = True) -> list[TracedTrace]:
         """Return the traces of a batch.
 
         Args:
             count: requests of the batch.
             joined: whether one trace has all requests as its invokes; otherwise each request is a trace of its own.
+            trusted: whether blocks may run in the worker's own process.
         """
-        return [self._trace(count)] if joined else [self._trace(1) for _ in range(count)]
+        return [self._trace(invokes, trusted) for invokes in ([count] if joined else [1] * count)]
 
     def request(self, prompt: list[int], sampling: Mapping[str, Any]) -> TraceRequest:
         """Return a trace of one request as an engine gets it.
@@ -71,13 +72,13 @@ class TracedBlock:
     def _message(self, invokes: Iterable[pb.Invoke]) -> pb.Trace:
         return pb.Trace(id=f"benchmark-{next(_ids)}", scope=self._objects, invokes=invokes, stacks=True)
 
-    def _trace(self, invokes: int) -> TracedTrace:
+    def _trace(self, invokes: int, trusted: bool) -> TracedTrace:
         from executor.core.programs import made, units_of
 
         message = self._message(pb.Invoke(program=self._program) for _ in range(invokes))
         if self._codes is None:
             self._codes = {unit.key: made(unit, 1 << 30) for unit in units_of(message)}
-        return TracedTrace(message, self._codes)
+        return TracedTrace(message, self._codes, trusted)
 
 
 class TracedTrace:
@@ -86,16 +87,19 @@ class TracedTrace:
     Args:
         message: the trace.
         codes: what its texts compile to.
+        trusted: whether its blocks may run in the worker's own process.
 
     Attributes:
         invokes: how many requests it has.
     """
 
-    def __init__(self, message: pb.Trace, codes: dict[str, Any]) -> None:
+    def __init__(self, message: pb.Trace, codes: dict[str, Any], trusted: bool) -> None:
         from executor.core.request import shipped
 
         self._id = message.id
-        self._shipment = shipped(TraceRequest(message.SerializeToString(), key=message.id), codes)
+        self._trusted = trusted
+        request = TraceRequest(message.SerializeToString(), key=message.id, trusted=trusted)
+        self._shipment = shipped(request, codes)
         self._events: list[bytes] = []
         self.invokes = len(message.invokes)
 
@@ -113,7 +117,7 @@ class TracedTrace:
         from executor.core.request import InvokeRequest
 
         shipment = self._shipment if self.invokes == 1 else None
-        return InvokeRequest(self._id, invoke, shipment=shipment).to_args()
+        return InvokeRequest(self._id, invoke, trusted=self._trusted, shipment=shipment).to_args()
 
     def finish(self, worker: Any, invoke: int, output: Any) -> None:
         """End the block of a finished request.
