@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # tools/protos.sh reads these, also when a test runs it.
 export PYTHON PIP_ARGS
 
-.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu bench docs packages lint format protos k8s-validate clean
+.PHONY: help demo test test-cluster test-compose test-lowest test-unit fidelity fidelity-gpu four-gpus bench docs packages lint format protos k8s-validate clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo 'make test-unit  the tests that need no engine: seconds'
 	@echo 'make fidelity   measure every location in every layout, and write docs/fidelity.md'
 	@echo 'make fidelity-gpu ENGINE=gpu  the same on GPUs, with both model runners and in both precisions'
+	@echo 'make four-gpus ENGINE=gpu  fidelity and benchmarks over four GPUs, in four parts of ten minutes at most'
 	@echo 'make bench      benchmarks: a table, and JSON in benchmarks/results'
 	@echo 'make docs       the documents as a site, in site/; a warning is an error'
 	@echo 'make packages   the distributions interpose and interpose-server, in dist/'
@@ -93,6 +94,17 @@ fidelity: $(STAMP)
 
 fidelity-gpu: $(STAMP)
 	$(BIN)/python -m tests.fidelity.on_gpus $(RUNS)
+
+# Each part ends in time, also if a process stands still; the rest is run also when a part has failed.
+WITHIN := timeout --signal=INT --kill-after=20 590 $(BIN)/python -m
+
+four-gpus: $(STAMP)
+	failed=0; \
+	$(WITHIN) tests.fidelity.on_gpus --layout 'TP 4' --seconds 520 || failed=1; \
+	$(WITHIN) tests.fidelity.on_gpus --layout 'TP 2 × PP 2' --seconds 520 || failed=1; \
+	$(WITHIN) benchmarks tier_ranks --tensor-parallel-size 1 4 --layout 2x2 --service --seconds 460 || failed=1; \
+	$(WITHIN) benchmarks tensor_parallel --tensor-parallel-size 4 || failed=1; \
+	exit $$failed
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

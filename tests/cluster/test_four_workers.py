@@ -13,15 +13,15 @@ import pytest
 
 import interpose
 from tests.cluster.matrix import WORKER
-from tests.e2e.service import RunningService
-from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
-from tests.e2e.test_pipeline import (  # noqa: F401
+from tests.e2e.alone.test_pipeline import (  # noqa: F401
     model,
     test_a_stream_has_what_each_step_saved,
     test_an_early_layer_is_read_and_a_late_one_written,
     test_an_error_on_one_stage_is_the_users_own,
     test_saves_of_both_stages_come_once,
 )
+from tests.e2e.service import RunningService
+from tests.e2e.test_fidelity import PROMPTS, Served, check_everything, read_everything
 from tests.oracle import Oracle
 
 pytestmark = pytest.mark.timeout(500)

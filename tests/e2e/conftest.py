@@ -43,7 +43,9 @@ def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         }
         for name, path in list(checkpoints.items())[:room]
     ]
-    running = RunningService(tmp_path_factory.mktemp("service"), {"models": models, "sessions": {"warm": 2}})
+    # Nothing is left in the object store soon after the tests, nor a session of a script of the documents.
+    sessions = {"warm": 2, "kept_upload_seconds": 12.0, "idle_seconds": 400.0}
+    running = RunningService(tmp_path_factory.mktemp("service"), {"models": models, "sessions": sessions})
     running.wait()
     yield running
     try:

@@ -143,6 +143,8 @@ def test_activation_patching(example: tuple[Any, Any], llama: Any, tokenizer: An
         truth[layer, position] = (patched[first] - patched[second] - lowest) / span
     np.testing.assert_allclose(found.share, truth.numpy(), atol=10 * TOLERANCE)
     assert found.share[-1, -1] == pytest.approx(1.0, abs=1e-3)
+    shared = next(at for at, (one, other) in enumerate(zip(found.clean, found.corrupted, strict=True)) if one != other)
+    assert shared >= 3 and not found.share[:, :shared].any(), "no run patches what both prompts begin with"
 
 
 def test_steering(example: tuple[Any, Any], llama: Any, tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import interpose
 from benchmarks.processes import zygotes
 from executor.sandbox.pool import READY
-from interpose.contract.errors import InterposeError, Unavailable
+from interpose.contract.errors import InterposeError
 from tests.cluster.matrix import FAULTS, Seen, There, leaks, report, shown
 from tests.e2e.service import RunningService, wait_for
 
@@ -33,6 +34,12 @@ def runs(model: interpose.Model) -> None:
     with model.trace("one two three"):
         hidden = model.model.layers[0].output[0].save()
     assert hidden.shape[-1] == 128
+
+
+def scans(model: interpose.Model) -> None:
+    """Run a block on shapes, which is no request that the scheduler knows."""
+    with model.scan("one two three"):
+        model.model.layers[0].output[0].shape
 
 
 def sandboxes(service: RunningService) -> tuple[list[psutil.Process], list[psutil.Process]]:
@@ -61,14 +68,26 @@ def test_a_part_of_the_sandbox_that_is_killed(second: RunningService, model: int
         tracer.job.wait(timeout=60)
         tracer.job.result()
     saw = time.monotonic() - killed
-    while True:
-        try:
-            runs(model)
-            break
-        except Unavailable:
-            assert time.monotonic() - killed < 60, "no trace runs any more"
+    runs(model)  # it waits for a process
     back = time.monotonic() - killed
     tracer.job.forget()
     wait_for(lambda: complete(second), 60)
     fault = FAULTS[12] if part == "zygote" else FAULTS[13]
     report(Seen(fault, shown(lost.value), saw, back, 0, leaks(second, before)))
+
+
+def test_traces_that_find_a_killed_zygote_wait_for_the_next(second: RunningService, model: interpose.Model) -> None:
+    """The zygote ends while no request is there, so that no step says so; as many traces start as processes were ready."""
+    [zygote], forked = sandboxes(second)
+    zygote.kill()
+    # What starts in the very moment of the kill is to be submitted again.
+    wait_for(
+        lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in (zygote, *forked)), 20
+    )
+    gone = zygote.pid
+    with ThreadPoolExecutor(READY + 1) as threads:
+        for done in [threads.submit(runs, model) for _ in range(READY)] + [threads.submit(scans, model)]:
+            done.result(timeout=120)
+    wait_for(lambda: complete(second), 60)
+    [zygote], _ = sandboxes(second)
+    assert zygote.pid != gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import threading
@@ -20,8 +21,8 @@ import interpose
 from benchmarks.processes import title
 from executor.cluster.shared_memory import SHARED_MEMORY, mapped_by
 from interpose.contract.errors import ServiceFailure, Unauthenticated, Unavailable
+from interpose.v1 import service_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.v1 import value_pb2
 from tests.e2e.conftest import RETENTION_SECONDS
 from tests.e2e.service import RunningService, failure_of, wait_for
 from tests.e2e.test_calls import trace
@@ -37,6 +38,7 @@ from tests.e2e.test_fidelity import (
     read_everything,
 )
 from tests.e2e.test_large_values import Memory
+from tests.engine.shipping.library import installed
 from tests.oracle import Oracle, difference
 
 pytestmark = pytest.mark.timeout(500)
@@ -119,6 +121,59 @@ def test_edits_are_the_tenants_own(second: RunningService) -> None:
         assert blues.clear_edits() == 1 and not blues.edits()
         assert [edit.name for edit in reds.edits()] == ["calm"] and chosen(reds) == 7
         assert reds.clear_edits() == 1
+
+
+def test_uploads_are_the_tenants_own(second: RunningService) -> None:
+    """A tenant cannot learn that another has sent the same weights: it sends them itself."""
+    weights = torch.arange(200_000, dtype=torch.float32)
+    digest = f"sha256:{hashlib.sha256(weights.numpy()).hexdigest()}"
+    with (
+        interpose.connect(second.address, api_key="red-key-1", progress=False) as red,
+        interpose.connect(second.address, api_key="blue-key-1", progress=False) as blue,
+    ):
+        model = red.model()
+        with model.trace("one two three"):
+            total = weights.sum().save()
+        assert total == weights.sum()
+
+        def held(client: interpose.Client) -> int:
+            with client.session() as session:
+                ask = service_pb2.UploadRequest(session_id=session.id, digest=digest, size=weights.nbytes)
+                return client.call("Upload", ask).received
+
+        assert held(red) == weights.nbytes, "a later session of the tenant"
+        assert held(blue) == 0
+        blues = blue.model()
+        with blues.trace("one two three"):
+            total = weights.sum().save()
+        assert total == weights.sum()
+
+
+def test_code_of_libraries_in_a_sandbox(
+    second: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant without trust hears what the sandbox has; other code is sent as source, and is imported nowhere else."""
+    with (
+        interpose.connect(second.address, api_key="red-key-1", progress=False) as red,
+        installed(tmp_path, monkeypatch) as tiny_sae,
+    ):
+        assert (
+            {"numpy", "torch"}
+            <= {row["package"] for row in red.packages()}
+            <= {"einops", "interpose", "numpy", "torch"}
+        )
+        model = red.model()
+        with model.trace("one two three"):
+            plain = model.model.layers[1].output[0].save()
+        sae = tiny_sae.load(5, plain.shape[-1])
+        with model.trace("one two three"):
+            features = sae.encode(model.model.layers[1].output[0]).save()
+        assert torch.allclose(features, sae.encode(plain).detach(), atol=1e-5)
+        with pytest.raises(interpose.InvalidArgument, match="imports transformers, which .*The server's sandbox has"):
+            with model.trace("one two three"):
+                import transformers
+
+                name = transformers.__name__.save()
 
 
 def test_what_is_kept_is_bounded_in_time_and_size(second: RunningService) -> None:

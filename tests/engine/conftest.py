@@ -11,8 +11,9 @@ import torch
 import zmq
 
 from interpose.cli.demo_model import write_demo_model
-from tests.engine.harness import LocalEngine
+from tests.engine.harness import LocalEngine, compile_here
 from tests.engine.in_two_ways import in_two_ways
+from tests.engine.kept import KEPT, Kept
 from tests.oracle import Oracle
 
 # vLLM's kernels for adapters on GPUs take half precision only, and what is compared here is float32: see tests/gpu.
@@ -52,14 +53,27 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEng
         yield made
 
 
+@pytest.fixture(scope="package")
+def kept() -> Iterator[Kept]:
+    """The engines that stay for the next file."""
+    yield KEPT
+    KEPT.close()
+
+
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / request.param, request.param)
-    bench = Bench(checkpoint, request.param)
-    yield bench
-    assert bench.engine.interleaver.idle, "a trace left something behind"
-    assert not any(
-        module._forward_hooks or module._forward_pre_hooks
-        for module in bench.engine.worker.model_runner.get_model().modules()
-    )
-    bench.engine.close()
+def bench(request: pytest.FixtureRequest, kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """An engine that files share, as it was when it started: nothing is in its cache, and nothing was left behind."""
+
+    def start() -> Bench:
+        checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / request.param, request.param)
+        return Bench(checkpoint, request.param)
+
+    with kept.use(request.param, start, lambda bench: bench.engine.close()) as bench:
+        yield bench
+        assert bench.engine.interleaver.idle, "a trace left something behind"
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks
+            for module in bench.engine.worker.model_runner.get_model().modules()
+        )
+        assert not bench.engine.applied and not bench.engine.trusted and bench.engine.compile is compile_here
+        assert bench.engine.llm.reset_prefix_cache()

@@ -18,6 +18,7 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
 from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import Outputs
+from executor.plan.prompt_rows import asked_of_prompt
 from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
 from interpose.contract.result import Result
@@ -28,6 +29,7 @@ from interpose.wire.decoder import Decoder
 from interpose.wire.encoder import Encoder
 from interpose.wire.request import TraceRequest
 from interpose.wire.resolver import Resolver
+from tests.engine.kept import KEPT
 
 # A block that keeps the logits and the token of every step that it sees, and the result.
 EVERY_STEP = """\
@@ -64,6 +66,7 @@ class Ran:
     events: list[bytes] = field(default_factory=list)  # as the worker sent them
     logs: str = ""
     accounting: pb.Accounting | None = None
+    cached: int = 0  # tokens of the prompt that vLLM took from its prefix cache, as vLLM says it
     output: pb.Event | None = None  # what the engine generated, as it travels; None for an invoke without a prompt
 
 
@@ -104,6 +107,7 @@ class Block:
     after: tuple[int, ...] = ()
     gang: int = 0
     joint: bool = False  # it has no prompt
+    prefix: bool | None = None  # whether its prompt may come from the prefix cache; None: as its text says
     lora: Any = None  # the engine's LoRARequest
 
 
@@ -132,6 +136,7 @@ class LocalEngine:
         graphs: bool = False,
         segments: bool = False,
         sandbox: bool = False,
+        plans: bool = False,
         **options: Any,
     ) -> None:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
@@ -140,13 +145,16 @@ class LocalEngine:
 
         from tests.engine.segmented import Segmented  # with it vLLM, whose environment is set first
 
+        KEPT.make_way()
         if not current_platform.is_cpu():  # several engines on one device, one after the other or beside another
             options = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 30, **options}
         options = {"enforce_eager": True, "max_model_len": 256, "disable_log_stats": True, **options}
         graphs = graphs or os.environ.get("INTERPOSE_TEST_GRAPHS") == "1"  # the same tests, with loops in the tables
-        plans = graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"  # the same tests, with steps of blocks as plans
+        plans = (
+            plans or graphs or os.environ.get("INTERPOSE_TEST_PLANS") == "1"
+        )  # the same tests, with steps of blocks as plans
         sandbox = sandbox or os.environ.get("INTERPOSE_TEST_SANDBOX") == "1"  # the same tests, in sandboxed processes
-        traced = trace_options(limits, "local", plans=plans, graphs=graphs, sandbox=sandbox)
+        traced = trace_options(limits, "local", plans=plans, graphs=graphs, sandbox=sandbox, sandbox_plans=plans)
         self.llm = LLM(model=str(checkpoint), **traced, **options)
         self.trusted = False  # whether traces are of a tenant with trust
         self.count = 0
@@ -159,6 +167,7 @@ class LocalEngine:
         """Give the engine's memory and process groups back."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        KEPT.make_way()
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         cleanup_dist_env_and_memory()
@@ -259,14 +268,18 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, own)
+            prefix = block.prefix
+            if prefix is None:
+                whole = request_of(trace, self.applied).parse()
+                prefix = block.gang < 2 and asked_of_prompt(whole, index) is None
+            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, prefix, own)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
             params = SamplingParams(**sampling, extra_args=request.to_args(), output_kind=RequestOutputKind.CUMULATIVE)
             engine.add_request(
                 request_id,
-                {"prompt_token_ids": block.prompt, "cache_salt": request_id},
+                {"prompt_token_ids": block.prompt, "cache_salt": request.salt(request_id)},
                 params,
                 lora_request=block.lora,
             )
@@ -311,6 +324,7 @@ class LocalEngine:
                 ran = results[output.request_id]
                 completion = output.outputs[0]
                 ran.token_ids, ran.finish_reason = list(completion.token_ids), completion.finish_reason or ""
+                ran.cached = output.num_cached_tokens or 0
                 if output.request_id not in pending:
                     continue
                 trace, index, _ = pending.pop(output.request_id)

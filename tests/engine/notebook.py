@@ -14,6 +14,7 @@ import numpy as np
 
 from executor.core.request import shipped
 from executor.engine.failures import MOST_STEPS
+from interpose.program.libraries import Libraries
 from interpose.rpc.progress import Progress
 from interpose.rpc.session import Session
 from interpose.tracing.model import Model
@@ -98,6 +99,7 @@ class _Client:
         self.awaited = False
         self.session = self.current_session = LocalSession(engine, description)
         self.limits = LIMITS
+        self.libraries = Libraries()
         self.progress = Progress(False)
 
 

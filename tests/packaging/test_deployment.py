@@ -238,6 +238,19 @@ def test_what_it_serves_are_settings_for_two_workers(profile: str, monkeypatch: 
     assert rest == (["--dtype", "float32", "--enforce-eager"] if profile == "cpu" else [])
 
 
+def test_the_file_for_tls_adds_to_the_heads_and_to_nothing_else() -> None:
+    added = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text())["services"]
+    heads = [name for name, service in COMPOSE["services"].items() if "healthcheck" in service]
+    assert sorted(added) == sorted(heads)
+    for name, service in added.items():
+        assert set(service) == {"environment", "volumes", "healthcheck"}
+        assert not service["environment"].keys() & COMPOSE["services"][name]["environment"].keys()
+        assert all(volume.endswith(":ro") for volume in service["volumes"])
+        # What the check waits for is as without TLS.
+        assert service["healthcheck"].keys() <= COMPOSE["services"][name]["healthcheck"].keys()
+    assert "docker-compose.tls.yml" in SERVING
+
+
 def _serve_parser(serve: Any) -> Any:
     from interpose.cli.parsing import Parser
 

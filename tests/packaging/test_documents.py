@@ -90,6 +90,8 @@ def test_every_command_is_of_a_kind_that_is_checked() -> None:
     known = ("make ", "interpose ", "pip install ", "python examples/", ". .venv/bin/activate")
     known += ("kubectl ", "mapfile ", "echo ", "docker ")  # test_deployment.py, tests/k8s
     known += ("python -m benchmarks",)  # test_benchmarks.py
+    known += ("python -m tests.fidelity ",)  # tests/engine/fidelity/test_checkpoint.py, test_real_weights.py
+    known += ("python -m tests.fidelity.on_gpus ",)  # tests/engine/fidelity/test_on_gpus.py
     known += ("python -m executor.plugin.contract",)  # tests/unit/test_vllm_contract.py
     assert [command for command in commands() if not command.startswith(known)] == []
 
@@ -101,7 +103,11 @@ def test_python_compiles(source: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    missing = [
+        link
+        for link in LINK.findall(document.read_text())
+        if not any(path.exists() for path in (document.parent / link, (document.parent / link).with_suffix(".ipynb")))
+    ]
     assert missing == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -56,6 +57,14 @@ def test_its_metadata_is_the_clients(client: Path, server: Path) -> None:
         "interpose[cpu]==0.1.0; extra == 'cpu'",
         "interpose[gpu]==0.1.0; extra == 'gpu'",
     ]
+    assert {*own.get_all("Classifier")} ^ {*clients.get_all("Classifier")} == {
+        "Operating System :: OS Independent",
+        "Operating System :: POSIX :: Linux",
+    }
+    for page in (own, clients):  # an index shows it, where links into the repository lead nowhere
+        assert page["Description-Content-Type"] == "text/markdown"
+        text = str(page.get_payload())
+        assert "pip install" in text and not re.search(r"\]\((?!https:)", text)
     assert (ROOT / "server" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 

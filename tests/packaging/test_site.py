@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import yaml
 
 import interpose
 from interpose.contract import errors
+from tools.notebooks import page_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -87,7 +89,34 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 def test_every_page_is_in_the_menu() -> None:
     listed = sorted(nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert listed == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    written = [*DOCS.rglob("*.md"), *(path.with_suffix(".md") for path in DOCS.rglob("*.ipynb"))]
+    assert listed == sorted(str(path.relative_to(DOCS)) for path in written)
+
+
+def test_a_notebook_is_a_page(site: Path) -> None:
+    text = (site / "notebooks" / "first-experiment.html").read_text()
+    assert "logit_lens" in text and "A first experiment" in text
+
+
+def test_what_cells_gave_is_on_the_page(tmp_path: Path) -> None:
+    outputs: list[dict[str, object]] = [
+        {"output_type": "stream", "name": "stdout", "text": ["a < b\n", "\n", "c\n"]},
+        {"output_type": "execute_result", "data": {"text/plain": ["<Picture>"], "image/png": "AAAA\n"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["x"], "text/html": ["<b>", "x</b>"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": ["1 + 1"], "outputs": outputs},
+    ]
+    notebook = tmp_path / "one.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    assert page_of(notebook).split("\n\n") == [
+        "# Title\ntext",
+        "```python\n1 + 1\n```",
+        "<pre><code>a &lt; b&#10;&#10;c</code></pre>",
+        '<p><img alt="picture" src="data:image/png;base64,AAAA"></p>',
+        '<div class="cell-output"><b>x</b></div>\n',
+    ]
 
 
 def test_the_cells_of_fidelity_are_a_page_of_their_own(site: Path) -> None:

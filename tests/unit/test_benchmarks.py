@@ -122,6 +122,13 @@ def test_options_reach_the_benchmarks_that_take_them() -> None:
     assert given == {"tensor_parallel_sizes": [1, 2, 4], "model": "1b", "dtype": "bfloat16", "rounds": 8}
     assert given.keys() == set(options_of("tensor_parallel"))
     assert chosen([])[0].names == [name for name in BENCHMARKS if name != "fuzz"]
+    line = "tier_ranks --tensor-parallel-size 1 4 --layout 2x2 --service --seconds 480"
+    assert chosen(line.split())[1] == {
+        "tensor_parallel_sizes": [1, 4],
+        "layouts": ["2x2"],
+        "service": True,
+        "seconds": 480.0,
+    }
     assert chosen("fuzz --messages 7 --seed 3".split())[1] == {"messages": 7, "seed": 3}
 
 
@@ -130,6 +137,8 @@ def test_options_reach_the_benchmarks_that_take_them() -> None:
     [
         "plain_decode --rounds 3",
         "tensor_parallel --case batch",
+        "tensor_parallel --layout 2x2",
+        "tier_ranks --layout 2x",
         "nothing",
         "start_up --rounds 0",
         "start_up --rounds 1",
@@ -140,7 +149,7 @@ def test_what_a_benchmark_does_not_take_is_refused(line: str, capsys: pytest.Cap
     with pytest.raises(SystemExit) as ended:
         chosen(line.split())
     assert ended.value.code == 2
-    assert re.search("does not take|no such|is not a count|invalid choice", capsys.readouterr().err)
+    assert re.search("does not take|no such|is not a count|is no layout|invalid choice", capsys.readouterr().err)
 
 
 def test_the_documents_commands_can_be_typed() -> None:

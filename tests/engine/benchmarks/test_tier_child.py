@@ -12,6 +12,7 @@ from benchmarks.many_blocks_child import NEIGHBOURS, TOKENS, Turns
 from benchmarks.tier_child import Engine
 from benchmarks.tier_rows import ROWS
 from interpose.cli.demo_model import Shape, write_demo_model
+from tests.engine.kept import KEPT
 
 REQUEST = {"batch": 3, "prompt_tokens": 16, "tokens": 4}
 
@@ -25,6 +26,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama", Shape(layers=6))
         memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 256 << 20}
         options = {"dtype": "float32", "max_model_len": 256, "enforce_eager": True, "skip_tokenizer_init": True}
+        KEPT.make_way()
         engine = Engine("interpose", str(checkpoint), {**options, **memory})
         yield engine
         assert engine.worker.model_runner.interleaver.idle
@@ -45,7 +47,8 @@ def test_a_report_has_the_parts_of_the_batch(engine: Engine) -> None:
     report = engine.answer(row="capture one", **REQUEST, report="profile")
     assert report["steps"] >= REQUEST["tokens"]
     assert report["admission"] + report["first step"] + report["finish"] < report["all"]
-    assert "executor/interleave" in report["profile"]
+    by_folder = report["profile"].split("own time by folder:")[1]
+    assert " ms  executor/" in by_folder  # which of its folders are among the longest is a matter of microseconds
 
 
 def test_missing_values_do_not_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from vllm.platforms import current_platform
 from interpose.contract.accounting import Accounting
 from tests.engine.conftest import Bench, expression
 from tests.engine.harness import Block, Ran
+from tests.oracle import Edit, difference
 
 PROMPT = [5, 400, 17, 99, 256]
 
@@ -75,3 +76,33 @@ def test_changes_to_copies_and_results_are_the_blocks_own(bench: Bench) -> None:
     [ran] = bench.engine.run(Block(PROMPT, source))
     assert ran.failure is None, ran.failure
     assert account(ran).written == {f"{bench.block(1)}.mlp.output": 1}
+
+
+def test_tokens_of_a_prompt_from_the_cache_are_counted(bench: Bench) -> None:
+    """What the block changes in later steps is what transformers gives for it, and the next request has nothing of it."""
+    ids = [5 + 37 * i % 480 for i in range(150)]
+    at = expression(bench.block(1) + ".mlp")
+    later = f"first = model.logits.output.save()\nfor step in tracer.iter[1:]:\n    {at}.output[:] = 0\n"
+    rans = [bench.engine.run(Block(ids, later, {"max_tokens": 3, "ignore_eos": True}))[0] for _ in range(2)]
+    truth = bench.oracle.run(ids, 3, [Edit(f"{bench.block(1)}.mlp", "output", lambda value: value * 0, steps={1, 2})])
+    for ran, cached in zip(rans, (0, 128), strict=True):
+        assert ran.failure is None, ran.failure
+        seen = account(ran)
+        assert (seen.prompt_tokens, seen.cached_tokens, ran.cached) == (150, cached, cached)
+        assert ran.token_ids == truth.tokens
+        assert difference(ran.saved["first"], truth.logits[0]) <= 1e-4
+    [wrong] = bench.engine.run(Block(ids, f"x = {at}.output.save()", prefix=True))
+    assert wrong.failure is not None and "may have come from the prefix cache" in wrong.failure.message
+    [whole] = bench.engine.run(Block(ids, f"x = {at}.output.save()"))
+    assert whole.cached == account(whole).cached_tokens == 0
+    assert difference(whole.saved["x"], truth.value(f"{bench.block(1)}.mlp", step=0)) <= 1e-4
+
+
+def test_prompts_that_begin_alike_in_one_step(bench: Bench) -> None:
+    """The second takes from the cache what the first fills in that step."""
+    ids = [6, *(5 + 37 * i % 480 for i in range(150))]
+    source = "first = model.logits.output.save()"
+    pair = bench.engine.run_traces([[Block(one, source)] for one in (ids, [*ids, 9])])
+    assert [ran.cached for ran in pair] == [0, 128]
+    for ran, one in zip(pair, (ids, [*ids, 9]), strict=True):
+        assert difference(ran.saved["first"], bench.oracle.run(one).logits[0]) <= 1e-4

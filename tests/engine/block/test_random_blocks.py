@@ -58,7 +58,7 @@ def compare(found: Any, expected: Any, where: str) -> None:
 
 @pytest.mark.timeout(900)  # seconds where the machine is otherwise idle
 @settings(
-    max_examples=30,
+    max_examples=16,
     derandomize=True,
     database=None,
     deadline=None,

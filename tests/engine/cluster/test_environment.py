@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from vllm import envs
 
 from executor.cluster.environment import forwarded
 
@@ -31,6 +32,7 @@ KEPT = {
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs.disable_envs_cache()  # vLLM remembers its variables once the process has had an engine
     for name in list(os.environ):
         monkeypatch.delenv(name)
     for name, value in (GIVEN | KEPT).items():

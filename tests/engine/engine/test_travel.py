@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from executor.core.ended import Ended
+from executor.core.programs import units_of
 from executor.core.request import InvokeRequest, Opened
+from executor.engine.requests import may_use_prefix
 from interpose.contract.result import Result
 from interpose.v1 import service_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -22,7 +25,7 @@ from interpose.v1.value_pb2 import Items, Value
 from interpose.wire.events import apart, kind_of
 from tests.engine.conftest import Bench
 from tests.engine.engine.travel import Way
-from tests.engine.harness import Block, request_of
+from tests.engine.harness import Block, compile_here, request_of
 
 MIB = 1 << 20
 PAGE = Path(__file__).parents[3] / "docs" / "how-a-trace-travels.md"
@@ -226,3 +229,24 @@ async def test_a_trace_that_is_aborted_leaves_the_others_of_its_call(bench: Benc
     assert not kinds_of[0] and set(kinds_of[1]) == {"output", "accounting"}
     assert pb.Failure.FromString(ends[0]).code == pb.ERROR_CODE_CANCELLED and ends[1] == b""
     assert bench.engine.interleaver.idle
+
+
+@pytest.mark.parametrize("bench", ["llama"], indirect=True)
+async def test_a_prompt_comes_from_the_cache(bench: Bench, way: Way) -> None:
+    """The engine reads off a block's text whether that is right; a text that does not compile says nothing."""
+    ids, other = ([start + 37 * i % 480 for i in range(200)] for start in (5, 6))
+
+    async def cached(*sources: str, prompt: list[int] = ids) -> list[int]:
+        events = await way.submit(trace_of(bench, *(Block(prompt, source) for source in sources)))
+        assert not any(event.HasField("failed") for event in events)
+        return [event.accounting.cached_tokens for event in events if event.HasField("accounting")]
+
+    assert await cached("x = model.logits.output.save()") == [0]
+    assert await cached("x = model.logits.output.save()", "r = tracer.result") == [128, 128]
+    assert await cached("x = model.model.layers[0].mlp.output.sum().save()") == [0]
+    status, _, data = await way.http("POST", "/v1/completions", json.dumps({"model": "m", "prompt": other}).encode())
+    assert status == 200, data
+    assert await cached("x = model.logits.output.save()", prompt=other) == [128]
+    trace = trace_of(bench, Block(ids, ""))
+    trace.invokes[0].program.source = "x = = 1\n"
+    assert not may_use_prefix(trace, 0, compile_here(units_of(trace)), bench.engine.llm.llm_engine.vllm_config)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.fidelity.architectures import LIGHT
+from tests.fidelity.changes import once
 from tests.fidelity.layouts import LAYOUTS, Layout
 from tests.fidelity.measure import COLUMNS, PHASES, SCHEDULINGS, START, Cells, conditions
 from tests.fidelity.recorded import RECORDED, section, summary, written_on
@@ -136,14 +137,17 @@ def test_a_part_is_compared_under_its_own_conditions() -> None:
 def test_the_suite_leaves_no_layout_architecture_or_condition_out() -> None:
     jobs = suite()
     assert [job.layout for job in jobs] == LAYOUTS
-    whole = [job for job in jobs if all(job.columns.get(name) == SCHEDULINGS for name in COLUMNS)]
+    whole, parts = jobs[:2], jobs[2:]
     assert [job.layout.name for job in whole] == ["TP 1", "TP 2"]
-    assert all(list(job.columns) == columns_of(job.layout) for job in whole)
-    light = [turn for job in whole for name in LIGHT for turn in job.columns[name]]
-    assert len(light) == len(whole) * len(LIGHT) and set(light) == (set(SCHEDULINGS) if LIGHT else set())
-    parts = [(name, turn) for job in jobs[len(whole) :] for name, turns in job.columns.items() for turn in turns]
-    assert {name for name, _ in parts} == set(COLUMNS)
-    assert {turn for _, turn in parts} == set(SCHEDULINGS)
+    assert [[len(job.columns[name]) for job in whole] for name in COLUMNS] == [[2, 1]] * len(COLUMNS)
+    for name in COLUMNS:
+        assert {turn for job in jobs for turn in job.columns.get(name, ())} == set(SCHEDULINGS)
+        assert any(name in job.columns for job in parts)
+    for job in jobs[:-1]:  # the last has one column
+        assert {turn for name in COLUMNS for turn in job.columns.get(name, ())} == set(SCHEDULINGS)
+    light = [turn for job in whole for name in LIGHT for turn in job.columns.get(name, ())]
+    assert len(light) == len(LIGHT) and set(light) == set(SCHEDULINGS)
+    assert {name for job in whole for name in job.columns} == {*COLUMNS, *LIGHT}
 
 
 def test_the_page_has_all_layouts_and_architectures_and_nothing_else() -> None:
@@ -155,6 +159,11 @@ def test_the_page_has_all_layouts_and_architectures_and_nothing_else() -> None:
         one.refused or list(one.conditions) == conditions() for columns in found.values() for one in columns.values()
     )
     assert render(found, described(), written) == written
+
+
+def test_each_value_is_changed_in_the_second_layer_or_in_the_last_that_has_it() -> None:
+    paths = ["embed.output", *(f"blocks.{i}.resid_pre" for i in range(3)), "blocks.0.attn.q", "blocks.2.mlp.up"]
+    assert once(paths) == {"embed.output", "blocks.1.resid_pre", "blocks.0.attn.q", "blocks.2.mlp.up"}
 
 
 def test_further_rows_come_beside_what_was_said() -> None:
@@ -176,8 +185,8 @@ def test_what_is_written_by_hand_stays() -> None:
 
 def test_a_recorded_measurement_says_where_it_differs_from_the_page() -> None:
     both = {layout: said(measured())[LAYOUT] for layout in LAYOUTS[:2]}
-    for ranks in (1, 2):
-        written = written_on(render(both, "- everything"), ranks)["llama"]
+    for layout in both:
+        written = written_on(render(both, "- everything"), layout)["llama"]
         now = measured(value=3e-6)["llama"]
         alike = summary(now, written)
         assert (alike["given"], alike["refused"], alike["largest"], alike["otherwise"]) == (6, 2, 3e-6, [])
@@ -191,7 +200,7 @@ def test_a_recorded_measurement_has_its_changes() -> None:
     """Locations that fail are named, unless none was measured, which the page says of such a run."""
     now = measured()["llama"]
     now["changed: embed.output"] = dict.fromkeys(PHASES, 5e-6)
-    written = written_on(render(said({"llama": now}), "- everything"), 1)["llama"]
+    written = written_on(render(said({"llama": now}), "- everything"), LAYOUT)["llama"]
     assert summary(now, written)["changes"] == 4
     failed = {**now, "changed: embed.output": dict.fromkeys(PHASES, "no")}
     assert summary(failed, written)["otherwise"] == [

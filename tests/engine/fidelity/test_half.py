@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fidelity.half import Compared, Distance, measure_half, ratio, too_far
-from tests.fidelity.layouts import Layout
+from tests.fidelity.layouts import ONE_RANK
 from tests.fidelity.measure import SCHEDULINGS, Known
 from tests.fidelity.recorded import summary, written_on
 from tests.fidelity.table import page
@@ -19,10 +19,10 @@ COLUMNS = {"gemma3": SCHEDULINGS[1], "qwen3_moe": SCHEDULINGS[2]}
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_location_and_change(column: str, tmp_path: Path) -> None:
     Known.write(tmp_path, column)
-    halves = measure_half(tmp_path, column, Layout(1, 1), [COLUMNS[column]])
+    halves = measure_half(tmp_path, column, ONE_RANK, [COLUMNS[column]])
     assert too_far(halves) == []
     assert ratio(halves) > 0.5, "rounding is to be seen in some location"
-    found = summary(halves, written_on(page().read_text(), 1)[column])
+    found = summary(halves, written_on(page().read_text(), ONE_RANK)[column])
     assert found["otherwise"] == []
     assert found["largest"] > 1e-3, "the engine is to compute in bfloat16"
 

@@ -150,7 +150,7 @@ PROMPTS = {
         "kept = [].save()\nfor step in tracer.iter[1:]:\n    kept.append(model.model.layers[1].output[0].save())\n",
         "graph",
         "",
-        "",
+        "may come from the engine's prefix cache",
     ),
 }
 

@@ -12,6 +12,7 @@ from executor.core.ended import Ended
 from tests.engine.harness import Block, LocalEngine, Ran, watch
 from tests.engine.interleave.test_loops_in_tables import (
     HIDDEN,
+    KEEP,
     LOOPS,
     PROMPTS,
     STEPS,
@@ -19,6 +20,7 @@ from tests.engine.interleave.test_loops_in_tables import (
     block,
     check_same,
     in_tables,
+    loop,
 )
 
 # A block of the prompt's step, and whether the tables take it.
@@ -185,3 +187,23 @@ def test_a_request_whose_block_only_read_is_a_plain_request(engines: tuple[Local
             for name in ("keeps one layer", "steers"):
                 engine.run(block(BLOCKS[name][0], 0, max_tokens=4))
     assert seen[:8] == seen[8:] == [0, 0, 0, 0, 1, 1, 1, 0]
+
+
+def test_prompts_from_the_cache(engines: tuple[LocalEngine, LocalEngine]) -> None:
+    """The steps after the prompt run in the tables all the same."""
+    ids = [5 + 37 * i % 480 for i in range(150)]
+    texts = [
+        loop("model.blocks[0].resid_post[:] += vector\n" + KEEP, "tracer.iter[1:]"),
+        loop("kept.append(model.logits.output.save())"),
+        "kept = model.logits.output.save()",
+    ]
+    for cached in (0, 128):
+        blocks = [replace(block(text, i), prompt=[i + 1, *ids]) for i, text in enumerate(texts)]
+        pairs = in_both(engines, *blocks)
+        assert [[ran.cached for ran in pair] for pair in pairs] == [[cached] * 2] * 3
+        # Only a block whose whole prompt is in a step starts before the step.
+        assert account(pairs[0][1]).tiers == {"graph": STEPS - 1, "block" if cached else "idle": 1}
+        assert account(pairs[0][1]).cached_tokens == cached
+    wrong = [replace(block(loop(KEEP), 0), prompt=prompt, prefix=True) for prompt in (ids, ids, PROMPTS[0])]
+    for one, other in in_both(engines, *wrong):
+        assert one.failure is not None and "may have come from the prefix cache" in one.failure.message, other

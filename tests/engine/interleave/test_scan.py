@@ -126,6 +126,23 @@ def test_errors_are_those_of_a_trace(bench: Bench) -> None:
     assert bench.engine.interleaver.idle
 
 
+def test_a_model_that_raises_leaves_nothing_of_the_scan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(tokens: int) -> None:
+        raise RuntimeError("no such kernel")
+
+    model = notebook(bench.engine)
+    mlp = layers(bench, model)[1].mlp
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.engine.worker, "_dummy_pass", broken)
+        with pytest.raises(interpose.InterposeError, match="no such kernel"):
+            with model.scan(PROMPT):
+                mlp.output
+    assert bench.engine.interleaver.idle
+    with model.scan(PROMPT):
+        output = mlp.output.save()
+    assert output.shape[0] == len(PROMPT)
+
+
 def test_weights_have_their_shapes(bench: Bench) -> None:
     model = notebook(bench.engine)
     mlp = layers(bench, model)[1].mlp

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engine.kept import KEPT
 from tests.oracle import Edit, Oracle, difference, locations
 from tests.oracle.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.oracle.location import Location, copy_of, write_into
@@ -89,6 +90,7 @@ def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoint") / request.param, request.param)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        KEPT.make_way()
         stock = Stock(checkpoint)
         yield stock
         stock.llm.llm_engine.engine_core.shutdown()

@@ -10,7 +10,10 @@ import torch
 
 from interpose.cli.demo_model import write_demo_model
 from interpose.v1 import trace_pb2 as pb
-from tests.engine.block.test_accounting import test_locations_are_counted_over_the_steps  # noqa: F401
+from tests.engine.block.test_accounting import (  # noqa: F401
+    test_locations_are_counted_over_the_steps,
+    test_tokens_of_a_prompt_from_the_cache_are_counted,
+)
 from tests.engine.block.test_cache import (  # noqa: F401
     test_all_modules_in_every_step,
     test_named_modules_of_each_prompt_after_their_changes,
@@ -44,6 +47,12 @@ from tests.engine.model.test_apply import (  # noqa: F401
 from tests.engine.model.test_not_finite import (  # noqa: F401
     test_a_block_that_sees_every_prompt_is_held_to_it_too,
     test_a_request_that_spoils_its_cache_fails_and_harms_nobody,
+)
+from tests.engine.model.test_parameters import (  # noqa: F401
+    test_a_name_that_there_is_not,
+    test_a_write_is_refused_and_reaches_nobody,
+    test_every_weight_is_the_checkpoints,
+    test_they_compute_with_the_values_of_the_model,
 )
 from tests.engine.model.test_skip import (  # noqa: F401
     test_a_skipped_layer_hands_its_input_on,

@@ -1,13 +1,18 @@
-"""A model over two ranks: one process answers for both, and gives what the workers' own blocks give."""
+"""A model over two ranks: one process answers for both, and gives what the workers' own blocks give, also as plans.
+
+The workers' own blocks read whole weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interpose.cli.demo_model import write_demo_model
+from tests.engine.conftest import Bench
 from tests.engine.harness import Block, LocalEngine
 from tests.engine.interleave.test_sandbox import (
     ONE,
@@ -18,17 +23,38 @@ from tests.engine.interleave.test_sandbox import (
     same,
     several_errors,
 )
+from tests.engine.interleave.test_sandboxed_plans import (  # noqa: F401
+    test_a_planned_loop_gives_what_the_block_gives_in_the_workers,
+    test_two_blocks_beside_each_other_have_plans_of_their_own,
+)
+from tests.engine.model.test_parameters import (  # noqa: F401
+    test_a_name_that_there_is_not,
+    test_a_write_is_refused_and_reaches_nobody,
+    test_every_weight_is_the_checkpoints,
+    test_they_compute_with_the_values_of_the_model,
+)
 from tests.engine.notebook import notebook
 from tests.engine.spread import SpreadEngine
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
-    checkpoint = write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
-    made = SpreadEngine(checkpoint, 2, 1, step_seconds=60.0, dtype="float32", sandbox=True)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_model(tmp_path_factory.mktemp("checkpoint") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[LocalEngine]:
+    made = SpreadEngine(checkpoint, 2, 1, step_seconds=60.0, dtype="float32", sandbox=True, plans=True)
     yield made
     assert made.worker.idle, "a rank holds something of a trace"
     made.close()
+
+
+@pytest.fixture
+def bench(engine: LocalEngine, checkpoint: Path) -> Bench:
+    """The engine for blocks of a tenant with trust, which run in the workers."""
+    engine.trusted = True
+    return Bench(checkpoint, "llama", lambda *_, **__: engine)
 
 
 TRACES = [

@@ -24,6 +24,7 @@ from interpose.contract.result import Result
 from interpose.modules.envoy import Envoy
 from interpose.modules.tree import Node
 from interpose.program.builder import TraceBuilder
+from interpose.program.libraries import Libraries
 from interpose.results.outcome import Outcome, update_in_place, values_of
 from interpose.v1.service_pb2 import Limits
 from interpose.v1.trace_pb2 import Event, Prompt, TokenIds, Trace
@@ -51,13 +52,19 @@ class Shipped(capture.CapturedContext):
         logs: what it printed.
     """
 
-    def __init__(self, alter: Callable[[Trace], object] = lambda trace: None, step_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        alter: Callable[[Trace], object] = lambda trace: None,
+        step_seconds: float = 5.0,
+        libraries: Libraries | None = None,
+    ) -> None:
+        self.libraries = libraries
         self.alter = alter
         self.budget = Budget(step_seconds, 512 << 20)
         self.logs = ""
 
     def run_block(self, block: capture.Block, scope: capture.Scope) -> None:
-        builder = TraceBuilder("test", TREE, LIMITS, lambda obj: obj is self)
+        builder = TraceBuilder("test", TREE, LIMITS, lambda obj: obj is self, libraries=self.libraries)
         builder.add_invoke(block, scope, Prompt(token_ids=TokenIds(ids=[1])), {})
         self.trace = Trace.FromString(builder.build().SerializeToString())
         self.alter(self.trace)

@@ -115,6 +115,15 @@ def test_a_table_of_models(service, client):
     assert EVIL in Page(table._repr_html_()).said
 
 
+def test_a_long_cell_of_a_table_folds():
+    views = [f"blocks[i].{name}" for name in ("resid_pre", "resid_mid", "resid_post", EVIL)]
+    table = Table.of("models", [{"name": "one", "views": views, "refused": dict.fromkeys(views, "why not")}])
+    page = Page(table._repr_html_())
+    assert page.folded == 2 and all(name in page.said and f"{name}: why not" in page.said for name in views)
+    assert len(max(repr(table).splitlines(), key=len)) < 140 and "blocks[i].resid_pre" in repr(table)
+    assert table[0]["views"] == views
+
+
 async def test_tables_of_asyncio(service):
     async with await interpose.connect_async(service.address, progress=False) as client:
         assert client.models == ("tiny-llama",)

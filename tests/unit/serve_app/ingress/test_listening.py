@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import datetime
 import os
+import re
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,6 +34,7 @@ from serve_app.service import _encrypted, free_port
 from serve_app.settings import GrpcSettings, TlsSettings, settings_from
 from serve_app.tenants.book import Keyring, book_of
 
+ROOT = Path(__file__).parents[4]
 HEALTHY = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()
 
 
@@ -161,6 +166,35 @@ async def test_clients_with_certificates(tmp_path: Path, monkeypatch: pytest.Mon
         assert await asyncio.to_thread(asked, port, "client") is None
         for name in ("stranger", ""):
             assert await asyncio.to_thread(asked, port, name) is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("head", ["head", "head-gpu"])
+async def test_compose_with_tls(head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings that docker-compose.tls.yml gives a head, and its check of health."""
+    made(tmp_path, "tls", made(tmp_path, "authority"))
+    (tmp_path / "tls.pem").rename(tmp_path / "tls.crt")
+    service = yaml.safe_load((ROOT / "docker-compose.tls.yml").read_text())["services"][head]
+    [volume] = service["volumes"]
+    target = volume.removesuffix(":ro").rpartition(":")[2]
+    given = {name: value.replace(target, str(tmp_path)) for name, value in service["environment"].items()}
+    given["TLS_NAME"] = re.sub(r"\$\{TLS_NAME:-(.*)\}", r"\1", given["TLS_NAME"])
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = settings_from({"model": "x"})
+    assert settings.grpc.tls is not None
+    *_, program = service["healthcheck"]["test"]
+
+    async def checked(port: int) -> int:
+        command = [sys.executable, "-c", program.replace("127.0.0.1:9000", f"127.0.0.1:{port}")]
+        return (await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)).returncode
+
+    async with serving(settings.grpc, monkeypatch) as port:
+        assert await checked(port) == 0
+        monkeypatch.setenv("TLS_NAME", "another")
+        assert await checked(port) == 1
+    async with serving(GrpcSettings(), monkeypatch) as port:
+        monkeypatch.setenv("TLS_NAME", "localhost")
+        assert await checked(port) == 1, "the port is not encrypted"
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key", "client_ca"])

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ from actors.telemetry.metrics import METRICS, Kind
 from interpose.contract.errors import NotFound, PermissionDenied, ServiceFailure, Unauthenticated, Unavailable
 from interpose.rpc.operator import operator_transport
 from interpose.v1 import operator_pb2 as pb
-from tests.e2e.service import RunningService, free_port, wait_for
+from tests.e2e.service import wait_for
+from tests.e2e.tenancy.conftest import KEYS, QUOTAS, Deployed
 from tests.e2e.test_calls import trace
 
 pytestmark = pytest.mark.timeout(500)
 
 PROMPT = "one two three"
-KEYS = {"red": "red-key-of-operators", "blue": "blue-key-of-operators", "boss": "boss-key-of-operators"}
 # Metrics of what a service on a CPU has not, or of what has not happened to it.
 ABSENT = {
     "sandbox_kills",
@@ -44,17 +43,17 @@ Sample = tuple[str, dict[str, str], float]
 
 
 class Watched:
-    """A service with two tenants and an operator, and what it writes for operators.
+    """A service, and what it writes for operators.
 
     Attributes:
         running: the service.
         folder: the folder of its files.
     """
 
-    def __init__(self, running: RunningService, folder: Path, port: int) -> None:
-        self.running = running
-        self.folder = folder
-        self._port = port
+    def __init__(self, deployed: Deployed) -> None:
+        self.running = deployed.running
+        self.folder = deployed.files
+        self._port = deployed.metrics_port
 
     def client(self, tenant: str) -> interpose.Client:
         return interpose.connect(self.running.address, KEYS[tenant], progress=False)
@@ -70,10 +69,10 @@ class Watched:
         return sum(value for found, has, value in self.scrape() if found == name and labels.items() <= has.items())
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The JSON lines of some files."""
-        return [
-            json.loads(line) for path in self.folder.glob(f"{name}-*.jsonl*") for line in path.read_text().splitlines()
-        ]
+        """The JSON lines of some files, by time: each process writes a file of its own."""
+        texts = (path.read_text() for path in self.folder.glob(f"{name}-*.jsonl*"))
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return sorted(lines, key=lambda line: str(line.get("time", "")))
 
     def ask(self, method: str, request: Any, key: str = KEYS["boss"]) -> Any:
         transport = operator_transport(self.running.address, key, 30.0)
@@ -99,33 +98,10 @@ def client_spans() -> InMemorySpanExporter:
 
 
 @pytest.fixture(scope="module")
-def watched(
-    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, client_spans: InMemorySpanExporter
-) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("operators")
-    port = free_port()
-    model = {
-        "name": "tiny",
-        "model": str(checkpoints["llama"]),
-        "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
-    }
-    tenants = [{"name": name, "api_key": key, "operator": name == "boss"} for name, key in KEYS.items()]
-    tenants[0] |= {"quotas": {"sessions": 8}}
-    settings: dict[str, object] = {
-        "models": [model],
-        "tenants": tenants,
-        "sessions": {"warm": 1},
-        "metrics": {"port": port},
-        "logs": {"folder": str(folder / "files"), "audit": True, "json_lines": True},
-        "spans": {"enabled": True},
-    }
-    running = RunningService(folder, settings).wait()
-    try:
-        found = Watched(running, folder / "files", port)
-        work(found)
-        yield found
-    finally:
-        running.stop()
+def watched(deployed: Deployed, client_spans: InMemorySpanExporter) -> Watched:
+    found = Watched(deployed)
+    work(found)
+    return found
 
 
 def work(watched: Watched) -> None:
@@ -301,6 +277,7 @@ def test_an_operator_lists_and_cancels_the_traces_of_others(watched: Watched) ->
         assert cancelled.stdout == f"{row.key}: cancelled\n"
         with pytest.raises(interpose.Cancelled):
             job.result()
+        job.forget()
         assert watched.command("cancel", row.key).stdout == f"{row.key}: does not run\n"
         assert watched.command("traces").stdout == "no trace waits or runs\n"
     assert [line["trace"] for line in watched.lines("audit") if line["action"] == "cancel"] == [row.key, row.key]
@@ -325,6 +302,7 @@ def test_a_drained_service_takes_no_new_traces_and_finishes_the_others(watched: 
             watched.running.submit(another, metadata=(("x-api-key", KEYS["red"]),))
         assert "draining: tiny; 0 still running" in watched.command("drain", "--model", "tiny", "--wait").stdout
         assert tracer.job.result() is not None
+        tracer.job.forget()
         assert watched.command("drain", "--model", "tiny", "--end").stdout == "draining: nothing\n"
         wait_for(lambda: watched.ask("ListTraces", pb.ListTracesRequest()).total == 0, 20)
         traced(client)
@@ -354,7 +332,7 @@ def test_one_replica_is_drained(watched: Watched) -> None:
 
 def test_tenants_and_their_usage(watched: Watched) -> None:
     rows = {row.use.name: row for row in watched.ask("ListTenants", pb.ListTenantsRequest()).tenants}
-    assert rows.keys() == KEYS.keys()
+    assert rows.keys() == KEYS.keys() | QUOTAS.keys()
     assert [name for name, row in rows.items() if row.operator] == ["boss"]
     assert rows["red"].use.quotas and rows["red"].keys == 1 and rows["red"].use.traces_done >= 4
     usage = watched.ask("GetUsage", pb.GetUsageRequest())

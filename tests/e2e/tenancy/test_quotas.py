@@ -1,10 +1,12 @@
-"""Quotas of tenants over a whole service with two ingress replicas: exact, and nothing is owed when a part of it dies."""
+"""Quotas of tenants over a whole service with two ingress replicas: exact, and nothing is owed when a part of it dies.
+
+The tests of operators come before: what runs here would be in their counts.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -12,42 +14,25 @@ import pytest
 import interpose
 from interpose.v1 import service_pb2
 from tests.e2e.service import RunningService, wait_for
+from tests.e2e.tenancy.conftest import (
+    KEPT_SESSIONS,
+    RESERVED_SESSIONS,
+    RUNNING,
+    STORED,
+    TOKENS,
+    WAITING,
+    Deployed,
+)
 
 pytestmark = pytest.mark.timeout(500)
 
 THREADS = 64
-RUNNING, WAITING = 4, 6
-TOKENS = 4000
-STORED = 1 << 20
-KEPT_SESSIONS = 18
 
 
-@pytest.fixture(scope="module")
-def service(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """A service of its own, whose tenants have small quotas."""
-    model = {
-        "name": "tiny",
-        "model": str(checkpoints["llama"]),
-        "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 16},
-    }
-    quotas: dict[str, dict[str, float]] = {
-        "racer": {"running_traces": RUNNING, "waiting_traces": WAITING, "reserved_sessions": 4},
-        "spender": {"tokens_per_minute": TOKENS, "reserved_sessions": 2},
-        "keeper": {"stored_bytes": STORED, "reserved_sessions": 2},
-        "asker": {"tokens_per_minute": 100},
-        "greedy": {},
-    }
-    settings = {
-        "models": [model],
-        "ingress_replicas": 2,
-        "tenants": [{"name": name, "api_key": f"{name}-key", "quotas": own} for name, own in quotas.items()],
-        "quotas": {"reserved_sessions": 0},
-        "sessions": {"warm": 2, "per_actor": 4, "max_sessions": KEPT_SESSIONS + 8, "wait_seconds": 0.0},
-    }
-    running = RunningService(tmp_path_factory.mktemp("quotas"), settings).wait()
-    assert len(running.processes("ServeReplica:interpose:ingress")) == 2
-    yield running
-    assert running.stop() == 0
+@pytest.fixture(scope="module", autouse=True)
+def alone(deployed: Deployed) -> None:
+    """No session of another module's tests is open, so that all that are not reserved can be had."""
+    wait_for(lambda: not deployed.running.status().sessions, 30)
 
 
 def connected(service: RunningService, tenant: str) -> interpose.Client:
@@ -97,8 +82,10 @@ def test_a_greedy_tenant_leaves_what_is_reserved_for_others(service: RunningServ
     """The first test here: jobs of others keep their sessions for long."""
     with connected(service, "greedy") as client:
         kept: list[interpose.SessionBlock] = []
-        with pytest.raises(interpose.QuotaExceeded, match=r"or reserved for other tenants \(8\)") as caught:
-            for _ in range(KEPT_SESSIONS + 8):
+        with pytest.raises(
+            interpose.QuotaExceeded, match=rf"or reserved for other tenants \({RESERVED_SESSIONS}\)"
+        ) as caught:
+            for _ in range(KEPT_SESSIONS + RESERVED_SESSIONS):
                 session = client.session()
                 assert session.id
                 kept.append(session)
