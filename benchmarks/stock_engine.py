@@ -47,7 +47,7 @@ def _engine(checkpoint: str, layout: Layout, given: dict[str, Any]) -> Any:
 
     prepare_environment(layout.ranks)
     model = ModelSettings(
-        model=checkpoint, tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, engine=given
+        model=checkpoint, tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.pipeline, engine=given
     )
     options = engine_options(model)
     for name in trace_options(model.limits):  # options that make it a service's engine

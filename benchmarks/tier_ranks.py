@@ -118,7 +118,7 @@ def _rows(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the figures of each batch size and row of a layout."""
     began = time.monotonic()
-    tokens = FEW_TOKENS if not model.gpu else STAGED_TOKENS if layout.stages > 1 else TOKENS
+    tokens = FEW_TOKENS if not model.gpu else STAGED_TOKENS if layout.pipeline > 1 else TOKENS
     for share, batch in zip(SHARES, BATCHES, strict=True):
         request = {"batch": batch, "prompt_tokens": PROMPT_TOKENS, "tokens": tokens}
         left = (seconds - (time.monotonic() - began)) * share
@@ -184,7 +184,7 @@ def _engines(
 
     It waits for none of them, unless they start one by one.
     """
-    if layout.stages > 1:
+    if layout.pipeline > 1:
         options = {**options, "enforce_eager": False}  # Eager stages of stock vLLM fail on CPUs.
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as stops:
         engines = _Engines({}, stops.close)
@@ -197,7 +197,7 @@ def _engines(
             if one_by_one:
                 engines.wait(layout)
         if served:
-            model = {**switched_on(ModelSettings), "pipeline_parallel_size": layout.stages}
+            model = {**switched_on(ModelSettings), "pipeline_parallel_size": layout.pipeline}
             service = Service(layout.tensor, 1, options, Path(checkpoint), model=model)
             stack.callback(_close, service)
             stops.callback(service.stop)

@@ -38,7 +38,7 @@ def main(checkpoint: str, layout: str, given: str = "{}") -> None:
         model = ModelSettings(
             model=checkpoint,
             tensor_parallel_size=spread.tensor,
-            pipeline_parallel_size=spread.stages,
+            pipeline_parallel_size=spread.pipeline,
             engine=json.loads(given),
             limits=LIMITS,
             **switched_on(ModelSettings),

@@ -1098,7 +1098,7 @@ VIEWS = Group(
             _names(
                 "num_experts num_local_experts intermediate_size_per_partition skip_final_all_reduce moe_parallel_config"
             )
-            + _names("intermediate_size_per_partition_unpadded hidden_dim_unpadded"),
+            + _names("intermediate_size_per_partition_unpadded hidden_dim_unpadded routing_method"),
             "the sizes of single experts",
         ),
         Attributes(
@@ -1112,6 +1112,16 @@ VIEWS = Group(
             "single experts run in their layer's kernel",
         ),
         Call(
+            f"{_MOE}.routed_experts.RoutedExperts.forward_monolithic",
+            "*, x, router_logits, input_ids",
+            "single experts run in a kernel that chooses the experts itself",
+        ),
+        Attributes(
+            f"{_MOE}.config.RoutingMethodType",
+            _names("Renormalize RenormalizeNaive"),
+            "kernels that weigh the chosen experts by the softmax of their logits",
+        ),
+        Call(
             f"{_MOE}.runner.moe_runner.MoERunner.forward",
             "hidden_states, router_logits",
             "the rows and the logits that a layer's experts are given, by these names",
@@ -1119,7 +1129,7 @@ VIEWS = Group(
         Attributes(f"{_MOE}.runner.shared_experts.SharedExperts", _names("_layer"), "a layer's shared experts"),
         Attributes(
             f"{_MOE}.unquantized_fused_moe_method.UnquantizedFusedMoEMethod",
-            _names("moe_kernel is_monolithic topk_indices_dtype"),
+            _names("moe_kernel is_monolithic topk_indices_dtype skip_forward_padding"),
             "experts' weights that are numbers as they are",
         ),
         Attributes(

@@ -2,8 +2,9 @@
 
 An engine's kernel runs all chosen experts at once and returns the sum of their outputs. For the rows of a request that asks, the
 layer's own kernel runs once more: each row once for each of its experts, with the weight 1, which gives the experts' outputs.
-Their hidden layers come from the same kernel with the identity in the place of the projection back, or from the weights
-themselves where the engine keeps them as they are.
+A kernel that chooses the experts itself is given logits that leave one expert alone. Their hidden layers come from the same
+kernel with the identity in the place of the projection back, or from the weights themselves where the engine keeps them as they
+are.
 
 The result is checked against the engine: the weighted sum of the outputs, with the shared experts' output, must be what the layer
 returned for these rows. Otherwise the values are refused.
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from vllm._custom_ops import cpu_fused_moe, cpu_prepack_moe_weight
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
@@ -37,6 +39,9 @@ from interpose.v1 import trace_pb2 as pb
 KINDS = (str(Kind.EXPERT_ACT), str(Kind.EXPERT_OUT))
 _LARGEST = 1 << 30  # bytes of one rank's part
 _STRIPE = 512  # columns of a hidden layer at a time
+_LARGE = 1e4  # a logit: the softmax over it and its negative is 1 and 0 in every dtype
+# The chosen experts' weights are the softmax of their own logits.
+_SOFTMAX_OF_CHOSEN = (RoutingMethodType.Renormalize, RoutingMethodType.RenormalizeNaive)
 _HINT = "use mlp.router_logits, the MLP's input and its output"
 
 
@@ -134,10 +139,11 @@ class Experts:
             or runner.routed_output_transform is not None
             or isinstance(runner.router, ZeroExpertRouter)
             or runner.routed_experts.apply_router_weight_on_input
-            or runner.routed_experts.quant_method.is_monolithic
         )
         if beside:
             raise ValueError("the layer does more than to weigh and to add what its experts give")
+        if runner.routed_experts.quant_method.is_monolithic and config.routing_method not in _SOFTMAX_OF_CHOSEN:
+            raise ValueError("the kernel chooses the experts itself, and cannot be given one of them")
         if config.num_local_experts != config.num_experts or config.num_experts != config.num_logical_experts:
             raise ValueError("the experts are spread over ranks, or kept more than once")
 
@@ -159,15 +165,23 @@ class Experts:
             hidden: the rows, [rows, width].
             experts: the chosen experts, [rows, chosen].
         """
-        count = experts.shape[1]
-        made: torch.Tensor = self._runner.routed_experts.forward_modular(
-            x=hidden.repeat_interleave(count, dim=0),
-            topk_weights=torch.ones(experts.numel(), 1, dtype=torch.float32, device=hidden.device),
-            topk_ids=experts.reshape(-1, 1).contiguous(),
-            shared_experts=None,
-            shared_experts_input=None,
-        )
-        return made.unflatten(0, (-1, count))
+        count, routed = experts.shape[1], self._runner.routed_experts
+        x = hidden.repeat_interleave(count, dim=0)
+        if not routed.quant_method.skip_forward_padding:
+            x = torch.nn.functional.pad(x, (0, self._runner.moe_config.hidden_dim - x.shape[1]))
+        if routed.quant_method.is_monolithic:
+            alone = x.new_full((x.shape[0], self._runner.moe_config.num_logical_experts), -_LARGE)
+            alone.scatter_(1, experts.reshape(-1, 1).long(), _LARGE)
+            made: torch.Tensor = routed.forward_monolithic(x=x, router_logits=alone, input_ids=None)
+        else:
+            made = routed.forward_modular(
+                x=x,
+                topk_weights=torch.ones(experts.numel(), 1, dtype=torch.float32, device=hidden.device),
+                topk_ids=experts.reshape(-1, 1).contiguous(),
+                shared_experts=None,
+                shared_experts_input=None,
+            )
+        return made[:, : hidden.shape[1]].unflatten(0, (-1, count))
 
     def _hidden_layers(self, hidden: torch.Tensor, experts: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return each chosen expert's hidden layer, [rows, chosen, width].

@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.layouts import Layout
 from tests import stand_ins
 from tests.conftest import ENVIRONMENT
 
@@ -40,7 +41,7 @@ def main() -> None:
     from tests.fidelity import launch, suite, table
     from tests.fidelity.architectures import ALL
     from tests.fidelity.checkpoint import DTYPES
-    from tests.fidelity.layouts import LAYOUTS, named
+    from tests.fidelity.layouts import LAYOUTS
     from tests.fidelity.suite import columns_of
 
     parser = argparse.ArgumentParser("tests.fidelity", description="Measure, and write docs/fidelity.md.")
@@ -68,11 +69,11 @@ def main() -> None:
             asked.suite.write_text(json.dumps({layout.name: columns for layout, columns in measured.items()}))
             return
         if asked.tried:
-            tried = [suite.tried(layout, asked.tried) for layout in map(named, asked.layouts or ["TP 1"])]
+            tried = [suite.tried(layout, asked.tried) for layout in map(Layout.named, asked.layouts or ["TP 1"])]
             sys.exit(_print(launch.run(tried, Path(folder))))
         written = table.page().read_text()
         said = table.parse(written)
-        for layout in map(named, asked.layouts) if asked.layouts else LAYOUTS:
+        for layout in map(Layout.named, asked.layouts) if asked.layouts else LAYOUTS:
             if layout not in LAYOUTS:
                 parser.error(f"the page has no layout {layout.name}; it has {', '.join(one.name for one in LAYOUTS)}")
             job = suite.Job.whole(layout, asked.columns or (), asked.rows)
@@ -121,11 +122,11 @@ def _validate(asked: argparse.Namespace) -> int | str:
     """Measure a checkpoint and print what was found; return the exit code, or why nothing was measured."""
     from tests.fidelity import real
     from tests.fidelity.checkpoint import NotMeasured, report
-    from tests.fidelity.layouts import ONE_RANK, named
+    from tests.fidelity.layouts import ONE_RANK
 
     shown, sys.stdout = sys.stdout, sys.stderr  # what the engine prints is no JSON
     try:
-        layouts = [named(name) for name in asked.layouts] or [ONE_RANK]
+        layouts = [Layout.named(name) for name in asked.layouts] or [ONE_RANK]
         found = report(asked.checkpoint.resolve(), asked.only, layouts, asked.dtype)
     except (NotMeasured, ValueError) as why:
         return str(why)

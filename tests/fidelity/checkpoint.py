@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from benchmarks.layouts import Layout
 from executor.plugin.config import prepare_environment
 from tests.engine.harness import Limits
 from tests.fidelity.changes import truth_of
 from tests.fidelity.half import TIMES, Compared, HalfMeasurement, Halves
-from tests.fidelity.layouts import ONE_RANK, Layout
+from tests.fidelity.layouts import ONE_RANK
 from tests.fidelity.measure import (
     PHASES,
     PROMPTS,

@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.layouts import Layout
 from tests.engine.harness import Block
 from tests.fidelity import changes
+from tests.fidelity.architectures import ALL
 from tests.fidelity.changes import changeable, ramp
-from tests.fidelity.layouts import Layout, named
 from tests.fidelity.measure import (
     CHANGED,
     PHASES,
@@ -127,12 +128,18 @@ class HalfMeasurement(Measurement):
         layout: of the engine.
         reports: whether this process is told the values; one rank is.
         compared: makes the comparison of a location under a condition.
+        modules: whether the engine's modules are measured, beside canonical values.
     """
 
     def __init__(
-        self, known: Known, layout: Layout, reports: bool, compared: Callable[[], Compared] = Compared
+        self,
+        known: Known,
+        layout: Layout,
+        reports: bool,
+        compared: Callable[[], Compared] = Compared,
+        modules: bool = True,
     ) -> None:
-        super().__init__(known, layout, reports, "bfloat16")
+        super().__init__(known, layout, reports, "bfloat16", modules)
         self._compared = compared
         self._reports = reports
         if not reports:
@@ -297,7 +304,7 @@ def measure_half(folder: Path, column: str, layout: Layout, schedulings: Sequenc
     """Measure one column as one rank; empty where another one is told."""
     reports = int(os.environ.get("RANK", "0")) == layout.reporting
     try:
-        measurement = HalfMeasurement(Known.read(folder, column), layout, reports)
+        measurement = HalfMeasurement(Known.read(folder, column), layout, reports, modules=column not in ALL)
     except NotStarted as refused:
         return {START: {"": str(refused)}}
     halves = measurement.halves(schedulings)
@@ -309,7 +316,7 @@ def measure_half(folder: Path, column: str, layout: Layout, schedulings: Sequenc
 def main() -> None:
     """Measure as one rank; see the module's docstring."""
     result, folder, name, *columns = sys.argv[1:]
-    layout = named(name)
+    layout = Layout.named(name)
     rank = int(os.environ["RANK"])
     prepare_rank(layout)
     measured: dict[str, Halves] = {}

@@ -18,9 +18,9 @@ import torch
 from vllm import LLM  # noqa: F401, with all that an engine needs
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from benchmarks.layouts import Layout
 from executor.plugin.config import trace_options
 from tests.engine.harness import Limits
-from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import Cells, Known, as_file, measure
 from tests.fidelity.suite import Job
 

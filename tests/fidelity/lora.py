@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
+from benchmarks.layouts import Layout
 from executor.model.lora import Adapters
 from executor.plugin.config import prepare_environment
 from interpose.cli.demo_model import write_demo_model
 from tests.engine.harness import Block, LocalEngine
 from tests.fidelity.adapters import ADAPTERS, write_adapter
 from tests.fidelity.half import Compared, Halves, triple
-from tests.fidelity.layouts import Layout
 from tests.fidelity.measure import BESIDE, PHASES, PROMPTS, STEPS, Cells, Measurement, Ran, spread
 from tests.fidelity.places import Truth, places_of
 from tests.oracle import Oracle, difference

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.layouts import Layout
 from executor.block.fiber import Fiber  # noqa: F401 - before transformers makes a model, see there
 from executor.plugin.config import check_config, prepare_environment
 from interpose.cli.demo_model import ARCHITECTURES, write_demo_model, write_model
 from tests.engine.harness import Block, Limits, LocalEngine, Ran
 from tests.fidelity.architectures import ALL, SHAPE
 from tests.fidelity.changes import Changed, changed, truth_of
-from tests.fidelity.layouts import Layout, named
 from tests.fidelity.places import Place, Truth, places_of
 from tests.fidelity.ranks import LaunchedRank
 from tests.oracle import Oracle, difference
@@ -169,14 +169,16 @@ class Measurement:
         rows: Sequence[str] = (),
         off: Off = difference,
     ) -> None:
-        takes_images = "text_config" in json.loads((known.checkpoint / "config.json").read_text())
-        text = {"language_model_only": True} if takes_images else {}
+        config = json.loads((known.checkpoint / "config.json").read_text())
+        special: dict[str, object] = {"language_model_only": True} if "text_config" in config else {}
+        if "linear_attention" in config.get("text_config", config).get("layer_types", ()) and torch.cuda.is_available():
+            special["gdn_prefill_backend"] = "triton"  # vLLM would take FlashInfer's kernel, installed or not
         self._off = off
         self._checkpoint = known.checkpoint
         self._made = partial(
             LocalEngine,
             known.checkpoint,
-            **text,
+            **special,
             dtype=dtype,
             block_size=BLOCK,
             max_num_batched_tokens=256,
@@ -189,12 +191,12 @@ class Measurement:
         except ValueError as why:
             raise NotStarted(str(why)) from why
         # What vLLM has switched off stays off: it cuts and caches no prompt of latent attention on CPUs.
-        config = self.engine.llm.llm_engine.vllm_config
-        latent = config.model_config.use_mla
-        self._cuts = config.scheduler_config.enable_chunked_prefill or not latent
-        self._caches = config.cache_config.enable_prefix_caching or not latent
+        made = self.engine.llm.llm_engine.vllm_config
+        latent = made.model_config.use_mla
+        self._cuts = made.scheduler_config.enable_chunked_prefill or not latent
+        self._caches = made.cache_config.enable_prefix_caching or not latent
         # The states that such a model's cache holds are laid out otherwise in an engine without a prefix cache.
-        self._aligned = config.cache_config.mamba_cache_mode == "align"
+        self._aligned = made.cache_config.mamba_cache_mode == "align"
         places = places_of(known.checkpoint, self.engine.worker.interpose_tree, modules)
         self.places = [place for place in places if not rows or place.row.endswith(tuple(f".{row}" for row in rows))]
         self._truth = known.prompts if reports else None
@@ -390,7 +392,7 @@ def _wait(there: Callable[[], bool]) -> None:
 def main() -> None:
     """Measure as one rank; see the module's docstring."""
     result, folder, layout, *columns = sys.argv[1:]
-    measure(Path(folder), dict.fromkeys(columns, SCHEDULINGS), named(layout), Path(result))
+    measure(Path(folder), dict.fromkeys(columns, SCHEDULINGS), Layout.named(layout), Path(result))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `python -m tests.fidelity.on_gpus [RUN…]` measures with both of vLLM's model runners, in float32 and in bfloat16, in each layout
 of `OVER` that there are GPUs for; or the runs that are named. `--layout LAYOUT…` measures the runs of these layouts, `--columns
-COLUMN…` these architectures. All run side by side, and all processes end after `--seconds`.
+COLUMN…` these architectures: each that the page has of the layout. All run side by side, and all processes end after `--seconds`.
 
 It ends with status 1 if a location or a change is further off than it may be, or is given or refused otherwise than on the page;
 or if a process failed, or the time ended before all was measured. What was measured is recorded all the same, and the page says
@@ -28,8 +28,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.layouts import Layout
 from tests.conftest import ENVIRONMENT
-from tests.fidelity.layouts import ONE_RANK, Layout, named
+from tests.fidelity.layouts import ONE_RANK
 
 SECONDS = 1500.0
 ATTENTION = "attention in the backend that vLLM chooses (in Triton's with full float32 products)"  # TRITON_F32_DEFAULT
@@ -135,6 +136,10 @@ class Group:
         found = self.found()
         return [column for column in self._columns if column not in found]
 
+    def leave(self, columns: Sequence[str]) -> None:
+        """Leave columns to another group."""
+        self._columns = [column for column in self._columns if column not in columns]
+
     def found(self) -> dict[str, Any]:
         """Return what was measured of each column, as far as the ranks came."""
         found: dict[str, Any] = json.loads(self._result.read_text()) if self._result.exists() else {}
@@ -152,11 +157,12 @@ def measure_all(
 ) -> Measured:
     """Measure columns in all runs, side by side.
 
-    A rank that fails ends the ranks that it works with, and the other groups go on.
+    A rank that fails ends the ranks that it works with. New ones measure the columns behind the one that failed, and the other
+    groups go on.
 
     Args:
         runs: which.
-        columns: which.
+        columns: which; of each run those that the page has of its layout.
         folder: for checkpoints, truths, results and logs.
         gpus: how many there are; none: on CPUs.
         seconds: after which all processes end.
@@ -169,10 +175,16 @@ def measure_all(
     shares = max(1, min(len(columns), cores // CORES // sum(run.layout.ranks for run in runs)))
     measured = Measured({run: {} for run in runs})
     groups: list[Group] = []
+
+    def start(run: Run, mine: Sequence[str]) -> Group:
+        groups.append(Group(run, mine, folder, len(groups), gpus, threads=CORES))
+        return groups[-1]
+
     try:
         for run in runs:
+            known = [column for column in columns if column in columns_of(run.layout)]
             for i in range(shares):
-                groups.append(Group(run, columns[i::shares], folder, len(groups), gpus, threads=CORES))
+                start(run, known[i::shares])
         working = list(groups)
         while working and time.monotonic() < ends:
             time.sleep(0.2)
@@ -180,6 +192,9 @@ def measure_all(
                 if why := group.failed():
                     group.end()
                     measured.failed.append(why)
+                    if rest := group.missing()[1:]:
+                        working.append(start(group.run, rest))
+                        group.leave(rest)
             working = [group for group in working if not group.ended()]
     finally:
         for group in groups:
@@ -189,6 +204,13 @@ def measure_all(
         if missing := group.missing():
             measured.failed.append(f"{group.run.name}: not measured: {', '.join(missing)}")
     return measured
+
+
+def columns_of(layout: Layout) -> list[str]:
+    """Return the columns that the page has of a layout."""
+    from tests.fidelity import suite  # which reads the environment
+
+    return suite.columns_of(layout)
 
 
 def _know(folder: Path, column: str) -> None:
@@ -216,7 +238,7 @@ def wrong(run: Run, found: dict[str, Any], recorded: dict[str, Any]) -> Iterator
             rows += too_far(found[column])
         elif one["largest"] > LARGEST:
             rows.append(f"{one['at']} is off by {one['largest']:.1e}")
-        if not one["changes"]:
+        if not one["changes"] and "start" not in one:
             rows.append("no change was measured")
         for row in rows:
             yield f"{run.name}, {column}: {row}"
@@ -265,7 +287,7 @@ def main() -> int:
     known = parser()
     asked = known.parse_args()
     try:
-        runs = chosen(asked.runs, [named(name) for name in asked.layout], gpus)
+        runs = chosen(asked.runs, [Layout.named(name) for name in asked.layout], gpus)
     except ValueError as why:
         known.error(str(why))
     for name, value in ENVIRONMENT.items():
@@ -274,13 +296,13 @@ def main() -> int:
     import vllm
 
     from tests.fidelity import recorded
-    from tests.fidelity.measure import COLUMNS
 
-    if unknown := set(asked.columns or ()) - set(COLUMNS):
-        known.error(f"there is no column {', '.join(sorted(unknown))}; there are {'; '.join(COLUMNS)}")
+    columns = list(dict.fromkeys(column for run in runs for column in columns_of(run.layout)))
+    if unknown := set(asked.columns or ()) - set(columns):
+        known.error(f"there is no column {', '.join(sorted(unknown))}; there are {'; '.join(columns)}")
     where = f"{torch.cuda.get_device_name()}, vLLM {vllm.__version__}, torch {torch.__version__}, {ATTENTION}"
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure_all(runs, asked.columns or list(COLUMNS), Path(folder), gpus, asked.seconds)
+        measured = measure_all(runs, asked.columns or columns, Path(folder), gpus, asked.seconds)
     said = list(measured.failed)
     for run, found in measured.found.items():
         if not found:

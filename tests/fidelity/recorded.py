@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.layouts import Layout
 from tests.fidelity.half import TIMES, Halves, ratio
-from tests.fidelity.layouts import Layout
-from tests.fidelity.measure import CHANGED, PHASES, Cells
+from tests.fidelity.measure import CHANGED, PHASES, START, Cells
 
 RECORDED = Path(__file__).with_suffix(".json")
 GIVEN = "given"
@@ -66,6 +66,8 @@ def _cell(found: dict[str, Any] | None) -> str:
     """Return what is said of one column of a run, which may be older than the column."""
     if found is None:
         return "not measured"
+    if "start" in found:
+        return "refused at start"
     beside = f" ({found['theirs']:.0e})" if "theirs" in found else ""
     return f"{found['largest']:.0e}{beside}, {found['given']} and {found['refused']}"
 
@@ -73,12 +75,17 @@ def _cell(found: dict[str, Any] | None) -> str:
 def summary(cells: Cells | Halves, written: dict[tuple[str, str], str]) -> dict[str, Any]:
     """Return what is recorded of one architecture.
 
-    If no change was measured, as in runs of which the page says so, there is nothing to compare of them.
+    If no change was measured, as in runs of which the page says so, there is nothing to compare of them. Of an engine that is
+    refused at start there is only the reason.
 
     Args:
         cells: what was measured, in float32 or in bfloat16.
         written: what the page says of each of its rows in each phase: `GIVEN`, or the refusal.
     """
+    if START in cells:
+        refusal = cells[START][""]
+        said = [f"the engine is refused at start: {refusal}"] if written else []
+        return {"given": 0, "refused": 0, "changes": 0, "largest": 0.0, "at": "", "start": refusal, "otherwise": said}
     errors: dict[tuple[str, str], float] = {}
     theirs = []
     for row, found in cells.items():

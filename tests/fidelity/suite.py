@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.layouts import Layout
 from tests.fidelity.architectures import LIGHT
-from tests.fidelity.layouts import LAYOUTS, Layout, named
+from tests.fidelity.layouts import LAYOUTS
 from tests.fidelity.measure import COLUMNS, SCHEDULINGS, Scheduling
 
 WHOLE = LAYOUTS[:2]
@@ -60,7 +61,7 @@ def suite() -> list[Job]:
     """Return what the test suite measures."""
     count = len(SCHEDULINGS)
     parts = [
-        Job(named(name), {column: [SCHEDULINGS[(number + i) % count]] for i, column in enumerate(columns)})
+        Job(Layout.named(name), {column: [SCHEDULINGS[(number + i) % count]] for i, column in enumerate(columns)})
         for number, (name, columns) in enumerate(PARTS.items())
     ]
     first, second = dict[str, Turns](), dict[str, Turns]()

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.layouts import Layout
 from tests.fidelity import recorded
 from tests.fidelity.architectures import LIGHT, UNCUT
-from tests.fidelity.layouts import Layout, named
 from tests.fidelity.measure import CHANGED, PHASES, SCHEDULINGS, START, Cells, Scheduling, conditions
 
 LARGEST = 1e-4  # of an error that is called supported
@@ -297,7 +297,7 @@ def parse(page: str) -> Page:
     said: Page = {}
 
     def at(layout: str, name: str) -> Column:
-        return said.setdefault(named(layout), {}).setdefault(name, Column())
+        return said.setdefault(Layout.named(layout), {}).setdefault(name, Column())
 
     def say(layout: str, name: str, row: str, phase: str, cell: str) -> None:
         if cell:

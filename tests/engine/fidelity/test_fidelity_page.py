@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from benchmarks.layouts import Layout
 from tests.fidelity.architectures import LIGHT
 from tests.fidelity.changes import once
-from tests.fidelity.layouts import LAYOUTS, Layout
+from tests.fidelity.layouts import LAYOUTS
 from tests.fidelity.measure import COLUMNS, PHASES, SCHEDULINGS, START, Cells, conditions
 from tests.fidelity.recorded import RECORDED, section, summary, written_on
 from tests.fidelity.suite import columns_of, described, suite

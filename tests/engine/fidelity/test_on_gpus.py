@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.fidelity.layouts import ONE_RANK, Layout, named
-from tests.fidelity.measure import CHANGED
+from benchmarks.layouts import Layout
+from tests.fidelity.layouts import ONE_RANK
+from tests.fidelity.measure import CHANGED, START
 from tests.fidelity.on_gpus import RUNS, Run, chosen, measure_all, parser, wrong
-from tests.fidelity.recorded import RECORDED, record, summary, written_on
+from tests.fidelity.recorded import RECORDED, record, section, summary, written_on
 from tests.fidelity.table import page
 
 COLUMN = "gpt2"
@@ -81,6 +82,14 @@ def test_changes_that_were_not_measured_are_wrong(found: dict[str, Any]) -> None
     ]
 
 
+def test_an_engine_that_is_refused_at_start_is_recorded(recorded_elsewhere: Path) -> None:
+    run = Run("V1, here", "measure", "0")
+    found = {column: {START: {"": "no such engine"}} for column in ("ernie4_5", COLUMN)}  # the page has the first so
+    recorded = record("two cores", run.name, run.layout, found)
+    assert list(wrong(run, found, recorded)) == [f"V1, here, {COLUMN}: the engine is refused at start: no such engine"]
+    assert "| refused at start |" in section()
+
+
 def test_stages_are_measured_in_bfloat16(tmp_path: Path, recorded_elsewhere: Path) -> None:
     """The last stage's first rank is told the values; float32 over stages is in `test_fidelity_table`."""
     run = Run("V1, two stages, bfloat16", "half", "0", Layout(1, 2))
@@ -102,6 +111,19 @@ def test_columns_of_the_same_day_stay(found: dict[str, Any], recorded_elsewhere:
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     [why] = measure_all([Run("one, of no program", "nothing", "0", Layout(2, 1))], [], tmp_path, gpus=0).failed
     assert why.startswith("one, of no program failed:\n") and "No module named tests.fidelity.nothing" in why
+
+
+def test_other_ranks_measure_the_columns_behind_one_that_failed(tmp_path: Path) -> None:
+    for column in ("gpt2", "llama"):
+        (tmp_path / f"{column}.known").touch()  # so that no truth is computed
+    run = Run("one, of no program", "nothing", "0", Layout(2, 1))
+    failed = measure_all([run], ["gpt2", "llama"], tmp_path, gpus=0).failed
+    assert [why.partition("\n")[0] for why in failed] == [
+        "one, of no program failed:",
+        "one, of no program failed:",
+        "one, of no program: not measured: gpt2",
+        "one, of no program: not measured: llama",
+    ]
 
 
 def test_what_was_not_measured_in_time_is_named(tmp_path: Path) -> None:
@@ -140,7 +162,7 @@ def test_the_commands_for_four_gpus_are_those_of_the_page() -> None:
         program, *arguments = shlex.split(command)
         asked = parser().parse_args(arguments)
         assert program == "tests.fidelity.on_gpus" and asked.seconds < 590
-        measured += chosen(asked.runs, [named(name) for name in asked.layout], 4)
+        measured += chosen(asked.runs, [Layout.named(name) for name in asked.layout], 4)
     assert measured == sorted((run for run in RUNS if run.layout.ranks == 4), key=lambda run: run.layout.pipeline)
 
 

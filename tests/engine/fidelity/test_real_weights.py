@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.layouts import Layout
 from interpose.cli.demo_model import Shape, write_demo_model
 from interpose.cli.pretrained import NotToBeHad, write_pretrained
 from tests.engine.fidelity.test_checkpoint import measured
 from tests.fidelity.checkpoint import TOKENS, TOLERANCE, off
 from tests.fidelity.half import TIMES, Distance
-from tests.fidelity.layouts import Layout, named
 from tests.fidelity.real import PAGE, RECORDED, record, render
 
 NAME = "SmolLM2-135M-Instruct"
@@ -102,7 +102,11 @@ def test_an_error_counts_as_part_of_its_own_row() -> None:
 
 
 def test_names_of_layouts() -> None:
-    assert [named(name) for name in ("TP 3", "PP 2", "TP 2 × PP 2")] == [Layout(3, 1), Layout(1, 2), Layout(2, 2)]
+    assert [Layout.named(name) for name in ("TP 3", "PP 2", "TP 2 × PP 2")] == [
+        Layout(3, 1),
+        Layout(1, 2),
+        Layout(2, 2),
+    ]
     for name in ("TP 0", "TP 2 × PP 1", "PP", "TP 1 TP 2"):
         with pytest.raises(ValueError, match="no layout is called"):
-            named(name)
+            Layout.named(name)
