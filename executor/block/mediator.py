@@ -82,6 +82,10 @@ class Mediator:
         """Whether the code runs in a process of its own, so that turns of several such blocks can pass at the same time."""
         return self._runner.elsewhere
 
+    def announce(self) -> None:
+        """The next step of the request is about to begin: a block that runs elsewhere, and waits for it, may go on already."""
+        self._runner.announce()
+
     def serve(self, served: Served, at: Location, position: int) -> None:
         """Resume the block with the value at the location it waits for."""
         self._come_to(served, at, position)

@@ -88,6 +88,12 @@ class Runner(ABC):
         """Whether the code runs in a process of its own, so that turns of several such blocks can pass at the same time."""
         return False
 
+    def announce(self) -> None:  # noqa: B027 - a block in the worker would keep the worker from preparing the step
+        """Let code that runs elsewhere go on if it waits for the step that begins next.
+
+        `resume` is called next.
+        """
+
     def begin_serve(self, served: Served) -> Callable[[], None]:
         """Begin what `serve` does; return what ends it, which is called before anything else is asked of the runner."""
         self.serve(served)

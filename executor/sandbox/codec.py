@@ -154,7 +154,12 @@ def encode_turn(told: dict[str, Any], region: Region) -> bytes | None:
         torch._C._set_grad_enabled(False)  # leaving the mode brings back the mode of gradients too
         for tensor in told.get("tensors", ()):
             number = _NUMBER_OF.get(tensor.dtype)
-            if type(tensor) is not torch.Tensor or number is None or tensor.layout is not torch.strided or tensor.is_meta:
+            if (
+                type(tensor) is not torch.Tensor
+                or number is None
+                or tensor.layout is not torch.strided
+                or tensor.is_meta
+            ):
                 return None
             lie.append((number, tuple(tensor.shape), *region.put(tensor.detach())))
     return _TURN + marshal.dumps({**told, "tensors": lie})

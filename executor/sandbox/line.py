@@ -15,7 +15,7 @@ from executor.sandbox.notices import Notices
 from executor.sandbox.process import Lost, Process
 
 GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
-_MOST_NOTICES = 200_000  # in one turn
+_MOST_NOTICES = 1_000_000  # in one turn; the time ends a busy process before
 _BYTES_PER_SECOND = 100 << 20  # of saved values, at least
 _OF_ALL_RANKS = frozenset(
     (

@@ -74,6 +74,7 @@ class SandboxRunner(Runner):
         self._key = state.identity.request_id
         self._names = FarNames(self._key, trace.leave)
         self._begun = False
+        self._announced: Question | None = None  # that a step begins, before it has begun
         self._brought = True  # whether the block's changes at its location are here
         self._planned = PlannedSteps(state, tree, lambda kind, told: self._ask(kind, {**self._where(), **told}), room)
         trace.notices.emits[self._key] = self._print
@@ -146,9 +147,15 @@ class SandboxRunner(Runner):
         ends = at is not None and at.kind == Kind.RESULT
         given = None if ends else value
         tensors = tensors_in(given)
-        return self._begin(
-            channel.Kind.RESUME, {"value": describe(given, tensors), "tensors": tensors, "ends": ends}
-        )
+        return self._begin(channel.Kind.RESUME, {"value": describe(given, tensors), "tensors": tensors, "ends": ends})
+
+    def announce(self) -> None:
+        at, progress = self._state.waits.location, self._state.progress
+        waits = self._state.live and at is not None and at.kind == Kind.STEP and at.step == progress.step + 1
+        if waits and self._planned.over and not progress.finished:
+            coming = {**self._where(), "step": progress.step + 1, "position": -1, "used": 0.0}
+            asked = {**coming, "settles": True, "value": describe(True, ()), "tensors": [], "ends": False}
+            self._announced = self._trace.post(channel.Kind.RESUME, asked, 0.0)
 
     def throw(self, error: BaseException) -> None:
         self._guarded(self._planned.land)
@@ -246,7 +253,13 @@ class SandboxRunner(Runner):
         return lambda: self._end(question, settles)
 
     def _post(self, kind: channel.Kind, told: dict[str, Any], settles: bool) -> Question:
-        return self._trace.post(kind, {**self._where(), "settles": settles, **told}, self._state.progress.used)
+        asked = {**self._where(), "settles": settles, **told}
+        announced, self._announced = self._announced, None
+        if announced is None:
+            return self._trace.post(kind, asked, self._state.progress.used)
+        if (kind, asked) != (announced.kind, announced.told):  # the code has gone on from another place
+            announced.failed = Lost("the step that it was told of has not begun")
+        return announced
 
     def _end(self, question: Question, settles: bool) -> None:
         """Wait until the block waits or has ended."""
