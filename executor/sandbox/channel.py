@@ -95,11 +95,8 @@ class Shared:
         self.up = Region(memory[REGION_BYTES : 2 * REGION_BYTES - _NUMBERS])
         numbers = memoryview(self._mapped).cast("I")
         down, up = (REGION_BYTES - _NUMBERS) // 4, (2 * REGION_BYTES - _NUMBERS) // 4
-        self.sent_down, self.waits_awake, self.sent_up = (
-            numbers[down : down + 1],
-            numbers[down + 1 : down + 2],
-            numbers[up : up + 1],
-        )
+        self.sent_down, self.sent_up = numbers[down : down + 1], numbers[up : up + 1]
+        self.waits_awake = numbers[down + 1 : down + 2]
 
 
 class ChildEnd:

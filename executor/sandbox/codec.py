@@ -5,8 +5,8 @@ processes share (`Region`), and the message says where. The reader trusts nothin
 before it is used. The elements are copied out of the shared memory before anybody looks at them, because the other process could
 still write there.
 
-The answers of a loop are the same bytes in each step, but for the elements of their tensors. So a reader may keep what it has read
-of short messages (`Known`): the same bytes mean the same.
+The answers of a loop are the same bytes in each step, but for the elements of their tensors. So a reader may keep what it has
+read of short messages (`Known`): the same bytes mean the same.
 
 Size: reader and writer are one format, and stand beside each other.
 """

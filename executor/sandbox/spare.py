@@ -1,8 +1,8 @@
 """Waits of a worker and a sandboxed process for each other, where there are cores to spare.
 
 A process that sleeps is woken in some tens of microseconds, which is as long as a short turn. So both sides look at a number in
-their shared memory for a moment before they sleep. The other side may write what it likes there: then the wait ends early, or comes
-to its bound, and the socket decides.
+their shared memory for a moment before they sleep. The other side may write what it likes there: then the wait ends early, or
+comes to its bound, and the socket decides.
 """
 
 from __future__ import annotations
