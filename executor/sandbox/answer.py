@@ -9,8 +9,8 @@ from typing import Any
 
 # The fields of an answer, each with its usual value: the location that the block waits for, with the number of steps until then;
 # the barrier where it waits; whether it asked for the result; the module that it wants applied; how it ended, and its failure;
-# what it changed in place, what it put in the place of that, and why that does not fit; the modules that it skips, and what it has
-# recorded, from here on.
+# what it changed in place, what it put in the place of that, and why that does not fit; the modules that it skips, and what it
+# has recorded, from here on.
 USUAL: dict[str, Any] = {
     "waits": None,
     "barrier": None,
