@@ -108,6 +108,7 @@ class SandboxRunner(Runner):
                 self.throw(error)
             return _over
         self._planned.see(served)
+        served.counted = True
         tensors = served.given()
         kinds = {Fixed: "fixed", ReadOnly: "read only", Shapes: "shapes"}
         told = {

@@ -21,7 +21,7 @@ SOURCES = {
     "reads": "kept = []\nfor step in tracer.iter[:]:\n    kept.append(model.layers[0].output[0].clone())\nkept.save()",
     "changes": "for step in tracer.iter[:]:\n    model.layers[0].output[0][:] *= 2",
     "replaces": "for step in tracer.iter[:]:\n    model.layers[0].linear.output = model.layers[0].linear.output + 1",
-    "replaces the pair": "for step in tracer.iter[:]:\n    h = model.layers[0].output[0]\n    model.layers[0].output = h - 3, None",
+    "replaces the pair": "for step in tracer.iter[:]:\n    layer = model.layers[0]\n    layer.output = layer.output[0] - 3, None",
     "looks at another layer": "for step in tracer.iter[:]:\n    model.layers[1].output[0][:, 0] = 5",
     "fails in the second step": "for step in tracer.iter[:]:\n    h = model.layers[0].output\n    1 / (1 - step)",
     "assigns what does not fit": "for step in tracer.iter[:]:\n    model.layers[0].linear.output = torch.zeros(1, 2)",
