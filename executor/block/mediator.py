@@ -78,12 +78,15 @@ class Mediator:
         self._runner.start()
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether the code runs in a process of its own, so that turns of several such blocks can pass at the same time."""
-        return self._runner.elsewhere
+    def own_process(self) -> bool:
+        """Whether the code has a process of its own.
+
+        The turns of several such blocks can pass at the same time.
+        """
+        return self._runner.own_process
 
     def announce(self) -> None:
-        """The next step of the request is about to begin: a block that runs elsewhere, and waits for it, may go on already."""
+        """Let a block with a process of its own go on if it waits for the step that begins next."""
         self._runner.announce()
 
     def serve(self, served: Served, at: Location, position: int) -> None:

@@ -84,18 +84,24 @@ class Runner(ABC):
         """Raise `error` at the line where the code waits, or before its first line."""
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether the code runs in a process of its own, so that turns of several such blocks can pass at the same time."""
+    def own_process(self) -> bool:
+        """Whether the code has a process of its own.
+
+        The turns of several such blocks can pass at the same time.
+        """
         return False
 
     def announce(self) -> None:  # noqa: B027 - a block in the worker would keep the worker from preparing the step
-        """Let code that runs elsewhere go on if it waits for the step that begins next.
+        """Let code with a process of its own go on if it waits for the step that begins next.
 
         `resume` is called next.
         """
 
     def begin_serve(self, served: Served) -> Callable[[], None]:
-        """Begin what `serve` does; return what ends it, which is called before anything else is asked of the runner."""
+        """Begin what `serve` does; return what ends it.
+
+        The end is called before anything else is asked of the runner.
+        """
         self.serve(served)
         return _over
 

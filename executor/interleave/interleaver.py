@@ -354,7 +354,7 @@ class Interleaver:
         """
         for key in keys:
             mediator = self.mediators.get(key)
-            if mediator is not None and mediator.elsewhere:
+            if mediator is not None and mediator.own_process:
                 mediator.announce()
 
     def begin_step(self, batch: Batch) -> None:

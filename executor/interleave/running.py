@@ -214,7 +214,7 @@ class Running:
             return Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
 
     def _begin_serve(self, mediator: Mediator, visit: Visit) -> Callable[[], None]:
-        """Begin to serve a block that runs elsewhere; return what ends its turn."""
+        """Begin to serve a block with a process of its own; return what ends its turn."""
         given = self._given(mediator, visit)
         if isinstance(given, Refusal):
             return lambda: mediator.throw(given)
@@ -222,11 +222,11 @@ class Running:
 
     def _resume_all(self, do: ResumeAll) -> TurnsEnded:
         mediators = [self._mediators[key] for key in do.blocks]
-        ends = [mediator.begin_resume(True) for mediator in mediators if mediator.elsewhere]
+        ends = [mediator.begin_resume(True) for mediator in mediators if mediator.own_process]
         self._budget.begin_round()
         try:
             for mediator in mediators:
-                if not mediator.elsewhere:
+                if not mediator.own_process:
                     mediator.resume(True)
         finally:
             self._budget.end_round()
@@ -235,16 +235,19 @@ class Running:
         return TurnsEnded([self._how(mediator, None) for mediator in mediators])
 
     def _serve_all(self, do: ServeAll) -> TurnsEnded:
-        """Serve blocks that have nothing in common; those in processes of their own run while the others have their turns."""
+        """Serve blocks that have nothing in common.
+
+        Blocks with processes of their own run while the others have their turns.
+        """
         visit = self.visit
         assert visit is not None
-        elsewhere = [mediator for key in do.blocks if (mediator := self._mediators[key]).elsewhere]
-        if not elsewhere:
+        apart = [mediator for key in do.blocks if (mediator := self._mediators[key]).own_process]
+        if not apart:
             return self._serve_here(do, visit)
-        ends = [self._begin_serve(mediator, visit) for mediator in elsewhere]
-        here = tuple([key for key in do.blocks if not self._mediators[key].elsewhere])
+        ends = [self._begin_serve(mediator, visit) for mediator in apart]
+        here = tuple([key for key in do.blocks if not self._mediators[key].own_process])
         turns = dict(zip(here, self._serve_here(ServeAll(here), visit).turns, strict=True)) if here else {}
-        for end, mediator in zip(ends, elsewhere, strict=True):
+        for end, mediator in zip(ends, apart, strict=True):
             turns[mediator.identity.request_id] = self.turn(mediator, end)
         return TurnsEnded([turns[key] for key in do.blocks])
 

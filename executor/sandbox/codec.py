@@ -324,7 +324,10 @@ class _Elements:
 
 
 def _again(value: Any) -> Callable[[], Any] | None:
-    """Return what makes a value anew, with tensors in the place of `_Elements`; None for a value that nobody can change."""
+    """Return what makes a value anew, with tensors in the place of `_Elements`.
+
+    For a value that nobody can change, the call returns None.
+    """
     kind = type(value)
     if kind is _Elements:
         read: Callable[[], Any] = value.read

@@ -92,7 +92,7 @@ class SandboxRunner(Runner):
         return self._begun and self._trace.open and self._state.ending.ended is None
 
     @property
-    def elsewhere(self) -> bool:
+    def own_process(self) -> bool:
         return self._trace.lone  # other blocks of the trace have the same process, which answers one question at a time
 
     def start(self) -> None:

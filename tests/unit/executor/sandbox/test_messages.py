@@ -154,7 +154,7 @@ def test_turns_of_two_processes_pass_at_the_same_time(liar: Liar) -> None:
             second.send(Kind.ANSWER, DONE)
 
         liar.answers(first_answers)
-        assert all(mediator.elsewhere for mediator in mediators)
+        assert all(mediator.own_process for mediator in mediators)
         for end in [mediator.begin_resume(True) for mediator in mediators]:
             end()
         assert order == ["both were asked"]
