@@ -94,7 +94,7 @@ class Runner(ABC):
     def announce(self) -> None:  # noqa: B027 - a block in the worker would keep the worker from preparing the step
         """Let code with a process of its own go on if it waits for the step that begins next.
 
-        `resume` is called next.
+        `start` or `resume` is called next.
         """
 
     def begin_serve(self, served: Served) -> Callable[[], None]:

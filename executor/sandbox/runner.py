@@ -151,11 +151,15 @@ class SandboxRunner(Runner):
         return self._begin(channel.Kind.RESUME, {"value": describe(given, tensors), "tensors": tensors, "ends": ends})
 
     def announce(self) -> None:
-        at, progress = self._state.waits.location, self._state.progress
-        waits = self._state.live and at is not None and at.kind == Kind.STEP and at.step == progress.step + 1
-        if waits and self._planned.over and not progress.finished:
-            coming = {**self._where(), "step": progress.step + 1, "position": -1, "used": 0.0}
-            asked = {**coming, "settles": True, "value": describe(True, ()), "tensors": [], "ends": False}
+        state = self._state
+        at, progress = state.waits.location, state.progress
+        if not state.live or progress.finished or self._announced is not None:
+            return
+        coming = {**self._where(), "step": progress.step + 1, "position": -1, "used": 0.0, "settles": True}
+        if not self._begun:
+            self._announced = self._trace.post(channel.Kind.START, coming, 0.0)
+        elif at is not None and at.kind == Kind.STEP and at.step == progress.step + 1 and self._planned.over:
+            asked = {**coming, "value": describe(True, ()), "tensors": [], "ends": False}
             self._announced = self._trace.post(channel.Kind.RESUME, asked, 0.0)
 
     def throw(self, error: BaseException) -> None:

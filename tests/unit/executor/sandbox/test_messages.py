@@ -198,6 +198,24 @@ def test_a_block_that_waits_for_no_step_is_not_told_of_one(liar: Liar) -> None:
     assert liar.process._number == 1
 
 
+def test_a_block_may_start_before_its_first_step_has_begun(liar: Liar) -> None:
+    mediator = block(liar)
+    liar.answers(lambda end: end.send(Kind.ANSWER, DONE))
+    mediator.announce()
+    assert liar.process._number == 1
+    mediator.begin_step()
+    mediator.start()
+    assert mediator.state.ending.ended == "done" and liar.process._number == 1
+
+
+def test_a_block_that_was_told_of_its_first_step_can_be_cancelled(liar: Liar) -> None:
+    mediator = block(liar)
+    liar.answers(lambda end: None)
+    mediator.announce()
+    mediator.cancel()
+    assert mediator.state.ending.ended == "cancelled" and not liar.process.open
+
+
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the worker take the machine for one with cores to spare."""

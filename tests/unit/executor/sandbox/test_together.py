@@ -58,7 +58,7 @@ def together(worker: Worker, sources: Sequence[tuple[str, bool]]) -> list[BlockR
         }
         with torch.inference_mode():
             if spans:
-                if step and interleaver.announces:
+                if interleaver.announces:
                     interleaver.announce(spans)
                 interleaver.begin_step(Batch(spans, hidden.shape[0], hidden.shape[0], len(sources)))
             made_here = MODEL(hidden)
