@@ -18,7 +18,6 @@ _ORPHAN_SECONDS = 0.01  # from the end of a process to that of its zygote, where
 
 
 _spare = Spare()
-_open = 0  # processes of this worker
 
 
 class Lost(Exception):
@@ -49,12 +48,14 @@ class Process:
         number: as given.
         open: whether it can still be asked.
         lost: whether it was ended because a question to it did not end well.
+        many: how many of them are open in this worker.
     """
+
+    many = 0
 
     def __init__(
         self, line: socket.socket, memory: int, handle: int, number: int, zygote: subprocess.Popen[bytes]
     ) -> None:
-        global _open
         self.number = number
         self._zygote = zygote
         self.open = True
@@ -74,7 +75,7 @@ class Process:
         self._number = 0
         self._came = bytearray()
         self._known = Known()
-        _open += 1
+        Process.many += 1
 
     def fileno(self) -> int:
         """Return the descriptor of its line."""
@@ -109,7 +110,7 @@ class Process:
             body = encode(value, self._shared.down)
         self._number = number
         shared = self._shared
-        self._before, self._awake = shared.sent_up[0], _spare.there(_open)
+        self._before, self._awake = shared.sent_up[0], _spare.there(Process.many)
         shared.waits_awake[0] = self._awake
         data = memoryview(HEAD.pack(len(body), kind, number) + body)
         while data:
@@ -180,10 +181,9 @@ class Process:
         Args:
             lost: whether it is ended because a question to it did not end well.
         """
-        global _open
         if self.open:
             self.open, self.lost = False, lost
-            _open -= 1
+            Process.many -= 1
             try:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             except ProcessLookupError:  # it has ended

@@ -262,10 +262,7 @@ class SandboxRunner(Runner):
         announced, self._announced = self._announced, None
         if announced is None:
             return self._trace.post(kind, asked, self._state.progress.used)
-        if (kind, {**asked, "used": 0.0}) != (
-            announced.kind,
-            announced.told,
-        ):  # the code has gone on from another place
+        if kind is not announced.kind or {**asked, "used": 0.0} != announced.told:  # another turn has come
             announced.failed = Lost("the step that it was told of has not begun")
         return announced
 
