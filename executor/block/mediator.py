@@ -77,12 +77,32 @@ class Mediator:
         """Run the block up to the first location it asks for."""
         self._runner.start()
 
+    @property
+    def own_process(self) -> bool:
+        """Whether the code has a process of its own.
+
+        The turns of several such blocks can pass at the same time.
+        """
+        return self._runner.own_process
+
+    def announce(self) -> None:
+        """Let a block with a process of its own go on if it waits for the step that begins next."""
+        self._runner.announce()
+
     def serve(self, served: Served, at: Location, position: int) -> None:
         """Resume the block with the value at the location it waits for."""
+        self._come_to(served, at, position)
+        self._runner.serve(served)
+
+    def begin_serve(self, served: Served, at: Location, position: int) -> Callable[[], None]:
+        """Begin what `serve` does; return what ends it."""
+        self._come_to(served, at, position)
+        return self._runner.begin_serve(served)
+
+    def _come_to(self, served: Served, at: Location, position: int) -> None:
         progress = self.state.progress
         progress.served, progress.served_at, progress.position = served, at, position
         self.state.record.tally.serve(f"{at.path}.{at.kind}")
-        self._runner.serve(served)
 
     def pass_barrier(self, position: int, barrier: Barrier) -> None:
         """Resume a block that waits at a barrier; the model is at `position` of a step."""
@@ -96,6 +116,10 @@ class Mediator:
     def resume(self, value: Any) -> None:
         """Resume a block that waits for a step, the result, a barrier, or a module that it applies."""
         self._runner.resume(value)
+
+    def begin_resume(self, value: Any) -> Callable[[], None]:
+        """Begin what `resume` does; return what ends it."""
+        return self._runner.begin_resume(value)
 
     def throw(self, error: BaseException) -> None:
         """Raise `error` in the block, at the line where it waits."""

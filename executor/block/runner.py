@@ -83,6 +83,33 @@ class Runner(ABC):
     def throw(self, error: BaseException) -> None:
         """Raise `error` at the line where the code waits, or before its first line."""
 
+    @property
+    def own_process(self) -> bool:
+        """Whether the code has a process of its own.
+
+        The turns of several such blocks can pass at the same time.
+        """
+        return False
+
+    def announce(self) -> None:  # noqa: B027 - a block in the worker would keep the worker from preparing the step
+        """Let code with a process of its own go on if it waits for the step that begins next.
+
+        `start` or `resume` is called next.
+        """
+
+    def begin_serve(self, served: Served) -> Callable[[], None]:
+        """Begin what `serve` does; return what ends it.
+
+        The end is called before anything else is asked of the runner.
+        """
+        self.serve(served)
+        return _over
+
+    def begin_resume(self, value: Any) -> Callable[[], None]:
+        """Begin what `resume` does; return what ends it, as of `begin_serve`."""
+        self.resume(value)
+        return _over
+
     def withdraw(self) -> None:  # noqa: B027 - most runners have nothing to do
         """Have the coming steps run the block, which was to stay away from them.
 
@@ -121,3 +148,7 @@ class Runner(ABC):
         Args:
             do: drops them. If that takes too long, the block fails.
         """
+
+
+def _over() -> None:
+    """Do nothing: the turn is over."""

@@ -301,7 +301,8 @@ class Requests:
             identity = mediator.identity
             self._writes[identity.request_id] = []
             self._ids[(trace.id, identity.invoke)] = identity.request_id
-            came.append(self._take_in(mediator, scope, trace.stream and not identity.joint))
+            apart = scope.lone and not (identity.joint or identity.gang or trace.scan)
+            came.append(self._take_in(mediator, scope, trace.stream and not identity.joint, apart))
         if taken.stream is not None:
             self.streams[request_id] = taken.stream
         if taken.own is not None:

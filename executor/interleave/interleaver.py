@@ -98,6 +98,7 @@ class Interleaver:
 
     def __init__(self, host: Host) -> None:
         self.stages = host.stages
+        self._sandboxed = host.sandboxes is not None
         self._tree = host.tree
         self._budget = host.budget
         self._cache = host.cache
@@ -337,6 +338,24 @@ class Interleaver:
         """Let a block go on whose loop has left the tables; `again` is as of `_bring_back`."""
         waits = left.loop.back(left, again)
         self._feed(Returned(key, left.passed, waits, self.mediators[key].state.waits.away, left.loop.writes))
+
+    @property
+    def announces(self) -> bool:
+        """Whether blocks in processes of their own may be told of a step before it begins."""
+        return self._sandboxed and self.stages.last == 0
+
+    def announce(self, keys: Iterable[str]) -> None:
+        """Tell blocks in processes of their own that the step begins for which they wait.
+
+        They run while the engine prepares the step. The step must begin next, with all of these blocks.
+
+        Args:
+            keys: the blocks that wait for the step.
+        """
+        for key in keys:
+            mediator = self.mediators.get(key)
+            if mediator is not None and mediator.own_process:
+                mediator.announce()
 
     def begin_step(self, batch: Batch) -> None:
         """A forward begins: start and resume the blocks that wait for it.

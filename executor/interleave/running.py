@@ -38,6 +38,7 @@ from executor.interleave.recorders import Recorders
 from executor.interleave.serving import Serving, Visit, WideOf
 from executor.model.batched import Member, row_bytes
 from executor.model.rows import BatchRows, ManyRows, Rows
+from executor.model.values import Served
 from interpose.v1 import trace_pb2 as pb
 
 _NOTHING = (None, None, None, None)
@@ -193,32 +194,64 @@ class Running:
 
     def _serve(self, do: Serve) -> TurnEnded:
         mediator, visit = self._mediators[do.block], self.visit
+        assert visit is not None
+        given = self._given(mediator, visit)
+        if isinstance(given, Refusal):
+            return self.turn(mediator, lambda: mediator.throw(given))
+        return self.turn(mediator, lambda: mediator.serve(*given, visit.position))
+
+    def _given(self, mediator: Mediator, visit: Visit) -> tuple[Served, Location] | Refusal:
+        """Return what a block is served and where, or why it is not served."""
         at = mediator.state.waits.location
-        assert at is not None and visit is not None
+        assert at is not None
         location = str(at)
         try:
-            served = self.serving.give(mediator, visit, location, *self.rows(mediator, visit))
+            return self.serving.give(mediator, visit, location, *self.rows(mediator, visit)), at
+        except Refusal as error:
+            return error
         except Exception as error:
-            refused: Exception = error
-            if not isinstance(error, Refusal):
-                message = f"the value at {location} could not be given: {error}"
-                refused = Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
-            return self.turn(mediator, lambda: mediator.throw(refused))
-        return self.turn(mediator, lambda: mediator.serve(served, at, visit.position))
+            message = f"the value at {location} could not be given: {error}"
+            return Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
+
+    def _begin_serve(self, mediator: Mediator, visit: Visit) -> Callable[[], None]:
+        """Begin to serve a block with a process of its own; return what ends its turn."""
+        given = self._given(mediator, visit)
+        if isinstance(given, Refusal):
+            return lambda: mediator.throw(given)
+        return mediator.begin_serve(*given, visit.position)
 
     def _resume_all(self, do: ResumeAll) -> TurnsEnded:
         mediators = [self._mediators[key] for key in do.blocks]
+        ends = [mediator.begin_resume(True) for mediator in mediators if mediator.own_process]
         self._budget.begin_round()
         try:
             for mediator in mediators:
-                mediator.resume(True)
+                if not mediator.own_process:
+                    mediator.resume(True)
         finally:
             self._budget.end_round()
+        for end in ends:
+            end()
         return TurnsEnded([self._how(mediator, None) for mediator in mediators])
 
     def _serve_all(self, do: ServeAll) -> TurnsEnded:
+        """Serve blocks that have nothing in common.
+
+        Blocks with processes of their own run while the others have their turns.
+        """
         visit = self.visit
         assert visit is not None
+        apart = [mediator for key in do.blocks if (mediator := self._mediators[key]).own_process]
+        if not apart:
+            return self._serve_here(do, visit)
+        ends = [self._begin_serve(mediator, visit) for mediator in apart]
+        here = tuple([key for key in do.blocks if not self._mediators[key].own_process])
+        turns = dict(zip(here, self._serve_here(ServeAll(here), visit).turns, strict=True)) if here else {}
+        for end, mediator in zip(ends, apart, strict=True):
+            turns[mediator.identity.request_id] = self.turn(mediator, end)
+        return TurnsEnded([turns[key] for key in do.blocks])
+
+    def _serve_here(self, do: ServeAll, visit: Visit) -> TurnsEnded:
         size, rows_of_all = row_bytes(visit.value), self._rows_of(do.blocks, visit)
         if (rows_of_all.stop - rows_of_all.start) * size <= _MOST_BYTES:
             return TurnsEnded(self._serve_some(do.blocks, rows_of_all, visit))

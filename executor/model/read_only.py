@@ -46,7 +46,7 @@ class ReadOnly(Served):
         """
         self.put_back()
         for leaf in self._leaves:
-            leaf.look()
+            leaf.look(self.counted)
             if leaf.change is Change.MADE or (leaf.differs is not None and bool(leaf.differs)):
                 raise self._refusal()
         if self._replaced(self._original, self.value):

@@ -93,10 +93,16 @@ class Leaf:
     change: Change = Change.NONE
     differs: torch.Tensor | None = None
 
-    def look(self) -> None:
-        """Find out whether the block changed its copy in place."""
+    def look(self, counted: bool = False) -> None:
+        """Find out whether the block changed its copy in place.
+
+        Args:
+            counted: whether torch has counted each write to the copy.
+        """
         if self.private._version != self.version or self.private.shape != self.before.shape:
             self.change = Change.MADE
+        elif counted:
+            return
         elif self.private.device.type != "cpu":
             self.change = Change.POSSIBLE
             with torch.inference_mode(False), torch.no_grad():
@@ -120,8 +126,10 @@ class Served:
         written: whether the block changed it.
         differs: tensors on a device, any of which says that it did although torch did not count a write.
         put: what it wrote, each with one of `differs` where only that says whether it did.
+        counted: whether torch has counted each write to the copies, because the block itself has only copies of these.
     """
 
+    counted = False
     _refused: Refusal | None = None  # why a change of the block's does not fit
 
     def __init__(self, location: str, value: Any, rows: SomeRows, layout_of: Callable[[Path], Layout]) -> None:
@@ -293,7 +301,7 @@ class Served:
             raise self._refused
         self.put_back()
         for leaf in self._leaves:  # all before a write: the engine's tensors may share memory
-            leaf.look()
+            leaf.look(self.counted)
         return self._settle(self._original, current, self.value)
 
     def _settle(self, original: Any, current: Any, now: Any) -> Any:

@@ -120,6 +120,9 @@ class InterleavingRunner(_Base):
                 output = self._execute_riding(interleaver, scheduler_output, *args, **kwargs)
                 self._rode = True
                 return output
+            if interleaver.announces:
+                scheduled = scheduler_output.num_scheduled_tokens
+                interleaver.announce(key for request_id in scheduled for key in self._waits(request_id))
             with self.kernels.used():
                 return self._execute_traced(interleaver, scheduler_output, *args, **kwargs)
         except BaseException:

@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 
-from executor.sandbox.codec import Malformed, Region, decode, encode
+from executor.sandbox.codec import Malformed, Region, decode, decode_turn, encode
+from executor.sandbox.spare import look
 
 REGION_BYTES = 256 << 20  # each way; pages that nobody touches take no memory
 MOST_BODY = 4 << 20  # bytes of a body
+MOST_NUMBER = (1 << 32) - 1  # of the messages that were sent
 HEAD = struct.Struct("<IBI")
+_NUMBERS = 64  # bytes at the end of each way
+_READ = 1 << 16  # bytes that are read at a time
 
 
 class Kind(enum.IntEnum):
@@ -69,6 +73,9 @@ class Kind(enum.IntEnum):
     CHOOSE = 21
 
 
+TURNS = frozenset((Kind.START, Kind.SERVE, Kind.RESUME, Kind.THROW))
+
+
 class Shared:
     """The memory that a worker and one sandboxed process share.
 
@@ -77,13 +84,19 @@ class Shared:
 
     Attributes:
         down, up: what the worker writes, and what the process writes.
+        sent_down, sent_up: how many messages each of them has sent, modulo 2^32; a single item.
+        waits_awake: whether the process looks for a message before it sleeps; a single item, which the worker writes.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._mapped = mmap.mmap(descriptor, 2 * REGION_BYTES)
         memory = torch.frombuffer(self._mapped, dtype=torch.uint8)
-        self.down = Region(memory[:REGION_BYTES])
-        self.up = Region(memory[REGION_BYTES:])
+        self.down = Region(memory[: REGION_BYTES - _NUMBERS])
+        self.up = Region(memory[REGION_BYTES : 2 * REGION_BYTES - _NUMBERS])
+        numbers = memoryview(self._mapped).cast("I")
+        down, up = (REGION_BYTES - _NUMBERS) // 4, (2 * REGION_BYTES - _NUMBERS) // 4
+        self.sent_down, self.sent_up = numbers[down : down + 1], numbers[up : up + 1]
+        self.waits_awake = numbers[down + 1 : down + 2]
 
 
 class ChildEnd:
@@ -98,6 +111,8 @@ class ChildEnd:
         self._socket = socket
         self._shared = shared
         self._number = 0
+        self._taken = 0  # messages that have come
+        self._came = bytearray()  # what has been read of messages to come
 
     def next(self) -> tuple[Kind, Any]:
         """Return the next message of the worker.
@@ -105,8 +120,12 @@ class ChildEnd:
         Raises:
             EOFError: the worker is gone.
         """
+        if self._shared.waits_awake[0]:
+            look(self._shared.sent_down, self._taken)
+        self._taken = (self._taken + 1) & MOST_NUMBER
         size, kind, self._number = HEAD.unpack(self._read(HEAD.size))
-        return Kind(kind), decode(self._read(size), self._shared.down)
+        asked, data = Kind(kind), self._read(size)
+        return asked, (decode_turn if asked in TURNS else decode)(data, self._shared.down)
 
     def send(self, kind: Kind, value: Any) -> None:
         """Send an answer or a notice."""
@@ -116,17 +135,19 @@ class ChildEnd:
         data = memoryview(HEAD.pack(len(body), kind, self._number) + body)
         while data:
             data = data[os.write(self._socket, data) :]
+        self._shared.sent_up[0] = (self._shared.sent_up[0] + 1) & MOST_NUMBER
 
     def rehearse(self, value: Any) -> None:
         """Make a message, and send nothing."""
         decode(encode(value, self._shared.down), self._shared.down)
 
     def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = os.read(self._socket, size)
+        came = self._came
+        while len(came) < size:
+            part = os.read(self._socket, _READ)
             if not part:
                 raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+            came += part
+        data = bytes(came[:size])
+        del came[:size]
+        return data

@@ -12,6 +12,7 @@ from executor.block.greenlet_runner import GreenletRunner
 from executor.block.mediator import Mediator
 from executor.block.scope import TraceScope
 from executor.core.errors import Refusal
+from executor.core.location import Kind, Location
 from executor.core.text import clip
 from executor.model.call import Call
 from executor.model.layouts import WHOLE
@@ -108,7 +109,7 @@ class HostedBlock:
 
     def resume(self, told: dict[str, Any]) -> dict[str, Any]:
         """Let the block go on with what it waits for, which is no location."""
-        value = build(told["value"], ())
+        value = build(told["value"], told["tensors"])
         progress = self.mediator.state.progress
         passed = None if self.planner is None else self.planner.step()
         if passed is not None and value is True:
@@ -129,7 +130,7 @@ class HostedBlock:
         return {"landed": True}
 
     def answer(self, settles: bool = True) -> dict[str, Any]:
-        """Return what the worker is told after a turn.
+        """Return what the worker is told after a turn, as of `executor.sandbox.answer`.
 
         Args:
             settles: whether that covers what the block changed at its location.
@@ -142,19 +143,35 @@ class HostedBlock:
         begun, skips.begun = skips.begun, []
         recorders, self._code.begun = self._code.begun, []
         at, barrier = waits.location, waits.barrier
-        return {
-            "waits": None if at is None else (str(at.path), str(at.kind), at.step, at.shown),
-            "barrier": None if barrier is None or ending.ended is not None else (barrier.number, barrier.count),
-            "asked": waits.result_asked,
-            "call": None if waits.call is None or ending.ended is not None else _call(waits.call),
-            "ended": None if ending.ended is None else ending.ended.value,
-            "failure": None if ending.failure is None else ending.failure.SerializeToString(),
-            "changed": changed,
-            "value": value,
-            "misfit": misfit,
-            "skips": begun,
-            "recorders": list(map(_wished, recorders)),
-        }
+        told: dict[str, Any] = {}
+        if at is not None:
+            told["waits"] = self._told(at)
+        if ending.ended is not None:
+            told["ended"] = ending.ended.value
+        elif barrier is not None:
+            told["barrier"] = barrier.number, barrier.count
+        if waits.call is not None and ending.ended is None:
+            told["call"] = _call(waits.call)
+        if ending.failure is not None:
+            told["failure"] = ending.failure.SerializeToString()
+        if waits.result_asked:
+            told["asked"] = True
+        if changed:
+            told["changed"] = changed
+        if value is not None:
+            told["value"] = value
+        if misfit is not None:
+            told["misfit"] = misfit
+        if begun:
+            told["skips"] = begun
+        if recorders:
+            told["recorders"] = list(map(_wished, recorders))
+        return told
+
+    def _told(self, at: Location) -> tuple[str, str, int, str]:
+        """Return the location that the block waits for, with the number of steps until then."""
+        step = 0 if at.kind in (Kind.BARRIER, Kind.RESULT) else at.step - self.mediator.state.progress.step
+        return str(at.path), str(at.kind), step, at.shown
 
     def changes(self) -> Changes:
         """Leave the location that the block has gone on from.

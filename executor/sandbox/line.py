@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from executor.core.errors import Refusal
@@ -14,7 +15,7 @@ from executor.sandbox.notices import Notices
 from executor.sandbox.process import Lost, Process
 
 GRACE_SECONDS = 0.8  # beyond a block's own time, until its process is ended
-_MOST_NOTICES = 200_000  # in one turn
+_MOST_NOTICES = 1_000_000  # in one turn; the time ends a busy process before
 _BYTES_PER_SECOND = 100 << 20  # of saved values, at least
 _OF_ALL_RANKS = frozenset(
     (
@@ -24,6 +25,20 @@ _OF_ALL_RANKS = frozenset(
 )
 Routed = Callable[[Any], dict[str, Any]]
 Increment = Callable[[Any, int], None]
+
+
+@dataclass
+class Question:
+    """A question that was sent.
+
+    Attributes:
+        kind, told: as of `Line.ask`.
+        failed: why it could not be sent.
+    """
+
+    kind: Kind
+    told: dict[str, Any]
+    failed: Exception | None = None
 
 
 def no_router(told: Any) -> dict[str, Any]:
@@ -82,12 +97,35 @@ class Line:
             Refusal: what goes with the question is too large.
             Lost: the process is gone, took too long, or said what it cannot say. It is to be ended then.
         """
-        if not self._ranks.several or kind not in _OF_ALL_RANKS:
-            return self._ask(kind, told, used, routed, increment)
+        return self.answer(self.post(kind, told, used), used, routed, increment)
+
+    def post(self, kind: Kind, told: dict[str, Any], used: float) -> Question:
+        """Send the process a question, and do not wait for the answer.
+
+        Until the answer has come nothing else is asked. An error is raised where the answer is asked for.
+
+        Args:
+            kind, told, used: as of `ask`.
+        """
+        question = Question(kind, told)
+        if self._process is not None:
+            try:
+                self._process.send(kind, told, self._until(used))
+            except Exception as error:
+                question.failed = error
+        return question
+
+    def answer(self, question: Question, used: float, routed: Routed, increment: Increment) -> dict[str, Any]:
+        """Return the answer to a question; the arguments and errors are those of `ask`.
+
+        The process's time runs from here on: before, the worker may have waited for another process.
+        """
+        if not self._ranks.several or question.kind not in _OF_ALL_RANKS:
+            return self._answer(question, used, routed, increment)
         outcome: tuple[Any, ...] | None = None
         if self.here:
             try:
-                outcome = "answer", self._ask(kind, told, used, routed, increment)
+                outcome = "answer", self._answer(question, used, routed, increment)
             except Lost as error:
                 outcome = "lost", str(error), error.overdue, error.orphaned
             except Refusal as error:
@@ -100,13 +138,16 @@ class Line:
         answer: dict[str, Any] = outcome[1]
         return answer
 
-    def _ask(
-        self, kind: Kind, told: dict[str, Any], used: float, routed: Routed, increment: Increment
-    ) -> dict[str, Any]:
+    def _until(self, used: float) -> float:
+        """Return when a question must be over, of a block that has used so many seconds."""
+        return time.monotonic() + max(0.0, self._step_seconds - used) + GRACE_SECONDS
+
+    def _answer(self, question: Question, used: float, routed: Routed, increment: Increment) -> dict[str, Any]:
         if self._process is None:
             return {}
-        until = time.monotonic() + max(0.0, self._step_seconds - used) + GRACE_SECONDS
-        self._process.send(kind, told, until)
+        if question.failed is not None:
+            raise question.failed
+        kind, until = question.kind, self._until(used)
         for _ in range(_MOST_NOTICES):
             came, value = self._process.receive(until)
             if came is Kind.ANSWER:
@@ -129,7 +170,7 @@ class Line:
             elif came is Kind.CHOOSE:
                 self._process.go(routed(value), until)
             elif came is Kind.INCREMENT and kind is Kind.STREAM:
-                increment(value, told["invoke"])
+                increment(value, question.told["invoke"])
             else:
                 raise Lost(f"it sent {came.name}")
         raise Lost("it sent too many notices")

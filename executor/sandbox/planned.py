@@ -99,6 +99,11 @@ class PlannedSteps:
         self._last: dict[int, torch.Tensor] = {}
         self._bytes = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether no step runs as a plan any more."""
+        return self._plan is None and (self._room is None or bool(self._why))
+
     def see(self, served: Served) -> None:
         """Note the form of what the block is served in a step of its own, after the first step."""
         at = self._state.waits.location

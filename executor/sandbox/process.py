@@ -10,10 +10,14 @@ import subprocess
 import time
 from typing import Any
 
-from executor.sandbox.channel import HEAD, MOST_BODY, Kind, Shared
-from executor.sandbox.codec import Malformed, decode, encode
+from executor.sandbox.channel import HEAD, MOST_BODY, MOST_NUMBER, TURNS, Kind, Shared
+from executor.sandbox.codec import Known, Malformed, decode, encode, encode_turn
+from executor.sandbox.spare import Spare, look
 
 _ORPHAN_SECONDS = 0.01  # from the end of a process to that of its zygote, where it ended with it
+
+
+_spare = Spare()
 
 
 class Lost(Exception):
@@ -44,7 +48,10 @@ class Process:
         number: as given.
         open: whether it can still be asked.
         lost: whether it was ended because a question to it did not end well.
+        many: how many of them are open in this worker.
     """
+
+    many = 0
 
     def __init__(
         self, line: socket.socket, memory: int, handle: int, number: int, zygote: subprocess.Popen[bytes]
@@ -60,10 +67,15 @@ class Process:
             self._shared = Shared(memory)
         finally:
             os.close(memory)
-        self._poll = select.poll()
-        self._poll.register(line.fileno(), select.POLLIN)
+        self._coming, self._going = select.poll(), select.poll()
+        self._coming.register(line.fileno(), select.POLLIN)
+        self._going.register(line.fileno(), select.POLLOUT)
+        self._before = 0  # what the process had sent when it was asked
+        self._awake = False  # whether the next wait looks for the answer before it sleeps
         self._number = 0
         self._came = bytearray()
+        self._known = Known()
+        Process.many += 1
 
     def fileno(self) -> int:
         """Return the descriptor of its line."""
@@ -72,8 +84,7 @@ class Process:
     @property
     def waits(self) -> bool:
         """Whether it is there and says nothing."""
-        self._poll.modify(self._line.fileno(), select.POLLIN)
-        return not self._poll.poll(0)
+        return not self._coming.poll(0)
 
     def send(self, kind: Kind, value: Any, until: float) -> None:
         """Ask something.
@@ -94,16 +105,22 @@ class Process:
     def _send(self, kind: Kind, value: Any, until: float, number: int) -> None:
         if not self.open:
             raise Lost("it has ended")
-        body = encode(value, self._shared.down)
+        body = encode_turn(value, self._shared.down) if kind in TURNS else None
+        if body is None:
+            body = encode(value, self._shared.down)
         self._number = number
+        shared = self._shared
+        self._before, self._awake = shared.sent_up[0], _spare.there(Process.many)
+        shared.waits_awake[0] = self._awake
         data = memoryview(HEAD.pack(len(body), kind, number) + body)
         while data:
             try:
                 data = data[self._line.send(data) :]
             except BlockingIOError:
-                self._wait(until, select.POLLOUT)
+                self._wait(until, self._going)
             except OSError:
                 raise self._gone() from None
+        shared.sent_down[0] = (shared.sent_down[0] + 1) & MOST_NUMBER
 
     def receive(self, until: float) -> tuple[Kind, Any]:
         """Return the next notice or the answer.
@@ -111,6 +128,9 @@ class Process:
         Raises:
             Lost: the process is gone, took too long, or sent what is no message.
         """
+        if self._awake:
+            self._awake = False
+            look(self._shared.sent_up, self._before)
         size, kind, number = HEAD.unpack(self._read(HEAD.size, until))
         if size > MOST_BODY:
             raise Lost(f"it sent a message of {size} bytes")
@@ -118,17 +138,17 @@ class Process:
         if number != self._number:
             raise Lost(f"it answered the question {number} in the place of {self._number}")
         try:
-            return Kind(kind), decode(body, self._shared.up)
+            return Kind(kind), decode(body, self._shared.up, self._known)
         except (Malformed, ValueError) as error:
             raise Lost(f"it sent no message: {error}") from None
 
     def _read(self, size: int, until: float) -> bytes:
         came = self._came
         while len(came) < size:
+            self._wait(until, self._coming)
             try:
                 part = self._line.recv(1 << 16)
             except BlockingIOError:
-                self._wait(until, select.POLLIN)
                 continue
             except OSError:
                 part = b""
@@ -150,10 +170,9 @@ class Process:
             return Lost("it ended from within, or ran out of memory")
         return Lost("the process that had forked it has ended", orphaned=True)
 
-    def _wait(self, until: float, events: int) -> None:
+    def _wait(self, until: float, poll: select.poll) -> None:
         left = until - time.monotonic()
-        self._poll.modify(self._line.fileno(), events)
-        if left <= 0 or not self._poll.poll(left * 1000):
+        if not poll.poll(max(0.0, left * 1000)):
             raise Lost("it took too long", overdue=True)
 
     def end(self, lost: bool = False) -> None:
@@ -164,6 +183,7 @@ class Process:
         """
         if self.open:
             self.open, self.lost = False, lost
+            Process.many -= 1
             try:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             except ProcessLookupError:  # it has ended

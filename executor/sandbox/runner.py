@@ -28,21 +28,22 @@ from executor.model.shapes import Shapes
 from executor.model.tree import ModuleTree
 from executor.model.values import Fixed, Served
 from executor.sandbox import channel
+from executor.sandbox.answer import USUAL
 from executor.sandbox.calls import Calls
 from executor.sandbox.codec import Malformed
 from executor.sandbox.errors import refusal_of, told_of
 from executor.sandbox.far_names import FarNames
+from executor.sandbox.line import Question
 from executor.sandbox.planned import PlannedSteps, Room
 from executor.sandbox.process import Lost
 from executor.sandbox.recorder import FarRecorder
-from executor.sandbox.structure import describe, rebuild
+from executor.sandbox.structure import describe, rebuild, tensors_in
 from executor.sandbox.trace import SandboxedTrace
 from interpose.v1 import trace_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
 _ENDINGS = {ended.value: ended for ended in (Ended.DONE, Ended.STOPPED, Ended.FAILED, Ended.CANCELLED)}
-_FIELDS = frozenset("waits barrier asked call ended failure changed value misfit skips recorders".split())
 _MOST_RECORDERS = 1000  # of one block
 _MOST_CALLS = 1000  # modules that a block asks for in one turn, all of them refused
 
@@ -73,6 +74,7 @@ class SandboxRunner(Runner):
         self._key = state.identity.request_id
         self._names = FarNames(self._key, trace.leave)
         self._begun = False
+        self._announced: Question | None = None  # that a step begins, before it has begun
         self._brought = True  # whether the block's changes at its location are here
         self._planned = PlannedSteps(state, tree, lambda kind, told: self._ask(kind, {**self._where(), **told}), room)
         trace.notices.emits[self._key] = self._print
@@ -89,16 +91,24 @@ class SandboxRunner(Runner):
     def alive(self) -> bool:
         return self._begun and self._trace.open and self._state.ending.ended is None
 
+    @property
+    def own_process(self) -> bool:
+        return self._trace.lone  # other blocks of the trace have the same process, which answers one question at a time
+
     def start(self) -> None:
         self._turn(channel.Kind.START, {})
 
     def serve(self, served: Served) -> None:
+        self.begin_serve(served)()
+
+    def begin_serve(self, served: Served) -> Callable[[], None]:
         if self._planned.running:
             error = self._guarded(lambda: self._planned.serve(served))
             if error is not None:  # of an operation: it is the block's own
                 self.throw(error)
-            return
+            return _over
         self._planned.see(served)
+        served.counted = True
         tensors = served.given()
         kinds = {Fixed: "fixed", ReadOnly: "read only", Shapes: "shapes"}
         told = {
@@ -108,7 +118,7 @@ class SandboxRunner(Runner):
             "tensors": tensors,
             "why": served.why if isinstance(served, ReadOnly) else "",
         }
-        self._turn(channel.Kind.SERVE, told)
+        return self._begin(channel.Kind.SERVE, told)
 
     def _guarded(self, do: Callable[[], Any]) -> Any:
         """Return what a call of the plan's gives; None if the process fails the block meanwhile."""
@@ -125,15 +135,32 @@ class SandboxRunner(Runner):
         return None
 
     def resume(self, value: Any) -> None:
+        self.begin_resume(value)()
+
+    def begin_resume(self, value: Any) -> Callable[[], None]:
         at = self._state.waits.location
         if value is not True or at is None or at.kind != Kind.STEP:
             self._guarded(self._planned.land)
         elif self._guarded(lambda: self._planned.begin(at.step)):
-            return
+            return _over
         if not self._state.live:
-            return
+            return _over
         ends = at is not None and at.kind == Kind.RESULT
-        self._turn(channel.Kind.RESUME, {"value": describe(None if ends else value, ()), "ends": ends})
+        given = None if ends else value
+        tensors = tensors_in(given)
+        return self._begin(channel.Kind.RESUME, {"value": describe(given, tensors), "tensors": tensors, "ends": ends})
+
+    def announce(self) -> None:
+        state = self._state
+        at, progress = state.waits.location, state.progress
+        if not state.live or progress.finished or self._announced is not None:
+            return
+        coming = {**self._where(), "step": progress.step + 1, "position": -1, "used": 0.0, "settles": True}
+        if not self._begun:
+            self._announced = self._trace.post(channel.Kind.START, coming, 0.0)
+        elif at is not None and at.kind == Kind.STEP and at.step == progress.step + 1 and self._planned.over:
+            asked = {**coming, "value": describe(True, ()), "tensors": [], "ends": False}
+            self._announced = self._trace.post(channel.Kind.RESUME, asked, 0.0)
 
     def throw(self, error: BaseException) -> None:
         self._guarded(self._planned.land)
@@ -213,22 +240,44 @@ class SandboxRunner(Runner):
 
     def _turn(self, kind: channel.Kind, told: dict[str, Any]) -> None:
         """Let the block run until it waits or ends."""
+        self._begin(kind, told)()
+
+    def _begin(self, kind: channel.Kind, told: dict[str, Any]) -> Callable[[], None]:
+        """Let the block run; return what waits until the block waits or has ended.
+
+        The time until that call is not the block's: the worker does other things.
+        """
         state = self._state
         state.ran("block", state.record.tally.why)
         self._begun = True
-        began = time.monotonic()
-        used = state.progress.used
         # Others of a barrier may still use what the block was served: its changes are brought when that is over.
         settles = state.waits.barrier is None
+        used, began = state.progress.used, time.monotonic()
+        question = self._post(kind, told, settles)
+        state.progress.used = used + time.monotonic() - began
+        return lambda: self._end(question, settles)
+
+    def _post(self, kind: channel.Kind, told: dict[str, Any], settles: bool) -> Question:
+        asked = {**self._where(), "settles": settles, **told}
+        announced, self._announced = self._announced, None
+        if announced is None:
+            return self._trace.post(kind, asked, self._state.progress.used)
+        if kind is not announced.kind or {**asked, "used": 0.0} != announced.told:  # another turn has come
+            announced.failed = Lost("the step that it was told of has not begun")
+        return announced
+
+    def _end(self, question: Question, settles: bool) -> None:
+        """Wait until the block waits or has ended."""
+        state = self._state
+        used, began = state.progress.used, time.monotonic()
         try:
             for _ in range(_MOST_CALLS):
-                state.progress.used = used + time.monotonic() - began
-                asked = {**self._where(), "settles": settles, **told}
-                answer = self._trace.ask(kind, asked, state.progress.used, self._routed)
+                answer = self._trace.answer(question, state.progress.used, self._routed)
                 error = self._take(answer, settles)
                 if error is None:
                     return
-                kind, told = channel.Kind.THROW, {"error": told_of(error)}
+                state.progress.used = used + time.monotonic() - began
+                question = self._post(channel.Kind.THROW, {"error": told_of(error)}, settles)
             raise Lost("it asked for modules without an end")
         except Lost as lost:
             self._fail(self._trace.lose(lost, state.identity.invoke))
@@ -289,8 +338,9 @@ class SandboxRunner(Runner):
         Raises:
             Lost: no block gives that answer.
         """
-        if set(answer) != _FIELDS:
-            raise Lost("its answer lacks something")
+        if not answer.keys() <= USUAL.keys():
+            raise Lost("its answer has something more")
+        answer = {**USUAL, **answer}
         state = self._state
         ended = answer["ended"]
         failure = self._trace.failure_in(answer["failure"], state.identity.invoke)
@@ -322,16 +372,19 @@ class SandboxRunner(Runner):
         form = isinstance(told, tuple) and [type(item) for item in told] == [str, str, int, str]
         if not form or not 0 <= told[2] < 1 << 40 or max(map(len, (told[0], told[3]))) > 1000:
             raise Lost("it waits for no location")
-        path, kind, step, shown = told
+        path, kind, ahead, shown = told
         progress = self._state.progress
         if progress.finished:
             raise Lost("it waits for what cannot come")
         if kind == Kind.BARRIER and not path:
             return Location("", Kind.BARRIER, 0, shown)
-        if kind in (Kind.STEP, Kind.RESULT):
-            if path or (kind == Kind.STEP and step <= progress.step):
+        if kind == Kind.RESULT and not path:
+            return Location("", Kind.RESULT, 0)
+        step = progress.step + ahead
+        if kind == Kind.STEP:
+            if path or not ahead:
                 raise Lost("it waits for a step that has passed")
-            return Location("", Kind(kind), step)
+            return Location("", Kind.STEP, step)
         if kind not in (Kind.INPUT, Kind.OUTPUT, *COMPUTED) or self._tree.find(path) is None:
             raise Lost("it waits for no location")
         try:
@@ -435,3 +488,7 @@ class SandboxRunner(Runner):
                     served.assign(rebuild(value, served.value, given))
                 except Malformed as error:
                     raise Lost(str(error)) from None
+
+
+def _over() -> None:
+    """Do nothing: the turn is over."""

@@ -17,7 +17,7 @@ from executor.core.text import clip
 from executor.parallel.agreement import Ranks
 from executor.sandbox.channel import Kind
 from executor.sandbox.far_names import FarNames, FarShared
-from executor.sandbox.line import Line, Routed, no_router
+from executor.sandbox.line import Line, Question, Routed, no_router
 from executor.sandbox.notices import Notices
 from executor.sandbox.process import Lost, Process
 from executor.saves.collect import Limits
@@ -168,6 +168,14 @@ class SandboxedTrace(Scope):
     def ask(self, kind: Kind, told: dict[str, Any], used: float, routed: Routed = no_router) -> dict[str, Any]:
         """Ask the process something, as of `Line.ask`."""
         return self._line.ask(kind, told, used, routed, self._increment)
+
+    def post(self, kind: Kind, told: dict[str, Any], used: float) -> Question:
+        """Send the process a question, as of `Line.post`."""
+        return self._line.post(kind, told, used)
+
+    def answer(self, question: Question, used: float, routed: Routed) -> dict[str, Any]:
+        """Return the answer to a question, as of `Line.answer`."""
+        return self._line.answer(question, used, routed, self._increment)
 
     def end(self) -> None:
         """End the process. Idempotent."""

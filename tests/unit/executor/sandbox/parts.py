@@ -201,6 +201,8 @@ class Worker:
         hidden = torch.linspace(-1, 1, (rows + 2) * WIDTH).view(rows + 2, WIDTH) + step
         with torch.inference_mode():
             if spans:
+                if len(key) % 2 and self.interleaver.announces:  # an engine announces the steps of all traces
+                    self.interleaver.announce(spans)
                 self.interleaver.begin_step(Batch(spans, rows + 2, rows + 2, 2))
             made_here = MODEL(hidden.clone())
             if spans:
