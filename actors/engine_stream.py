@@ -30,13 +30,17 @@ class EngineCalls:
     A session's calls go to the session's own replica.
 
     Args:
-        session: the session actor's name; workers send saved values and logs there.
+        session: the session actor's name; workers send saved values and logs there. Or the name of another caller, whose
+            requests have no block.
         directory: handle of the directory, which knows the engines' state.
+
+    Attributes:
+        directory: as given; the caller replaces it if the directory has died.
     """
 
     def __init__(self, session: str, directory: Any) -> None:
         self._session = session
-        self._directory = directory
+        self.directory = directory
         self._handles: dict[Target, Any] = {}
         self._calls: dict[Route, Grouped[TraceRequest]] = {}
 
@@ -65,12 +69,12 @@ class EngineCalls:
             # The engine's first item says which replica has taken the trace.
             replica = await self._taken(route.target, request.trace_id, responses)
             if replica != route.replica:
-                self._directory.moved.remote(request.session_id, route.target, replica)
+                self.directory.moved.remote(request.session_id, route.target, replica)
             async for data in responses:
                 yield data
         except ActorDiedError:
             if replica:
-                self._directory.lost.remote(replica)
+                self.directory.lost.remote(replica)
             raise
         finally:
             await responses.aclose()
@@ -123,7 +127,7 @@ class EngineCalls:
                 await first
 
     async def _check(self, target: Target, trace_id: str) -> None:
-        state: ModelState = await self._directory.model_state.remote(target)
+        state: ModelState = await self.directory.model_state.remote(target)
         if state.state != "RUNNING":
             raise ServiceFailure(unavailable(f"the engine is {state.state.lower()}", trace_id))
         if taking(target) == frozenset():
