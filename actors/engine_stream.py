@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors.failures import unavailable
 from actors.grouped import SMALL_BYTES, Grouped, Item
@@ -33,13 +33,16 @@ class EngineCalls:
         session: the session actor's name; workers send saved values and logs there. Or the name of another caller, whose
             requests have no block.
         directory: handle of the directory, which knows the engines' state.
+        grpc: whether calls go over gRPC, which is cheaper than over Ray. On several machines Ray is better: it notices within
+            seconds that a machine is cut off.
 
     Attributes:
         directory: as given; the caller replaces it if the directory has died.
     """
 
-    def __init__(self, session: str, directory: Any) -> None:
+    def __init__(self, session: str, directory: Any, grpc: bool = False) -> None:
         self._session = session
+        self._grpc = grpc
         self.directory = directory
         self._handles: dict[Target, Any] = {}
         self._calls: dict[Route, Grouped[TraceRequest]] = {}
@@ -72,7 +75,7 @@ class EngineCalls:
                 self.directory.moved.remote(request.session_id, route.target, replica)
             async for data in responses:
                 yield data
-        except ActorDiedError:
+        except (ActorDiedError, ActorUnavailableError):  # the second is what Serve says of a call over gRPC
             if replica:
                 self.directory.lost.remote(replica)
             raise
@@ -109,7 +112,8 @@ class EngineCalls:
         if target not in self._handles:
             # The directory knows whether the deployment still exists. Asking Serve here would block the event loop.
             handle = serve.get_deployment_handle(target.deployment, target.app, _check_exists=False)
-            self._handles[target] = handle.options(stream=True, method_name="run_all")
+            handle = handle.options(stream=True, method_name="run_all")
+            self._handles[target] = handle.options(_by_reference=False) if self._grpc else handle
         return self._handles[target]
 
     async def _taken(self, target: Target, trace_id: str, responses: Any) -> str:

@@ -28,6 +28,7 @@ from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
+from serve_app.environment import calls_over_grpc
 from serve_app.ingress import replies
 from serve_app.ingress.audit import LONG_MESSAGE, edit_line, trace_line
 from serve_app.ingress.calls import Serialized, caller, streaming, unary
@@ -75,7 +76,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls, OpenAICalls):
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions
         self._sessions = SessionCalls(own_directory(settings.sessions))
-        self._plain = PlainCalls(self._sessions, this_caller())
+        self._plain = PlainCalls(self._sessions, this_caller(), calls_over_grpc())
         self._heart = asyncio.create_task(self._beat())
         self.keys.when_changed(self._tenants_changed)
         self._following = asyncio.create_task(self.keys.follow(self._directory))

@@ -37,12 +37,13 @@ class PlainCalls:
     Args:
         sessions: calls sessions.
         caller: the replica's name as a caller (`actors.caller_watch`).
+        grpc: whether engines are called over gRPC (see `EngineCalls`).
     """
 
-    def __init__(self, sessions: SessionCalls, caller: str) -> None:
+    def __init__(self, sessions: SessionCalls, caller: str, grpc: bool = False) -> None:
         self._sessions = sessions
         self._caller = caller
-        self._engines = EngineCalls(caller, sessions.directory)
+        self._engines = EngineCalls(caller, sessions.directory, grpc)
         self._tails: set[asyncio.Task[None]] = set()
 
     async def run(
