@@ -22,7 +22,7 @@ _SERVE = "serve"
 
 
 def this_caller() -> str:
-    """Return the name of this actor, a replica of Serve's, as a caller: its namespace in Ray, a slash, and its name."""
+    """Return this replica of Serve's as a caller: its namespace in Ray, a slash, and its name."""
     return f"{_SERVE}/{ray.get_runtime_context().get_actor_name()}"
 
 

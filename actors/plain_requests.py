@@ -1,4 +1,4 @@
-"""The plain requests of a session: the ingress itself runs them on engines, and the session accounts for them.
+"""The plain requests of a session, which the ingress itself runs on engines.
 
 A plain request has no block, so a session holds no value of it. The session asks the account for it, counts it, and lists and
 cancels it as a trace. The ingress tells the session what the engine has done.

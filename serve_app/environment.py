@@ -62,7 +62,7 @@ def _variables(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
 
 
 def calls_over_grpc() -> bool:
-    """Whether a process of Ray belongs to a head for this machine alone, where calls between replicas go over gRPC."""
+    """Return whether calls between replicas go over gRPC, as on a head for one machine."""
     return os.environ.get(_GRPC_VARIABLE) == "1"
 
 

@@ -1,4 +1,4 @@
-"""Runs plain requests: the ingress calls the engine itself, and a session accounts for the request beside that.
+"""Runs plain requests on engines, beside sessions that account for them.
 
 The answer of such a request passes through no session actor. The session asks the tenant's account, counts, lists and cancels the
 request (`actors.plain_requests`), while the engine works. Where the tenant has quotas, the engine is called when the session says
