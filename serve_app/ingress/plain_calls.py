@@ -27,7 +27,11 @@ from serve_app.ingress.sessions import SessionCalls
 
 
 def is_plain(trace: pb.Trace, size: int) -> bool:
-    """Whether the ingress runs a trace itself: a request without a block, whose size in bytes is small."""
+    """Return whether the ingress runs a trace itself: a small request without a block.
+
+    Args:
+        size: bytes of the serialized trace.
+    """
     return trace.HasField("openai") and not trace.openai.traced and size <= SMALL_BYTES
 
 
@@ -88,7 +92,10 @@ class PlainCalls:
             await account.settled()
 
     def _finish(self, events: AsyncGenerator[bytes, None], account: _Account) -> None:
-        """Read a call of an engine to its end, which is near: a call that is closed before is cancelled."""
+        """Read a call of an engine to its end, which is near.
+
+        A call that is closed before its end is cancelled.
+        """
 
         async def finish() -> None:
             with contextlib.suppress(Exception):
