@@ -27,7 +27,7 @@ from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.events import apart, kind_of
 from serve_app.ingress.calls import Caller
-from serve_app.ingress.openai_errors import BODY_KEY, answer_of, error_of
+from serve_app.ingress.openai_errors import BODY_BYTES, BODY_KEY, answer_of, error_of
 from serve_app.ingress.openai_leases import SharedLeases
 from serve_app.ingress.openai_saves import Wanted, chunk_of, saved_json, with_saves
 from serve_app.ingress.plain_calls import is_plain
@@ -122,6 +122,8 @@ class OpenAICalls:
         raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, f"there is no model {name[:80]!r}"))
 
     async def _completed(self, path: str, data: bytes, tenant: Tenant, caller: Caller) -> Response:
+        if len(data) > BODY_BYTES:
+            raise _refused(f"the body has more than {BODY_BYTES} bytes")
         try:
             body = parsed(data)
         except BodyRefused as error:
