@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self.gate = asyncio.Event()
+        self.gate, self.began = asyncio.Event(), asyncio.Event()
         self.running = self.begun = 0
         self.ends: pb.Event | Exception = LAST
         self.directory: Any = None
@@ -49,6 +50,7 @@ class Engine:
         assert request.session == "serve/ingress" and request.key.endswith(f".{request.trace_id}")
         self.running += 1
         self.begun += 1
+        self.began.set()
         try:
             yield PIECE.SerializeToString()
             await self.gate.wait()
@@ -270,4 +272,27 @@ async def test_many_requests_leave_nothing() -> None:
     await asyncio.wait(tasks)
     assert all(task.cancelled() or task.result()[-1] == "output" for task in tasks)
     await asyncio.sleep(0.15)
+    await place.quiet()
+
+
+async def test_another_actor_does_not_take_a_request_over() -> None:
+    """Its ingress would tell the dead actor of the request's end, and the request would never end there."""
+    place = await made(False)
+    actor, other = place.lease.actor, dataclasses.replace(place.lease, actor=Actor(place.session))
+    asked = actor.remote
+
+    def dies(session_id: str, method: str, *args: Any) -> asyncio.Task[Any]:
+        async def dead() -> Any:
+            await place.engine.began.wait()
+            raise ActorDiedError
+
+        return asyncio.ensure_future(dead()) if method == "plain" else asked(session_id, method, *args)
+
+    actor.remote = dies
+    recovered = asyncio.get_running_loop().create_future()
+    recovered.set_result(other)
+    place.red.recover = SimpleNamespace(remote=lambda *args: recovered)  # type: ignore[attr-defined]
+    with pytest.raises(ServiceFailure) as caught:
+        await place.run("t", counted=False)
+    assert caught.value.failure.code == CODE.ERROR_CODE_UNAVAILABLE
     await place.quiet()
