@@ -26,8 +26,8 @@ from serve_app.tenants.admission import Remotes
 
 _MAX_CACHED_LEASES = 4096
 _MAX_ACTORS = 256
-# Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again; of a
-# plain request, the calls of its ingress went to the dead actor.
+# Methods that cannot be repeated at the actor that takes a dead actor's place. Uploads are gone, and clients send them again. The
+# ingress of a plain request has called the dead actor.
 _NOT_AGAIN = ("run", "start", "plain")
 # Seconds for which the replica of a session is remembered.
 REPLICA_SECONDS = 1.0
