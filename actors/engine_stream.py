@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors.failures import unavailable
 from actors.grouped import SMALL_BYTES, Grouped, Item
@@ -30,13 +30,20 @@ class EngineCalls:
     A session's calls go to the session's own replica.
 
     Args:
-        session: the session actor's name; workers send saved values and logs there.
+        session: the session actor's name; workers send saved values and logs there. Or the name of another caller, whose
+            requests have no block.
         directory: handle of the directory, which knows the engines' state.
+        grpc: whether calls go over gRPC, which is cheaper than over Ray. On several machines Ray is better: it notices within
+            seconds that a machine is cut off.
+
+    Attributes:
+        directory: as given; the caller replaces it if the directory has died.
     """
 
-    def __init__(self, session: str, directory: Any) -> None:
+    def __init__(self, session: str, directory: Any, grpc: bool = False) -> None:
         self._session = session
-        self._directory = directory
+        self._grpc = grpc
+        self.directory = directory
         self._handles: dict[Target, Any] = {}
         self._calls: dict[Route, Grouped[TraceRequest]] = {}
 
@@ -65,12 +72,12 @@ class EngineCalls:
             # The engine's first item says which replica has taken the trace.
             replica = await self._taken(route.target, request.trace_id, responses)
             if replica != route.replica:
-                self._directory.moved.remote(request.session_id, route.target, replica)
+                self.directory.moved.remote(request.session_id, route.target, replica)
             async for data in responses:
                 yield data
-        except ActorDiedError:
+        except (ActorDiedError, ActorUnavailableError):  # the second is what Serve says of a call over gRPC
             if replica:
-                self._directory.lost.remote(replica)
+                self.directory.lost.remote(replica)
             raise
         finally:
             await responses.aclose()
@@ -105,7 +112,8 @@ class EngineCalls:
         if target not in self._handles:
             # The directory knows whether the deployment still exists. Asking Serve here would block the event loop.
             handle = serve.get_deployment_handle(target.deployment, target.app, _check_exists=False)
-            self._handles[target] = handle.options(stream=True, method_name="run_all")
+            handle = handle.options(stream=True, method_name="run_all")
+            self._handles[target] = handle.options(_by_reference=False) if self._grpc else handle
         return self._handles[target]
 
     async def _taken(self, target: Target, trace_id: str, responses: Any) -> str:
@@ -123,7 +131,7 @@ class EngineCalls:
                 await first
 
     async def _check(self, target: Target, trace_id: str) -> None:
-        state: ModelState = await self._directory.model_state.remote(target)
+        state: ModelState = await self.directory.model_state.remote(target)
         if state.state != "RUNNING":
             raise ServiceFailure(unavailable(f"the engine is {state.state.lower()}", trace_id))
         if taking(target) == frozenset():

@@ -19,7 +19,7 @@ class EventLog:
     Attributes:
         ended: whether no more events will come.
         failure: why the trace as a whole failed, if it did.
-        size: bytes of all events.
+        size: bytes of all events, and of what went by another way.
     """
 
     def __init__(self, events: Iterable[bytes] = ()) -> None:
@@ -40,6 +40,11 @@ class EventLog:
             self.size += len(data)
             self._events.append(data)
             self._wake()
+
+    def passed(self, size: int) -> None:
+        """Count bytes that went to the client by another way."""
+        if not self.ended:
+            self.size += size
 
     def end(self, failure: pb.Failure | None = None) -> None:
         """End the event log."""

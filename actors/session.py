@@ -13,27 +13,28 @@ import dataclasses
 import functools
 import math
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.archive import Kept, KeptTrace
+from actors.caller_watch import CallerWatch
 from actors.dues import Dues
 from actors.failures import not_found
+from actors.plain_requests import PlainRequests
 from actors.protocol import Route, SessionStats, Terms, Work
 from actors.saved import Saved
 from actors.session_store import SessionStore
 from actors.telemetry.spans import Span
 from actors.telemetry.telemetry import Telemetry
 from actors.trace_rows import row_of
-from actors.trace_run import TraceRun
+from actors.trace_run import EngineStream, TraceRun
 from actors.variables import Copy
 from interpose.contract.errors import ServiceFailure, failure
 from interpose.v1 import operator_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
-from interpose.wire.request import TraceRequest
+from interpose.wire.request import TraceRequest, new_key
 
 if TYPE_CHECKING:
     from actors.engine_stream import EngineCalls
@@ -50,12 +51,21 @@ class Session:
         directory: handle of the directory.
         terms: the terms until the session is opened.
         telemetry: is told of traces that have ended.
+        watch: notices that an ingress is gone.
     """
 
-    def __init__(self, engines: EngineCalls, directory: Any, terms: Terms, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        engines: EngineCalls,
+        directory: Any,
+        terms: Terms,
+        telemetry: Telemetry | None = None,
+        watch: CallerWatch | None = None,
+    ) -> None:
         self._telemetry = telemetry or Telemetry("session")
         self._directory = directory
         self._engines = engines
+        self._plain = PlainRequests(watch or CallerWatch())
         self._clear("", False, terms)
 
     def _clear(self, session_id: str, kept: bool, terms: Terms) -> None:
@@ -170,6 +180,46 @@ class Session:
         """
         async for event in self._follow(self._submitted(request, route, foreign), follower):
             yield event
+
+    async def plain(self, session_id: str, request: TraceRequest) -> None:
+        """Account for a request that the ingress itself runs on an engine; return when it has ended.
+
+        Nothing of it stays here.
+
+        Args:
+            request: the request, under a key that its ingress chose. The ingress is its `session`.
+
+        Raises:
+            ServiceFailure: the request as a whole failed, or must not run.
+        """
+        self._check(session_id)
+        with self._plain.request(request.key) as told:
+            run = self._start(request, told.run, {})
+            try:
+                async for _ in self._follow(run, request.session):
+                    pass
+            finally:
+                if run.running:  # this call was cancelled
+                    asyncio.get_running_loop().create_task(run.cancel())
+                self._store.forget(run)
+                self._dues.shrunk()
+
+    async def may_run(self, session_id: str, key: str) -> None:
+        """Wait until a plain request may run, or has failed."""
+        if (told := await self._plain.find(key)) is not None:
+            await told.settled.wait()
+
+    async def told(self, session_id: str, key: str, size: int, events: bytes, end: bytes | None) -> None:
+        """Take what the engine has done of a plain request (see `PlainRequest.told`).
+
+        Args:
+            size: bytes of the answer since the last call.
+        """
+        told = await self._plain.find(key)
+        run = self._store.by_key.get(key)
+        if told is not None and run is not None:
+            run.event_log.passed(size)
+            told.told(events, end)
 
     async def start(self, session_id: str, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> bytes:
         """Run a job, or find it if it was submitted before; return its first event.
@@ -363,7 +413,9 @@ class Session:
         if run is not None and run.request.trace != request.trace:
             message = f"the trace id {request.trace_id} was used before, for another trace"
             raise ServiceFailure(failure(pb.ERROR_CODE_INVALID_ARGUMENT, message, trace_id=request.trace_id))
-        return self._start(request, route, foreign) if run is None or run.repeatable else run
+        if run is not None and not run.repeatable:
+            return run
+        return self._start(request, functools.partial(self._engines.run, route), foreign)
 
     async def _follow(self, run: TraceRun, follower: str, seen: int = 0) -> AsyncIterator[bytes]:
         run.readers.followers.add(follower)
@@ -377,7 +429,7 @@ class Session:
             run.readers.followers.discard(follower)
             self._store.touched = time.monotonic()
 
-    def _start(self, request: TraceRequest, route: Route, foreign: Mapping[str, Saved]) -> TraceRun:
+    def _start(self, request: TraceRequest, engine: EngineStream, foreign: Mapping[str, Saved]) -> TraceRun:
         self._store.forget(self._store.traces.get(request.trace_id))
         refusal = self._store.no_room(len(request.trace), traces=1)
         if refusal is not None:
@@ -388,7 +440,7 @@ class Session:
             for run in (self._store.traces.values() if request.variables else ())
             if run.running and not run.request.variables.isdisjoint(request.variables)
         ]
-        key = f"{uuid.uuid4().hex[:12]}.{request.trace_id}"
+        key = request.key or new_key(request.trace_id)
         span = self._telemetry.spans.begin(
             "session", request.traceparent, trace=request.trace_id, tenant=request.tenant
         )
@@ -397,7 +449,7 @@ class Session:
         self._store.add(run)
         self._store.forgotten = self._store.forgotten or bool(foreign)
         try:
-            run.start(functools.partial(self._engines.run, route), before, functools.partial(self._ended, span))
+            run.start(engine, before, functools.partial(self._ended, span))
         except BaseException:  # the trace has no room in the archive and must not count as running
             self._store.forget(run)
             span.end("not started")

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from actors.archive import Kept
+from actors.caller_watch import CallerWatch
 from actors.engine_stream import EngineCalls
 from actors.failures import not_found
 from actors.grouped import Item, merged
@@ -26,9 +27,10 @@ from actors.telemetry.options import Options
 from actors.telemetry.telemetry import Telemetry
 
 SWEEP_SECONDS = 10.0
+LOOK_SECONDS = 1.0
 
 # The methods of `Session` that the ingress calls.
-_ASKED = frozenset({"upload", "start", "job", "describe", "leave", "cancel", "blob_ref", "fetched", "saved"})
+_ASKED = frozenset("upload start job describe leave cancel blob_ref fetched saved plain may_run told".split())
 _FOLLOWED = frozenset({"run", "attach"})
 
 
@@ -46,7 +48,9 @@ class SessionHost:
         self._sessions: dict[str, Session] = {}
         self._telemetry = Telemetry("session")
         self._retention = SWEEP_SECONDS
+        self._watch = CallerWatch()
         self._sweeper: asyncio.Task[None] | None = None
+        self._looker: asyncio.Task[None] | None = None
 
     # The directory's side
 
@@ -63,17 +67,18 @@ class SessionHost:
             with contextlib.suppress(Exception):  # the engine may have gone: the next call that uses it says so
                 self._engines.warm(target)
         self._sweeper = self._sweeper or asyncio.create_task(self._sweep())
+        self._looker = self._looker or asyncio.create_task(self._look())
 
     async def open(self, session_id: str, kept: bool, terms: Terms) -> None:
         """Begin a session (see `Session.open`)."""
         self._retention = terms.retention_seconds
-        session = Session(self._engines, self._directory, terms, self._telemetry)
+        session = Session(self._engines, self._directory, terms, self._telemetry, self._watch)
         await session.open(session_id, kept, terms)
         self._sessions[session_id] = session
 
     async def restore(self, session_id: str, kept: Kept, terms: Terms) -> None:
         """Go on with a session whose actor is dead (see `Session.restore`)."""
-        session = Session(self._engines, self._directory, terms, self._telemetry)
+        session = Session(self._engines, self._directory, terms, self._telemetry, self._watch)
         await session.restore(session_id, kept, terms)
         self._sessions[session_id] = session
 
@@ -197,6 +202,13 @@ class SessionHost:
     def _with(self, key: str) -> Session | None:
         """Return the session of a trace."""
         return next((session for session in self._sessions.values() if session.has(key)), None)
+
+    async def _look(self) -> None:
+        """Find out again and again whether an ingress is gone."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(Exception):  # Ray's control process may be away for a while
+                await self._watch.look()
 
     async def _sweep(self) -> None:
         while True:

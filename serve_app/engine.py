@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from actors.caller_watch import CallerWatch
 from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
 from actors.grouped import Item, merged
@@ -27,7 +28,6 @@ from interpose.contract.result import Result
 from interpose.wire.request import TraceRequest
 from serve_app.engine_telemetry import EngineTelemetry
 from serve_app.ingress.listening import replica_on_this_machine
-from serve_app.session_watch import SessionWatch
 from serve_app.settings import ModelSettings, SessionSettings
 from serve_app.tenants.seats import Seats
 from serve_app.tokenizer import chunks, tokenizer_files
@@ -74,7 +74,7 @@ class EngineDeployment:
         self._stage = "waiting for its seat"
         self._engine: Any = None
         self._healthy = True
-        self._sessions = SessionWatch()
+        self._callers = CallerWatch()
         self._traces: dict[str, asyncio.Task[Any]] = {}  # the task that runs each trace, by the trace's key
         self._seats = Seats(model.max_running_traces, model.max_waiting_traces)
         self._reporter = asyncio.create_task(self._keep_reporting())
@@ -154,7 +154,7 @@ class EngineDeployment:
         try:
             yield self._replica.encode()
             events = self._telemetry.spanned(request, self._in_turn(request))
-            async with contextlib.aclosing(self._sessions.while_alive(request.session, events)) as alive:
+            async with contextlib.aclosing(self._callers.while_alive(request.session, events)) as alive:
                 async for event in alive:
                     yield event
         except TraceFailed as error:
@@ -236,7 +236,7 @@ class EngineDeployment:
                     self._directory = directory(self._session_settings)
             except Exception:
                 logger.exception("a report failed")  # without further reports the directory takes this replica for gone
-            await self._sessions.look()
+            await self._callers.look()
             await self._telemetry.look(self._engine)
             await asyncio.sleep(REPORT_SECONDS)
 

@@ -31,6 +31,7 @@ CHEAP_CALLS = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 
+_GRPC_VARIABLE = "RAY_SERVE_PROXY_USE_GRPC"
 _EVENTS_VARIABLE = "RAY_task_events_max_num_task_in_gcs"
 _MIB = 1 << 20
 
@@ -60,14 +61,19 @@ def _variables(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
     return found
 
 
+def calls_over_grpc() -> bool:
+    """Return whether calls between replicas go over gRPC, as on a head for one machine."""
+    return os.environ.get(_GRPC_VARIABLE) == "1"
+
+
 def own_head_environment() -> dict[str, str]:
     """Return the environment of a process that starts a Ray head for this machine alone."""
     environment = {
         THIS_MACHINE_ONLY[0]: THIS_MACHINE_ONLY[1],
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Proxies call the ingress over gRPC, which is cheaper than over Ray. On several machines Ray is better: it notices within
-        # seconds that a machine is cut off.
-        "RAY_SERVE_PROXY_USE_GRPC": "1",
+        # Proxies call the ingress over gRPC, and the ingress the engines for plain requests. That is cheaper than over Ray. On
+        # several machines Ray is better: it notices within seconds that a machine is cut off.
+        _GRPC_VARIABLE: "1",
         # The number of calls that Ray remembers for its dashboard. Ray's default of 100,000 fills in hours and takes 200 MiB.
         _EVENTS_VARIABLE: os.environ.get(_EVENTS_VARIABLE, "10000"),
     }

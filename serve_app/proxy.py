@@ -26,7 +26,7 @@ from serve_app.ingress import listening
 from serve_app.ingress.callers import Call, Callers
 from serve_app.ingress.connections import Connections
 from serve_app.ingress.gate import Gate
-from serve_app.ingress.openai_errors import BODY_BYTES, answer_of
+from serve_app.ingress.openai_errors import BODY_BYTES, BODY_KEY, answer_of
 from serve_app.secrecy import keep_to_itself
 from serve_app.settings import PREFIX, GrpcSettings, HttpSettings
 from serve_app.tenants.book import Keyring, running_directory
@@ -128,7 +128,8 @@ class HttpGate:
     """Lets requests of the OpenAI-compatible endpoint pass, if their key is known.
 
     Every other request is answered with 404. The question whether the proxy lives needs no key. A body is received only from a
-    known caller, and within bounds.
+    known caller, and within bounds. It goes to the ingress in the request's scope; otherwise the ingress would fetch it by a
+    call of its own.
 
     Args:
         app: what answers.
@@ -164,7 +165,9 @@ class HttpGate:
         try:
             async with callers.call(key_of(headers.items()), peer) as call:
                 received = _Bounded(receive, _size(headers.get("content-length", "")), callers, call)
-                await self._app(scope, received, sent)
+                body = await received.body()
+                if body is not None:
+                    await self._app({**scope, BODY_KEY: body}, receive, sent)
         except ServiceFailure as error:
             if not begun:
                 await answer_of(error.failure)(scope, receive, send)
@@ -188,17 +191,20 @@ class _Bounded:
         self._callers = callers
         self._call = call
         self._left = BODY_BYTES
-        self._more = True
         self._take(size, 0)
 
-    async def __call__(self) -> Any:
-        if not self._more:
-            return await self._receive()
-        async with self._callers.receiving(self._call):
-            message = await self._receive()
-        self._more = bool(message.get("more_body"))
-        self._take(0, len(message.get("body", b"")))
-        return message
+    async def body(self) -> bytes | None:
+        """Return the whole body; None if the client has gone before its end."""
+        data, more = bytearray(), True
+        while more:
+            async with self._callers.receiving(self._call):
+                message = await self._receive()
+            if message["type"] != "http.request":
+                return None
+            more, piece = bool(message.get("more_body")), message.get("body", b"")
+            self._take(0, len(piece))
+            data += piece
+        return bytes(data)
 
     def _take(self, said: int, here: int) -> None:
         self._left -= here

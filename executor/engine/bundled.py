@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from interpose.wire.events import bundles
 
 # Seconds from one message of a trace to its next, at least: for a trace alone, and for each trace that runs beside others. A
-# message passes through four processes, each of which takes most of a millisecond for it and serves all traces. A fast model, or
-# many streams, would keep them busy with messages of one token.
+# message passes through three or four processes, each of which takes most of a millisecond for it and serves all traces. A fast
+# model, or many streams, would keep them busy with messages of one token.
 ALONE = 0.005
 EACH = 0.0015
 

@@ -6,6 +6,7 @@ ingress to check it, a session to put its variables into it, the engine to make 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,8 +22,9 @@ class TraceRequest:
     Attributes:
         trace: the serialized `Trace`. Clients choose its id.
         edits: the standing edits that the trace runs with, serialized `Edit`s.
-        key: the trace's name inside the service, chosen by its session. Keys never collide.
-        session: Ray name of the session actor, which takes saved bytes and printed text; "" for none.
+        key: the trace's name inside the service, chosen by its session, or of a plain request by its ingress. Keys never collide.
+        session: Ray name of the session actor, which takes saved bytes and printed text; "" for none. Of a plain request, the
+            ingress that runs it (`actors.caller_watch.this_caller`).
         session_id: the session that the trace was submitted to.
         tenant: name of the tenant.
         trusted: whether the tenant may run code in the workers' own processes.
@@ -70,6 +72,11 @@ class TraceRequest:
     def parse(self) -> pb.Trace:
         """Return the trace under its key, with its standing edits as `Trace.applied`."""
         return parse_trace(self.trace, self.edits, self.key)
+
+
+def new_key(trace_id: str) -> str:
+    """Return a key for a trace: a name that nothing else has, and that a client cannot guess."""
+    return f"{uuid.uuid4().hex[:12]}.{trace_id}"
 
 
 def parse_trace(data: bytes, edits: Iterable[bytes], key: str) -> pb.Trace:

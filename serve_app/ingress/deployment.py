@@ -18,6 +18,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from actors.caller_watch import this_caller
 from actors.directory import HEARTBEAT_SECONDS
 from actors.failures import unavailable
 from actors.find_directory import directory, own_directory
@@ -27,6 +28,7 @@ from interpose.contract.errors import ServiceFailure
 from interpose.contract.version import PROTOCOL, PYTHON_VERSION, VERSION
 from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
+from serve_app.environment import calls_over_grpc
 from serve_app.ingress import replies
 from serve_app.ingress.audit import LONG_MESSAGE, edit_line, trace_line
 from serve_app.ingress.calls import Serialized, caller, streaming, unary
@@ -36,6 +38,7 @@ from serve_app.ingress.key_calls import KeyCalls
 from serve_app.ingress.listening import replica_on_this_machine
 from serve_app.ingress.openai_calls import OpenAICalls
 from serve_app.ingress.operator_calls import OperatorCalls
+from serve_app.ingress.plain_calls import PlainCalls, is_plain
 from serve_app.ingress.requests import Submitted, request_of
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModel, ServedModels
@@ -73,6 +76,7 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls, OpenAICalls):
         self._models = ServedModels(app, settings.models, engines)
         self._session_settings = settings.sessions
         self._sessions = SessionCalls(own_directory(settings.sessions))
+        self._plain = PlainCalls(self._sessions, this_caller(), calls_over_grpc())
         self._heart = asyncio.create_task(self._beat())
         self.keys.when_changed(self._tenants_changed)
         self._following = asyncio.create_task(self.keys.follow(self._directory))
@@ -345,12 +349,15 @@ class IngressDeployment(HealthCalls, KeyCalls, OperatorCalls, OpenAICalls):
         if request.job:
             yield Serialized(await self._sessions.ask(lease, "start", request, route, foreign))
             return
-        follower = uuid.uuid4().hex
-        call = (request, route, foreign, follower)
+        if is_plain(trace, request.size):
+            counted = self.settings.quotas_of(tenant).allowance(0).counted
+            found = self._plain.run(lease, request, route, counted)
+        else:
+            follower = uuid.uuid4().hex
+            call = (request, route, foreign, follower)
+            found = self._sessions.follow(lease, "run", request.trace_id, follower, *call, bundles=message.bundles)
         try:
-            async with contextlib.aclosing(
-                self._sessions.follow(lease, "run", request.trace_id, follower, *call, bundles=message.bundles)
-            ) as events:
+            async with contextlib.aclosing(found) as events:
                 async for event in events:
                     yield event
         except Exception:

@@ -6,7 +6,6 @@ turns, audit and metrics are those of traces. A request that names edits or save
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 import uuid
@@ -15,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from actors.failures import describe
@@ -28,9 +27,10 @@ from interpose.v1 import model_pb2, service_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.events import apart, kind_of
 from serve_app.ingress.calls import Caller
-from serve_app.ingress.openai_errors import BODY_BYTES, answer_of, error_of
+from serve_app.ingress.openai_errors import BODY_BYTES, BODY_KEY, answer_of, error_of
 from serve_app.ingress.openai_leases import SharedLeases
 from serve_app.ingress.openai_saves import Wanted, chunk_of, saved_json, with_saves
+from serve_app.ingress.plain_calls import is_plain
 from serve_app.ingress.requests import Submitted
 from serve_app.models import ServedModel, ServedModels
 from serve_app.settings import Settings, Tenant
@@ -100,7 +100,7 @@ class OpenAICalls:
             served = ", ".join(f"POST {one}" for one in COMPLETIONS)
             message = f"{method} {path[:80]} is not served here: there are {served} and GET {PREFIX}/models"
             raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, message))
-        return await self._completed(path, await _body(request), tenant, caller)
+        return await self._completed(path, request.scope[BODY_KEY], tenant, caller)
 
     async def _listed(self, name: str) -> Response:
         """Return the models, or one of them; an adapter is a model with the name MODEL:ADAPTER."""
@@ -122,6 +122,8 @@ class OpenAICalls:
         raise ServiceFailure(failure(pb.ERROR_CODE_NOT_FOUND, f"there is no model {name[:80]!r}"))
 
     async def _completed(self, path: str, data: bytes, tenant: Tenant, caller: Caller) -> Response:
+        if len(data) > BODY_BYTES:
+            raise _refused(f"the body has more than {BODY_BYTES} bytes")
         try:
             body = parsed(data)
         except BodyRefused as error:
@@ -177,8 +179,9 @@ class OpenAICalls:
                     raise
                 yield pb.Http(data=b"data: " + error_of(fact) + b"\n\n")
             finally:
-                # A client that has gone reads no more; of an answer that has been read, nothing need stay.
-                lease.actor.ask.remote(lease.session_id, "cancel", submitted.trace.id, True)
+                if not is_plain(submitted.trace, len(submitted.message.trace)):
+                    # A client that has gone reads no more; of an answer that has been read, nothing need stay.
+                    lease.actor.ask.remote(lease.session_id, "cancel", submitted.trace.id, True)
 
     async def _parts(self, answer: _Answer) -> AsyncGenerator[pb.Http, None]:
         """Yield the parts of the answer; saved values come at its end."""
@@ -240,23 +243,6 @@ async def _written(first: pb.Http, events: AsyncGenerator[pb.Http, None]) -> Asy
         yield first.data
         async for part in events:
             yield part.data
-
-
-async def _body(request: Request) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        ServiceFailure: INVALID_ARGUMENT, the body is too long.
-    """
-    data = bytearray()
-    try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > BODY_BYTES:
-                raise _refused(f"the body has more than {BODY_BYTES} bytes")
-    except ClientDisconnect:
-        raise asyncio.CancelledError from None
-    return bytes(data)
 
 
 def _is_last(part: pb.Http) -> bool:

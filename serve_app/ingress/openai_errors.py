@@ -11,6 +11,8 @@ from interpose.v1 import trace_pb2 as pb
 
 # Bytes of a request's body.
 BODY_BYTES = 8 << 20
+# Where the proxy puts the body in the request's ASGI scope.
+BODY_KEY = "interpose.body"
 # HTTP status and OpenAI's type of error, by the code of the failure.
 _ANSWERS: dict[int, tuple[int, str]] = {
     pb.ERROR_CODE_INTERVENTION: (400, "invalid_request_error"),

@@ -26,8 +26,9 @@ from serve_app.tenants.admission import Remotes
 
 _MAX_CACHED_LEASES = 4096
 _MAX_ACTORS = 256
-# Methods that cannot be repeated at the actor that takes a dead actor's place: uploads are gone, and clients send them again.
-_NEED_UPLOADS = ("run", "start")
+# Methods that cannot be repeated at the actor that takes a dead actor's place. Uploads are gone, and clients send them again. The
+# ingress of a plain request has called the dead actor.
+_NOT_AGAIN = ("run", "start", "plain")
 # Seconds for which the replica of a session is remembered.
 REPLICA_SECONDS = 1.0
 
@@ -105,7 +106,7 @@ class SessionCalls:
                 if found is None:
                     raise not_found("the session has ended: open a new one") from None
                 lease = found
-                if method in _NEED_UPLOADS:
+                if method in _NOT_AGAIN:
                     raise ServiceFailure(unavailable("the session's actor died: submit the trace again")) from None
                 return await lease.actor.ask.remote(lease.session_id, method, *args)
         except ray.exceptions.RayTaskError as error:
@@ -144,7 +145,7 @@ class SessionCalls:
                         )
                         raise ServiceFailure(unavailable(message, trace_id)) from None
                     lease = found
-                    if begun or not again or method in _NEED_UPLOADS:
+                    if begun or not again or method in _NOT_AGAIN:
                         message = "the session's actor died; what had ended is still there: run the trace again"
                         raise ServiceFailure(unavailable(message, trace_id)) from None
             ended = True

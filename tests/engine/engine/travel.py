@@ -19,6 +19,7 @@ from starlette.requests import Request
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from actors.caller_watch import CallerWatch
 from actors.protocol import Lease, ModelState, Target, Terms
 from actors.session_host import SessionHost
 from actors.telemetry.options import Options
@@ -34,9 +35,10 @@ from interpose.v1 import trace_pb2 as pb
 from serve_app.engine import EngineDeployment
 from serve_app.engine_telemetry import EngineTelemetry
 from serve_app.ingress.deployment import IngressDeployment
+from serve_app.ingress.openai_errors import BODY_KEY
+from serve_app.ingress.plain_calls import PlainCalls
 from serve_app.ingress.sessions import SessionCalls
 from serve_app.models import ServedModels
-from serve_app.session_watch import SessionWatch
 from serve_app.settings import settings_from
 from serve_app.tenants.book import Keyring, book_of
 from serve_app.tenants.seats import Seats
@@ -251,7 +253,7 @@ class _Replica(EngineDeployment):
     def __init__(self, engine: TraceEngine) -> None:
         self._replica = "r"
         self._engine = engine
-        self._sessions = SessionWatch()
+        self._callers = CallerWatch()
         self._traces = {}
         self._seats = Seats(8, 8)
         self._telemetry = EngineTelemetry(Options())
@@ -295,6 +297,7 @@ class _Ingress(IngressDeployment):
         ways = {"place": place, "find": find, "open": opened, "close": closed, "announced": announced}
         directory: Any = SimpleNamespace(**{name: SimpleNamespace(remote=way) for name, way in ways.items()})
         self._sessions = SessionCalls(directory)
+        self._plain = PlainCalls(self._sessions, "serve/ingress")
 
 
 class _Actor:
@@ -349,6 +352,7 @@ class Way:
         self._sending: list[asyncio.Task[None]] = []
         watch(patch, engine.worker.interpose_outbox, "increment", self._send)
         self._ingress = _Ingress(_Actor(self._host, self.counts), engine.describe(), settings)
+        watch(patch, self._ingress._plain._engines, "_handle", lambda target: handle)
 
     def _send(self, session: str, key: str, data: bytes) -> None:
         """Send an increment from the worker to its session."""
@@ -388,14 +392,11 @@ class Way:
         await self._host.open("s", False, Terms(600.0, 1 << 30, 900.0))
         sent: list[Any] = []
 
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
         async def send(message: Any) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
-        answer = await self._ingress(Request(scope, receive))
+        answer = await self._ingress(Request(scope | {BODY_KEY: body}, _never))
         await answer(scope, _never, send)
         await self._host.close("s")
         found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}

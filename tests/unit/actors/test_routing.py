@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter
@@ -155,10 +155,11 @@ async def test_another_one_is_the_sessions_own_from_then_on() -> None:
     assert directory.told == [("moved", "s", target, "b")]
 
 
-async def test_one_that_dies_is_told_of() -> None:
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("gone", None)], ids=["Ray", "gRPC"])
+async def test_one_that_dies_is_told_of(error: Exception) -> None:
     directory = Directory()
-    with pytest.raises(ActorDiedError):
-        await events_of(Handle("a", ActorDiedError()), directory, Target("app", "d"))
+    with pytest.raises(type(error)):
+        await events_of(Handle("a", error), directory, Target("app", "d"))
     assert directory.told == [("lost", "a")]
 
 

@@ -1,4 +1,4 @@
-"""The session watch: a trace whose session is gone ends, everything else goes through unchanged."""
+"""The watch of callers: a call whose caller is gone ends, everything else goes through unchanged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from serve_app import session_watch
-from serve_app.session_watch import SessionWatch
+from actors import caller_watch
+from actors.caller_watch import CallerWatch
 
 
 class Numbers:
@@ -31,21 +31,21 @@ class Numbers:
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     sessions: set[str] = set()
-    monkeypatch.setattr(session_watch, "_exists", lambda session: session not in sessions)
+    monkeypatch.setattr(caller_watch, "_exists", lambda session: session not in sessions)
     return sessions
 
 
 async def test_everything_goes_through(gone: set[str]) -> None:
-    watch = SessionWatch()
+    watch = CallerWatch()
     numbers = Numbers(3)
     assert [number async for number in watch.while_alive("s", numbers())] == [0, 1, 2]
     assert numbers.closed
-    assert not watch._traces
+    assert not watch._calls
     await watch.look()
 
 
 async def test_the_traces_of_a_lost_session_end_and_no_others(gone: set[str]) -> None:
-    watch = SessionWatch()
+    watch = CallerWatch()
     lost, kept = Numbers(2, 30.0), Numbers(2, 0.05)
 
     async def collect(session: str, numbers: Numbers) -> list[int]:
@@ -58,11 +58,11 @@ async def test_the_traces_of_a_lost_session_end_and_no_others(gone: set[str]) ->
     assert await asyncio.wait_for(tasks[0], 5) == []
     assert lost.closed
     assert await tasks[1] == [0, 1]
-    assert not watch._traces
+    assert not watch._calls
 
 
 async def test_closing_it_closes_the_trace(gone: set[str]) -> None:
-    watch = SessionWatch()
+    watch = CallerWatch()
     numbers = Numbers(5)
     alive = watch.while_alive("s", numbers())
     assert await anext(alive) == 0
@@ -76,7 +76,7 @@ async def test_errors_pass(gone: set[str]) -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        async for _ in SessionWatch().while_alive("s", broken()):
+        async for _ in CallerWatch().while_alive("s", broken()):
             pass
 
 
@@ -84,7 +84,7 @@ async def test_cancelling_the_reader_cancels_the_trace(gone: set[str]) -> None:
     numbers = Numbers(5, 30.0)
 
     async def read() -> None:
-        async for _ in SessionWatch().while_alive("s", numbers()):
+        async for _ in CallerWatch().while_alive("s", numbers()):
             pass
 
     task = asyncio.create_task(read())
