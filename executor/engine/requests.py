@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from executor.core.programs import Code, Unit
+from executor.core.request import step_tokens
 from executor.engine.sampling import checked
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.plan.prompt_rows import Asked, asked_of_prompt, rows_of_prompt
+from executor.plan.row_values import RowValues
+from executor.plan.tails import Touched
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.decoder import Decoder
@@ -43,19 +46,56 @@ def is_quick(trace: pb.Trace) -> bool:
 
 
 def may_use_prefix(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
-    """Whether the prompt of an invoke may come from the prefix cache.
-
-    Its block asks for none of the prompt's rows then.
+    """Whether the prompt of an invoke may come from the prefix cache, as its block asks for none of its rows.
 
     Args:
         trace, index: the invoke.
         codes: what the trace's texts compile to. A text that did not compile is not looked at.
         config: the engine's VllmConfig. A model that keeps a state in place of keys and values computes whole prompts.
     """
-    if config.model_config.has_inner_state:
-        return False
+    return _looked_at(trace, index, codes, config) and asked_of_prompt(trace, index) is None
+
+
+def last_rows(
+    trace: pb.Trace,
+    index: int,
+    codes: Mapping[str, Code],
+    config: Any,
+    tokens: int,
+    values: RowValues | None,
+) -> int | None:
+    """Return how many of the last rows of its prompt an invoke's block may ask for.
+
+    The rows before may come from the prefix cache.
+
+    Args:
+        trace, index, codes, config: as of `may_use_prefix`.
+        tokens: the length of the prompt.
+        values: the values of the model; None: a block that asks for any computes its whole prompt.
+
+    Returns:
+        The number, less than the length; None: the whole prompt is to be computed.
+    """
+    if not _looked_at(trace, index, codes, config):
+        return None
+    touched = rows_of_prompt(trace, index, values)
+    return None if isinstance(touched, Asked) else last_of(touched, tokens, step_tokens(config.scheduler_config))
+
+
+def last_of(touched: Touched, tokens: int, step: int) -> int | None:
+    """Return what `last_rows` does, of the rows for which a block may ask.
+
+    Args:
+        step: the most tokens of a step. The last chunk of a longer prompt may have one row alone.
+    """
+    last = touched.rows(tokens)
+    return None if last >= tokens or (last > 1 and tokens > step) else last
+
+
+def _looked_at(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
+    """Return whether it is looked at which rows of its prompt a block asks for."""
     compiled = codes.get(Unit.of_block(trace.invokes[index].program).key)
-    return isinstance(compiled, bytes) and asked_of_prompt(trace, index) is None
+    return not config.model_config.has_inner_state and isinstance(compiled, bytes)
 
 
 def sampling_of(

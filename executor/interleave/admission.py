@@ -151,7 +151,7 @@ class Requests:
             return False
         opened = Opened.of(request.shipment)
         defers = not self._sandboxed.takes(opened)
-        if defers and self.deferral.take(request_id, opened, prompt_tokens, request.prefix):
+        if defers and self.deferral.take(request_id, opened, prompt_tokens, request):
             return True
         self.open(opened)
         return False
@@ -193,7 +193,9 @@ class Requests:
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, opened, scope.arrival)
             if request.prefix or cached_tokens:
-                self._close(request_id, request, opened, prompt_tokens)
+                if cached_tokens > prompt_tokens - request.last:
+                    raise part_cached()
+                self._close(request_id, request, opened, prompt_tokens, request.last)
             elif chunked:
                 self._gather(request_id, request, opened, prompt_tokens, bool(edits))
         except Exception as error:
@@ -236,15 +238,17 @@ class Requests:
             return why_unbound(error)
         return None
 
-    def _close(self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int) -> None:
-        """Have a block get none of its prompt's rows, some of which may come from the prefix cache.
+    def _close(
+        self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, last: int = 0
+    ) -> None:
+        """Have a block get none of its prompt's rows but the last; the others may come from the prefix cache.
 
         Raises:
             Refusal: this was not shown of all blocks that see the request's rows.
         """
         if not request.prefix or request.gang > 1 or opened.joint or opened.trace.applied:
             raise part_cached()
-        self._chunks.close(request_id, prompt_tokens)
+        self._chunks.close(request_id, prompt_tokens, last)
 
     def _gather(
         self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, edited: bool
@@ -356,14 +360,14 @@ class Requests:
             alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
             adopts: as of `admit`.
         """
-        trace = opened.trace
+        trace, last = opened.trace, self._chunks.last_of(identity.request_id)
         state = BlockState(
             identity,
             scope.registry,
             emit=lambda text: (
                 not trace.explain and self._host.outbox.log(opened.session, trace.id, identity.invoke, text)
             ),
-            progress=Progress(bound.prompt_tokens),
+            progress=Progress(bound.prompt_tokens, last or 0),
             record=Record(Skips(self._host.tree)),
             fakes=Fakes() if trace.scan else None,
         )
@@ -393,8 +397,7 @@ class Requests:
         learn = None
         if unseen and tenant is not None and self.deferral is not None and adopts is None:
             learn = self.deferral.learner(opened, bound.prompt_tokens)
-        closed = identity.request_id in self._chunks
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, closed)
+        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last)
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 
     def _scope_of(self, opened: Opened) -> TraceScope:

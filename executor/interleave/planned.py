@@ -81,7 +81,7 @@ class PlannedText:
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
-        closed: whether the block gets none of its prompt's rows, of which some may come from the prefix cache.
+        last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: it gets all.
     """
 
     unit: Unit
@@ -91,7 +91,7 @@ class PlannedText:
     tenant: str | None = None
     unseen: bool = False
     learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
-    closed: bool = False
+    last: int | None = None
 
 
 class PlannedRunner(Runner):
@@ -279,7 +279,8 @@ class PlannedRunner(Runner):
             make = functools.partial(compile_region, region, names, live, number, context)
             plan = plans.cache.get(key, number, make, region.line)
         else:
-            context = replace(context, form_of=lambda path, kind: plans.form_in_prompt(path, kind, rows))
+            last = self._text.last or 0
+            context = replace(context, form_of=lambda path, kind: plans.form_in_prompt(path, kind, rows), last=last)
             make = functools.partial(compile_region, region, names, live, number, context)
             plan = plans.cache.of_prompt(key, rows, make, region.line)
         self._region, self._member = region, member
@@ -426,7 +427,7 @@ class PlannedRunner(Runner):
         """Put planned steps into the tables; return why they are not there, "" if they are."""
         key, tenant, member = self._state.identity.request_id, self._text.tenant, self._member
         assert member is not None and tenant is not None
-        if self._text.closed and asks_prompt(steps):
+        if self._text.last == 0 and asks_prompt(steps):
             return CLOSED
         try:
             rows = self._rows(window)
@@ -481,7 +482,7 @@ class PlannedRunner(Runner):
 
     def _key_of(self, member: Member) -> tuple[object, ...]:
         """Return what the plans of a region are kept under."""
-        return member.environment.fingerprint, self._text.live, self._context.shared
+        return member.environment.fingerprint, self._text.live, self._context.shared, self._text.last
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""

@@ -15,9 +15,10 @@ import torch
 from executor.core.errors import Refusal
 from executor.core.location import COMPUTED, Kind, Location
 from executor.model.items import ListOutputs, Outputs, check
+from executor.model.last_rows import LastRows, refused
 from executor.model.module_name import ModuleName
 from executor.model.node import Node, Unreachable, View
-from executor.model.tree import SAMPLES, ModuleTree
+from executor.model.tree import PSEUDO, SAMPLES, ModuleTree
 from executor.plan.containers import Written
 from executor.plan.forms import Form
 from executor.plan.ir import Append, Item, Read, Write
@@ -71,13 +72,14 @@ class Tracing:
         recorder: records the operations.
         form_of: gives the forms of locations.
         step: the step.
+        last: as of `Context`.
 
     Attributes:
         pointer, missed: as of `executor.block.interface.Block`.
         results: what was found so far.
     """
 
-    def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int) -> None:
+    def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int, last: int = 0) -> None:
         self.pointer = step
         self.missed = 0
         self.results = Results()
@@ -87,6 +89,7 @@ class Tracing:
         self._at_now: tuple[str, str] | None = None
         self._served: Traced | None = None
         self._position = -1
+        self._last = last
         self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
         self._added: list[tuple[int, Any, Any, int, int, torch.Tensor | None]] = []
         self._items: list[Any] = []  # of the served value, when the block was last outside of a decision
@@ -95,14 +98,21 @@ class Tracing:
 
     def read(self, node: Node, kind: str) -> Any:
         """Return the value at a module's input or output."""
-        return self._at(node, kind).value
+        return self._whole(node, kind).value
 
     def read_view(self, view: View) -> Any:
         """Return a canonical value."""
-        return view.read(self._at_view(view))
+        value = view.read(self._at_view(view))
+        if not self._last or view.node.path in PSEUDO:
+            return value
+        if not view.counts_tokens:
+            raise refused(view.name, self._last)
+        return LastRows(value, value.shape[0], self._last, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
+        if self._last and view.node.path not in PSEUDO:
+            raise refused(view.name, self._last)
         view.write(self._at_view(view), value)
 
     def _at_view(self, view: View) -> Traced:
@@ -112,22 +122,27 @@ class Tracing:
 
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
-        args, kwargs = self._at(node, Kind.INPUT).value
+        args, kwargs = self._whole(node, Kind.INPUT).value
         return args[0] if args else next(iter(kwargs.values()))
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
-        self._at(node, kind).assign(value)
+        self._whole(node, kind).assign(value)
 
     def write_input(self, node: Node, value: Any) -> None:
         """Replace a module's first argument."""
-        args, kwargs = self._at(node, Kind.INPUT).value
+        args, kwargs = self._whole(node, Kind.INPUT).value
         if args:
             args[0] = value
         else:
             name = next(iter(kwargs))
             check(kwargs[name], value, f"{node.path}.input")
             kwargs[name] = value
+
+    def _whole(self, node: Node, kind: str) -> Traced:
+        if self._last and node.path not in PSEUDO:
+            raise refused(f"{node.path}.{kind}", self._last)
+        return self._at(node, kind)
 
     def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
         location = (node.path, str(kind))

@@ -18,7 +18,9 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
 from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import Outputs
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.engine.requests import last_of
+from executor.plan.prompt_rows import Asked, rows_of_prompt
+from executor.plan.row_values import RowValues
 from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
 from interpose.contract.result import Result
@@ -109,6 +111,7 @@ class Block:
     joint: bool = False  # it has no prompt
     prefix: bool | None = None  # whether its prompt may come from the prefix cache; None: as its text says
     lora: Any = None  # the engine's LoRARequest
+    last_rows: bool = True  # whether a block that asks for the last rows alone may have the prompt from the cache
 
 
 def compile_here(units: list[Unit]) -> dict[str, Code]:
@@ -179,6 +182,18 @@ class LocalEngine:
     @property
     def interleaver(self) -> Any:
         return self.worker.model_runner.interleaver
+
+    @cached_property
+    def row_values(self) -> RowValues:
+        return RowValues.of(self.describe())
+
+    def last_rows(self, trace: pb.Trace, index: int, block: Block) -> int | None:
+        """Return how many of its prompt's last rows a block may ask for; None: the prompt is not to come from the cache."""
+        sandboxed = self.worker.interpose_sandboxes is not None and not self.trusted
+        touched = rows_of_prompt(trace, index, None if sandboxed or not block.last_rows else self.row_values)
+        if block.gang > 1 or isinstance(touched, Asked):
+            return None
+        return last_of(touched, len(block.prompt), self.scheduler._limits.rows)
 
     def describe(self) -> ModelDescription:
         """Describe the model."""
@@ -268,11 +283,11 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            prefix = block.prefix
+            prefix, last = block.prefix, 0
             if prefix is None:
-                whole = request_of(trace, self.applied).parse()
-                prefix = block.gang < 2 and asked_of_prompt(whole, index) is None
-            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, prefix, own)
+                found = self.last_rows(request_of(trace, self.applied).parse(), index, block)
+                prefix, last = found is not None, found or 0
+            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, prefix, own, last)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
