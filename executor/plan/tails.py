@@ -65,7 +65,9 @@ class Touched:
 
     def rows(self, tokens: int) -> int:
         """Return how many of the last rows of a prompt with so many tokens the block may ask for."""
-        return min(tokens, max(self.last, 0 if self.first is None else tokens - self.first))
+        if self.first is None:
+            return min(tokens, self.last)
+        return min(tokens, max(self.last, tokens - self.first, 1))  # a row past the end is an error of the block's own
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
-from executor.core.request import InvokeRequest, shipped
+from executor.core.request import InvokeRequest, shipped, step_tokens
 from executor.engine.outputs import Outputs
 from executor.engine.requests import last_of
 from executor.plan.prompt_rows import Asked, rows_of_prompt
@@ -110,8 +111,8 @@ class Block:
     gang: int = 0
     joint: bool = False  # it has no prompt
     prefix: bool | None = None  # whether its prompt may come from the prefix cache; None: as its text says
+    last: int = 0  # with `prefix`, how many of the prompt's last rows the block gets
     lora: Any = None  # the engine's LoRARequest
-    last_rows: bool = True  # whether a block that asks for the last rows alone may have the prompt from the cache
 
 
 def compile_here(units: list[Unit]) -> dict[str, Code]:
@@ -189,11 +190,12 @@ class LocalEngine:
 
     def last_rows(self, trace: pb.Trace, index: int, block: Block) -> int | None:
         """Return how many of its prompt's last rows a block may ask for; None: the prompt is not to come from the cache."""
-        sandboxed = self.worker.interpose_sandboxes is not None and not self.trusted
-        touched = rows_of_prompt(trace, index, None if sandboxed or not block.last_rows else self.row_values)
+        config = self.llm.llm_engine.vllm_config
+        sandboxed = config.additional_config["interpose"].get("sandbox") and not self.trusted
+        touched = rows_of_prompt(trace, index, None if sandboxed else self.row_values)
         if block.gang > 1 or isinstance(touched, Asked):
             return None
-        return last_of(touched, len(block.prompt), self.scheduler._limits.rows)
+        return last_of(touched, len(block.prompt), step_tokens(config.scheduler_config))
 
     def describe(self) -> ModelDescription:
         """Describe the model."""
@@ -283,7 +285,7 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            prefix, last = block.prefix, 0
+            prefix, last = block.prefix, block.last
             if prefix is None:
                 found = self.last_rows(request_of(trace, self.applied).parse(), index, block)
                 prefix, last = found is not None, found or 0

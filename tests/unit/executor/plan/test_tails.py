@@ -155,7 +155,7 @@ def test_blocks_that_ask_for_rows_that_are_counted(text: str, first: int | None,
         ("async def f():\n    pass\n" + LAST, 1),
         ("global h\n" + LAST, 1),
         ("for step in tracer.iter[:]:\n    if kept:\n        break\n    x = block.resid_post[-1]\n" + ANY, 5),
-        ("for step in tracer.iter[:]:\n    h = block.resid_post\n    if step > 0:\n        x = h.mean()\n", 3),
+        ("for step in tracer.iter[:]:\n    h = block.resid_post\n    if step > 0:\n        x = h.mean()\n", 1),
         ("if kept:\n    for step in tracer.iter[1:]:\n        h = block.resid_post.mean()\n", 3),
         ("import mine\n" + LAST, 1),
         ("from torch import *\n" + LAST, 1),
@@ -172,6 +172,7 @@ def test_blocks_that_may_ask_for_any_row(text: str, line: int) -> None:
 def test_rows_are_counted_from_both_ends() -> None:
     assert [Touched(None, 3).rows(tokens) for tokens in (2, 3, 9)] == [2, 3, 3]
     assert [Touched(5, 3).rows(tokens) for tokens in (4, 7, 9)] == [3, 3, 4]
+    assert Touched(5).rows(4) == 1
     assert Touched().rows(9) == 0
 
 
