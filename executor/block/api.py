@@ -26,7 +26,7 @@ from executor.core.location import Kind, Location
 from executor.model.apply import Applier
 from executor.model.call import Call
 from executor.model.items import check
-from executor.model.last_rows import LastRows, refused
+from executor.model.last_rows import last_of, refused
 from executor.model.node import Node, Unreachable, View
 from executor.model.parameters import Wanted, refuse_write
 from executor.model.tree import LOGITS, PSEUDO, ModuleTree
@@ -144,17 +144,14 @@ class RunningBlock:
 
     def read(self, node: Node, kind: str) -> Any:
         """Return the value at a module's input or output, waiting for it if need be."""
-        return self._whole(node, kind).value
+        return self._last_of(self._at(node, kind).value, node.path, f"{node.path}.{kind}")
 
     def read_view(self, view: View) -> Any:
         """Return a canonical value, waiting for its raw location if need be."""
         value = view.read(self._at_view(view))
-        progress = self._state.progress
-        if not (progress.last and self._in_prompt(view.node.path)):
-            return value
         if not view.counts_tokens:
-            raise refused(view.name, progress.last)
-        return LastRows(value, progress.prompt_tokens, progress.last, view.name)
+            self._check_whole(view.node.path, view.name)
+        return self._last_of(value, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
@@ -169,11 +166,10 @@ class RunningBlock:
 
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
-        args, kwargs = self._whole(node, Kind.INPUT).value
-        if args:
-            return args[0]
-        if kwargs:
-            return next(iter(kwargs.values()))
+        args, kwargs = self._at(node, Kind.INPUT).value
+        if args or kwargs:
+            first = args[0] if args else next(iter(kwargs.values()))
+            return self._last_of(first, node.path, f"{node.path}.input")
         raise Refusal(
             pb.ERROR_CODE_UNKNOWN_LOCATION, f"{node.path} is called without arguments", location=f"{node.path}.input"
         )
@@ -364,6 +360,13 @@ class RunningBlock:
         served = self._at(node, kind)
         self._check_whole(node.path, f"{node.path}.{kind}")
         return served
+
+    def _last_of(self, value: Any, path: str, location: str) -> Any:
+        """Return a value of a module of which the block may use the last rows, if it may use no others."""
+        progress = self._state.progress
+        if not (progress.last and self._in_prompt(path)):
+            return value
+        return last_of(value, progress.prompt_tokens, progress.last, location)
 
     def _check_whole(self, path: str, location: str) -> None:
         """Refuse an access to all rows of a prompt of which the block may get the last alone."""

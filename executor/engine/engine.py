@@ -12,7 +12,6 @@ import contextlib
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from functools import cached_property
 from typing import Any
 
 from vllm import SamplingParams
@@ -32,7 +31,6 @@ from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
 from executor.engine.requests import is_quick, last_rows, may_use_prefix, prompt_of, sampling_of
 from executor.engine.rpc import Endings, call_workers, until_there_is_a_process
 from executor.engine.startup import ModelSettings, Started, started
-from executor.plan.row_values import RowValues
 from interpose.contract.result import Result
 from interpose.v1 import model_pb2
 from interpose.v1 import trace_pb2 as pb
@@ -58,6 +56,7 @@ class TraceEngine:
         self._verdicts = ready.verdicts
         self._adapters = ready.adapters
         self._description = ready.description
+        self._row_values = ready.row_values
         self._endings = Endings(ready.llm)
         self.serving = ready.serving
         self._why_untraced = ready.why_untraced
@@ -85,10 +84,6 @@ class TraceEngine:
     def describe(self) -> model_pb2.ModelDescription:
         """Return the model's description."""
         return self._description
-
-    @cached_property
-    def _row_values(self) -> RowValues:
-        return RowValues.of(self._description)
 
     def load(self) -> tuple[int, int]:
         """Return how many invokes run, and how many wait for another invoke of their trace."""
@@ -177,7 +172,9 @@ class TraceEngine:
                         done = await self._joint(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         size, own = len(gang) if index in gang else 0, shipment if alone else None
-                        last = self._last_rows(trace, index, codes, len(prepared[index][0]["prompt_token_ids"]), request)
+                        last = self._last_rows(
+                            trace, index, codes, len(prepared[index][0]["prompt_token_ids"]), request
+                        )
                         prefix, flow = last is not None, flow_of(request)
                         invoke = InvokeRequest(trace.id, index, size, flow, request.trusted, prefix, own, last or 0)
                         done = await self._invoke(trace, invoke, prepared[index], events, results)

@@ -81,7 +81,7 @@ class PlannedText:
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
-        last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: it gets all.
+        last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: all.
     """
 
     unit: Unit

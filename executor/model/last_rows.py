@@ -1,8 +1,8 @@
 """A value over a whole prompt of which a block may use the last rows alone.
 
-The rows before may be in the engine's prefix cache, so that no step computes them. It was shown of the block's text that it asks
-for none of them (`executor.plan.tails`). An access to one after all is an error, whether or not the row was computed: what a block
-gets must not depend on what the cache has.
+The rows before may be in the engine's prefix cache, so that no step computes them. It was shown of the block's text that it
+asks for none of them (`executor.plan.tails`). An access to one after all is an error, whether or not the row was computed: what
+a block gets must not depend on what the cache has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from executor.core.errors import Refusal
+from executor.model.items import Opaque
 from interpose.v1 import trace_pb2 as pb
 
 
@@ -32,7 +33,9 @@ class LastRows:
 
     def __init__(self, rows: torch.Tensor, tokens: int, last: int, location: str) -> None:  # rows: [rows, ...]
         if not last <= rows.shape[0] <= tokens:
-            message = f"{location} has {rows.shape[0]} rows in the step, and the block may use the last {last} of {tokens}"
+            message = (
+                f"{location} has {rows.shape[0]} rows in the step, and the block may use the last {last} of {tokens}"
+            )
             raise Refusal(pb.ERROR_CODE_ENGINE, message, location=location)
         self._rows = rows
         self._tokens = tokens
@@ -100,7 +103,9 @@ class LastRows:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         given = (*args, *(kwargs or {}).values())
         found = next((one for one in given if isinstance(one, cls)), None)
-        raise refused("a value of the prompt" if found is None else found._location, 0 if found is None else found._last)
+        raise refused(
+            "a value of the prompt" if found is None else found._location, 0 if found is None else found._last
+        )
 
     __iter__: Callable[..., Any] = _refuse
     __bool__: Callable[..., Any] = _refuse
@@ -109,6 +114,34 @@ class LastRows:
     __mul__ = __rmul__ = __imul__ = __truediv__ = __rtruediv__ = __itruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+class LastItems(tuple):
+    """A tuple or list of the model's values, with `LastRows` in it; read only."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        found = next((one for one in self if isinstance(one, LastRows)), None)
+        raise refused(
+            "a value of the prompt" if found is None else found._location, 0 if found is None else found._last
+        )
+
+
+def last_of(value: Any, tokens: int, last: int, location: str) -> Any:
+    """Return a value of the model of which the last rows may be used.
+
+    Args:
+        value: a tensor, [rows, ...]; a tuple or list of tensors; or anything else, which has no rows.
+        tokens, last, location: as of `LastRows`.
+    """
+    if isinstance(value, torch.Tensor):
+        return LastRows(value, tokens, last, location)
+    if isinstance(value, tuple | list):
+        return LastItems(last_of(item, tokens, last, location) for item in value)
+    if value is None or isinstance(value, Opaque):
+        return value
+    raise refused(location, last)
 
 
 def _bounds(key: slice) -> tuple[Any, Any, Any]:

@@ -1,10 +1,10 @@
 """Finds out how many of its prompt's last rows a block may ask for.
 
-`Tails` looks at statements without following them: whatever runs of them, in whatever order, asks for the rows that it finds, and
-for no others. It knows each name of a module (`block = model.blocks[3]`) and of a value (`h = block.resid_post`), if the block binds
-the name in one place. A module may be asked for children and weights, and be applied; a value may be indexed with numbers that
-stand in the text. Anything else that a module, a value or the tracer is used for is no proof. So is a name of which it is not known
-that it leads to no module.
+`Tails` looks at statements without following them: whatever runs of them, in whatever order, asks for the rows that it finds,
+and for no others. It knows each name of a module (`block = model.blocks[3]`) and of a value (`h = block.resid_post`), if the
+block binds the name in one place. A module may be asked for children and weights, and be applied; a value may be indexed with
+numbers that stand in the text. Anything else that a module, a value or the tracer is used for is no proof. So is a name of which
+it is not known that it leads to no module.
 
 Size: what each kind of statement and expression may do.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from executor.model.module_name import ModuleName
 from executor.model.tree import PSEUDO
-from executor.plan.row_values import RowValues
+from executor.plan.row_values import OTHER, ROWS, RowValues
 from interpose.capture.rewrite import GUARD, SAVE
 from interpose.capture.syntax import is_steps
 
@@ -107,8 +107,19 @@ class _Rows:
     """A value with a row for each token."""
 
 
+@dataclass(frozen=True)
+class _Items:
+    """A tuple or list of the model.
+
+    Attributes:
+        held: `ROWS` or `OTHER` for each item.
+    """
+
+    held: str
+
+
 _TRACER = object()
-_Kind = object | None  # _Modules, _Rows, _TRACER or a tuple of kinds; None: a value of the block's own
+_Kind = object | None  # _Modules, _Rows, _Items, _TRACER or a tuple of kinds; None: a value of the block's own
 
 
 class Tails:
@@ -210,6 +221,7 @@ class Tails:
         indexed = [one for one in self._all if isinstance(one, ast.Subscript) and _is_name(one.value, name)]
         if uses != len(indexed):
             raise Unproved(node)
+        self._last = max(self._last, 1)  # the block is at the value, though it may use no row
         for one in indexed:
             self._count(one)
 
@@ -375,6 +387,8 @@ class Tails:
             raise Unproved(node)
         if self._of_logits(base, name):
             return None
+        if name in ("input", "output") and not any(path in self._values.rows for path in base.paths):
+            return self._raw(node, base.paths)
         values, found = self._values, list[str]()
         kinds = set[str]()
         for path in base.paths:
@@ -395,6 +409,14 @@ class Tails:
             return None
         raise Unproved(node)
 
+    def _raw(self, node: ast.Attribute, paths: Sequence[str]) -> _Kind:
+        """Return what the input or output of the engine's own modules is, the same for all of them."""
+        forms = {self._values.forms.get(f"{path}.{node.attr}", OTHER) for path in paths}
+        form = forms.pop()
+        if forms or form == OTHER:
+            raise Unproved(node)
+        return _Rows() if form == ROWS else _Items(form[1:-1])
+
     @staticmethod
     def _of_logits(base: _Kind, name: str) -> bool:
         """Return whether an attribute of a module is the logits or the sampled token."""
@@ -405,6 +427,11 @@ class Tails:
         if isinstance(base, _Rows):
             self._count(node)
             return None
+        if isinstance(base, _Items):
+            number = self._integer(node.slice)
+            if number is None or not -len(base.held) <= number < len(base.held) or base.held[number] != ROWS:
+                raise Unproved(node)
+            return _Rows()
         if not isinstance(base, _Modules):
             if base is not None:
                 raise Unproved(node)
@@ -451,8 +478,9 @@ class Tails:
                 return tuple(self._item(one) for one in node.args)
         if isinstance(node, ast.List | ast.Tuple) and node.elts:
             kinds = [self._see(one) for one in node.elts]
-            if all(isinstance(one, _Modules) and not one.listed for one in kinds):
-                return _Modules(tuple(path for one in kinds for path in one.paths))  # type: ignore[union-attr]
+            modules = [one for one in kinds if isinstance(one, _Modules) and not one.listed]
+            if len(modules) == len(kinds):
+                return _Modules(tuple(path for one in modules for path in one.paths))
             if any(one is not None for one in kinds):
                 raise Unproved(node)
             return None
@@ -531,17 +559,15 @@ def _in_turn(target: ast.expr, source: ast.expr) -> Iterator[tuple[ast.Name, ast
 
 def binds(node: ast.AST) -> Iterator[str]:
     """Return the names that a node binds, at any depth of functions."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        yield node.rest
+    name = None
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.MatchMapping(rest=name):
+            pass
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            pass
+        case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+            pass
+        case ast.alias():
+            name = (node.asname or node.name).partition(".")[0]
+    if name is not None:
+        yield name

@@ -15,7 +15,7 @@ import torch
 from executor.core.errors import Refusal
 from executor.core.location import COMPUTED, Kind, Location
 from executor.model.items import ListOutputs, Outputs, check
-from executor.model.last_rows import LastRows, refused
+from executor.model.last_rows import last_of, refused
 from executor.model.module_name import ModuleName
 from executor.model.node import Node, Unreachable, View
 from executor.model.tree import PSEUDO, SAMPLES, ModuleTree
@@ -98,21 +98,19 @@ class Tracing:
 
     def read(self, node: Node, kind: str) -> Any:
         """Return the value at a module's input or output."""
-        return self._whole(node, kind).value
+        served = self._at(node, kind)
+        return self._last_of(served.value, served, node.path, f"{node.path}.{kind}")
 
     def read_view(self, view: View) -> Any:
         """Return a canonical value."""
-        value = view.read(self._at_view(view))
-        if not self._last or view.node.path in PSEUDO:
-            return value
+        served = self._at_view(view)
         if not view.counts_tokens:
-            raise refused(view.name, self._last)
-        return LastRows(value, value.shape[0], self._last, view.name)
+            self._check_whole(view.node.path, view.name)
+        return self._last_of(view.read(served), served, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
-        if self._last and view.node.path not in PSEUDO:
-            raise refused(view.name, self._last)
+        self._check_whole(view.node.path, view.name)
         view.write(self._at_view(view), value)
 
     def _at_view(self, view: View) -> Traced:
@@ -122,8 +120,10 @@ class Tracing:
 
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
-        args, kwargs = self._whole(node, Kind.INPUT).value
-        return args[0] if args else next(iter(kwargs.values()))
+        served = self._at(node, Kind.INPUT)
+        args, kwargs = served.value
+        first = args[0] if args else next(iter(kwargs.values()))
+        return self._last_of(first, served, node.path, f"{node.path}.input")
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
@@ -140,9 +140,18 @@ class Tracing:
             kwargs[name] = value
 
     def _whole(self, node: Node, kind: str) -> Traced:
-        if self._last and node.path not in PSEUDO:
-            raise refused(f"{node.path}.{kind}", self._last)
+        self._check_whole(node.path, f"{node.path}.{kind}")
         return self._at(node, kind)
+
+    def _check_whole(self, path: str, location: str) -> None:
+        if self._last and path not in PSEUDO:
+            raise refused(location, self._last)
+
+    def _last_of(self, value: Any, served: Traced, path: str, location: str) -> Any:
+        """Return a value of which the code may use the last rows, if it may use no others."""
+        if not self._last or path in PSEUDO:
+            return value
+        return last_of(value, served.rows, self._last, location)
 
     def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
         location = (node.path, str(kind))

@@ -1,10 +1,10 @@
 """Keeps what a traced request's block may change from other requests in the prefix cache.
 
-A request whose block asks for none of its prompt's rows, or for the last rows alone, leaves the keys and values of the rows before
-them as the model makes them. Its block may change the rows behind, so cache blocks with these are the request's own. vLLM finds a
-cache block by a hash of its tokens and of all tokens before. From the first cache block with such a row on, the hashes are hashed
-once more with the request's id, and no other request has the same. So the request finds nothing there either: what it has from the
-cache ends before the first row that its block may ask for.
+A request whose block asks for none of its prompt's rows, or for the last rows alone, leaves the keys and values of the rows
+before them as the model makes them. Its block may change the rows behind, so cache blocks with these are the request's own. vLLM
+finds a cache block by a hash of its tokens and of all tokens before. From the first cache block with such a row on, the hashes
+are hashed once more with the request's id, and no other request has the same. So the request finds nothing there either: what it
+has from the cache ends before the first row that its block may ask for.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class LocalEngine:
 
     @cached_property
     def row_values(self) -> RowValues:
-        return RowValues.of(self.describe())
+        return RowValues.of(self.describe(), self.llm.collective_rpc("interpose_row_values")[0])
 
     def last_rows(self, trace: pb.Trace, index: int, block: Block) -> int | None:
         """Return how many of its prompt's last rows a block may ask for; None: the prompt is not to come from the cache."""

@@ -211,6 +211,26 @@ def test_an_index_past_the_end_is_the_blocks_own_error(engine: LocalEngine) -> N
         assert ran.failure is not None and ran.failure.exception_type == "IndexError", ran.failure
 
 
+def test_outputs_and_inputs_of_the_engines_own_modules(engine: LocalEngine, oracle: Oracle) -> None:
+    """A tuple's items each have rows, in which the last is changed."""
+    layers, out = "model.model.layers", "output[0]"
+    if engine.describe().class_name.startswith("GPT2"):
+        layers, out = "model.transformer.h", "output"
+    source = (
+        f"a = {layers}[0].mlp.input[-1].save()\nb = {layers}[0].mlp.output[-1].save()\n{layers}[0].{out}[-1] += v\n"
+        f"{EVERY_STEP}"
+    )
+    ids = prompt(50, 52)
+    first, again = (engine.run(Block(ids, source, FEW, {"v": VECTOR}))[0] for _ in range(2))
+    assert [cached(first), cached(again)] == [0, 32]
+    edit = Edit(AT, "output", lambda h: torch.cat([h[:-1], h[-1:] + VECTOR]), {0})
+    truth = oracle.run(ids, 1)
+    for ran in (first, again):
+        check_logits(ran, oracle, ids, [edit])
+        for name, path in (("a", "blocks.0.mlp_in"), ("b", "blocks.0.mlp_out")):
+            assert difference(ran.saved[name], truth.value(path)[-1]) <= TOLERANCE
+
+
 SHOWN = "model.blocks[1].resid_post"
 
 
@@ -233,8 +253,9 @@ SHOWN = "model.blocks[1].resid_post"
         f"{SHOWN} = v",
         f"{SHOWN} += v",
         "x = model.blocks[1].attn.pattern[-1].save()",
-        "x = model.model.layers[1].mlp.output[-1].save()",
-        "x = model.model.layers[1].mlp.input[-1].save()",
+        "x = model.model.layers[1].mlp.output[-2].save()",
+        "x = model.model.layers[1].mlp.input[:].save()",
+        "x = model.model.layers[1].mlp.inputs[0][0].save()",
         "model.model.layers[1].mlp.output = v",
         "model.model.layers[1].mlp.skip(v)",
         "cache = tracer.cache()",
@@ -266,7 +287,9 @@ def test_invokes_of_one_trace_and_standing_edits(engine: LocalEngine, oracle: Or
     ids = prompt(50, 50)
     row = f"row = {SHOWN}[-1].save()\n"
     engine.run(Block(ids, row))
-    one, other = engine.run(Block(ids, row + EVERY_STEP, FEW), Block(ids, f"late = {SHOWN}[-2].save()\n" + EVERY_STEP, FEW))
+    one, other = engine.run(
+        Block(ids, row + EVERY_STEP, FEW), Block(ids, f"late = {SHOWN}[-2].save()\n" + EVERY_STEP, FEW)
+    )
     assert [cached(one), cached(other)] == [32, 32]
     engine.applied = [engine.edit("zero", "model.blocks[0].resid_post[:] = 0\n")]
     try:

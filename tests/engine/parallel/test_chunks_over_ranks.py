@@ -34,7 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Iterator[SpreadEngine]:
-    engine = SpreadEngine(checkpoint, 2, 1, dtype="float32", max_model_len=512, max_num_batched_tokens=STEP, block_size=SIZE)
+    engine = SpreadEngine(
+        checkpoint, 2, 1, dtype="float32", max_model_len=512, max_num_batched_tokens=STEP, block_size=SIZE
+    )
     yield engine
     assert engine.worker.idle, "a trace left something behind"
     engine.close()

@@ -35,7 +35,13 @@ def described() -> pb.ModelDescription:
     return made
 
 
-VALUES = RowValues.of(described())
+FORMS = {
+    "model.layers.0.output": "(rr)",
+    "model.layers.1.output": "(rr)",
+    "model.layers.0.mlp.output": "r",
+    "lm_head.input": "(r-)",
+}
+VALUES = RowValues.of(described(), FORMS)
 LAST = "h = model.blocks[1].resid_post[-1].save()\n"
 GIVEN = {
     "helper": Value(ref=2),
@@ -79,12 +85,12 @@ def asked(text: str, *others: str, **fields: object) -> Asked | Touched:
         ("for layer in (model.blocks[0], model.blocks[2]):\n    kept.append(layer.resid_post[-1])\n", None, 1),
         ("x = {i: model.blocks[i].resid_mid[-1] for i in (0, 1)}\n", None, 1),
         ("for step in tracer.iter[:]:\n    block.resid_post[-1] += vector\n" + ANY, None, 1),
-        ("for step in tracer.iter[:]:\n    if step == 0:\n        block.resid_post[-2] += vector\n    else:\n        " + ANY, None, 2),
+        ("for step in tracer.iter[:]:\n    if step == 0:\n        block.resid_post[-2] = 0\n    else:\n        " + ANY, None, 2),
         ("for step in tracer.iter[:]:\n    if step > 0:\n        continue\n    block.resid_post[-1] += vector\n", None, 1),
         (LAST + LATER, None, 1),
         ("import torch.nn.functional as F\nx = F.normalize(block.resid_post[-1], dim=0).save()\n", None, 1),
         ("with torch.no_grad():\n    x = block.resid_post[-1] @ model.lm_head.weight.T\n", None, 1),
-        ("def project(x):\n    return x - (x @ vector) * vector\nblock.resid_post[-1] = project(block.resid_post[-1])\n", None, 1),
+        ("def project(x):\n    return x - x @ vector\nblock.resid_post[-1] = project(block.resid_post[-1])\n", None, 1),
         ("def change(layer):\n    model.blocks[layer].resid_post[-1] += vector\nchange(0)\nchange(2)\n", None, 1),
         ("try:\n    x = block.resid_post[-1].save()\nexcept ValueError as error:\n    tracer.log(error)\n", None, 1),
         ("while True:\n    x = block.resid_post[-1]\n    if x.sum() > 0:\n        break\n", None, 1),
@@ -93,6 +99,10 @@ def asked(text: str, *others: str, **fields: object) -> Asked | Touched:
         ("x = model.final_norm.output[-1]\ny = model.unembed.output[0, two]\n", None, 1),
         ("block = model.blocks[0]\nx = block.resid_post[-1]\n", None, 1),
         ("for step in tracer.iter[:]:\n    if kept:\n        break\n    x = block.resid_post[-1]\n", None, 1),
+        ("x = model.model.layers[1].output[0][-1]\ny = model.model.layers[0].mlp.output[-2:]\n", None, 2),
+        ("for layer in model.model.layers:\n    h = layer.output[-1]\n    h[-1] += vector\n", None, 1),
+        ("x = model.lm_head.input[0][-1]\n", None, 1),
+        ("x = model.model.layers[0].output[0]\nh = block.resid_post\n", None, 1),
         ("m = model\nx = m.blocks[0].resid_post[-1]\n", None, 1),
         ("x = (lambda y: y * 2)(block.resid_post[-1])\nx = x + 1\nr = tracer.result\n", None, 1),
     ],
@@ -127,7 +137,14 @@ def test_blocks_that_ask_for_rows_that_are_counted(text: str, first: int | None,
         ("x = block.attn.pattern[-1]\n", 1),
         ("x = block.attn[-1]\n", 1),
         ("x = block.nothing[-1]\n", 1),
-        ("x = model.model.layers[0].output[-1]\n", 1),
+        ("x = model.model.layers[0].output[-1].save()\n", 1),
+        ("x, y = model.model.layers[0].output\n", 1),
+        ("x = model.model.layers[0].output[0, -1]\n", 1),
+        ("x = model.model.layers[0].output[2][-1]\n", 1),
+        ("x = model.model.layers[0].output[0].save()\n", 1),
+        ("model.model.layers[0].output[0] = vector\n", 1),
+        ("x = model.lm_head.input[1][-1]\n", 1),
+        ("x = model.model.layers[0].inputs[0][-1]\n", 1),
         ("x = model.model.layers[0].mlp.input[-1]\n", 1),
         ("x = model.blocks[7].resid_post[-1]\n", 1),
         ("block.skip(vector)\n", 1),
@@ -189,4 +206,4 @@ def test_a_model_with_modules_of_other_meaning() -> None:
     for name in ("logits", "samples", "unembed"):
         made = described()
         made.modules.add(path=name)
-        assert isinstance(rows_of_prompt(trace_of(LAST), 0, RowValues.of(made)), Asked)
+        assert isinstance(rows_of_prompt(trace_of(LAST), 0, RowValues.of(made, FORMS)), Asked)
