@@ -99,6 +99,7 @@ class InvokeRequest:
         shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
         last: how many of the prompt's last rows the block may ask for, if `prefix`. It asks for no other row.
+        from_start: whether it counts them from the beginning of the prompt, and not only from the end.
     """
 
     trace: str
@@ -109,6 +110,7 @@ class InvokeRequest:
     prefix: bool = False
     shipment: dict[str, Any] | None = None
     last: int = 0
+    from_start: bool = False
 
     @classmethod
     def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None, prefix: bool = False) -> InvokeRequest:
@@ -124,6 +126,7 @@ class InvokeRequest:
             "trusted": self.trusted,
             "prefix": self.prefix,
             "last": self.last,
+            "from_start": self.from_start,
             "shipment": self.shipment,
         }
         flow = (self.flow.tenant, self.flow.session, self.flow.share, self.flow.weight)

@@ -175,8 +175,9 @@ class TraceEngine:
                         last = self._last_rows(
                             trace, index, codes, len(prepared[index][0]["prompt_token_ids"]), request
                         )
-                        prefix, flow = last is not None, flow_of(request)
-                        invoke = InvokeRequest(trace.id, index, size, flow, request.trusted, prefix, own, last or 0)
+                        invoke = InvokeRequest(
+                            trace.id, index, size, flow_of(request), request.trusted, shipment=own, **last
+                        )
                         done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
                         failed.add(index)
@@ -299,8 +300,8 @@ class TraceEngine:
 
     def _last_rows(
         self, trace: pb.Trace, index: int, codes: dict[str, Code], tokens: int, request: TraceRequest
-    ) -> int | None:
-        """Return how many of a prompt's last rows a block may ask for, as of `last_rows`.
+    ) -> dict[str, Any]:
+        """Return for how many of a prompt's last rows a block may ask, as `last_rows` does.
 
         A block in a sandbox is given none of a prompt that may come from the prefix cache.
         """

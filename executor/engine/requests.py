@@ -63,8 +63,8 @@ def last_rows(
     config: Any,
     tokens: int,
     values: RowValues | None,
-) -> int | None:
-    """Return how many of the last rows of its prompt an invoke's block may ask for.
+) -> dict[str, Any]:
+    """Return for how many of the last rows of its prompt an invoke's block may ask.
 
     The rows before may come from the prefix cache.
 
@@ -74,22 +74,24 @@ def last_rows(
         values: the values of the model; None: a block that asks for any computes its whole prompt.
 
     Returns:
-        The number, less than the length; None: the whole prompt is to be computed.
+        What the workers are told of it, as attributes of `InvokeRequest`; {}: the whole prompt is to be computed.
     """
     if not _looked_at(trace, index, codes, config):
-        return None
+        return {}
     touched = rows_of_prompt(trace, index, values)
-    return None if isinstance(touched, Asked) else last_of(touched, tokens, step_tokens(config.scheduler_config))
+    return {} if isinstance(touched, Asked) else last_of(touched, tokens, step_tokens(config.scheduler_config))
 
 
-def last_of(touched: Touched, tokens: int, step: int) -> int | None:
+def last_of(touched: Touched, tokens: int, step: int) -> dict[str, Any]:
     """Return what `last_rows` does, of the rows for which a block may ask.
 
     Args:
         step: the most tokens of a step. The last chunk of a longer prompt may have one row alone.
     """
     last = touched.rows(tokens)
-    return None if last >= tokens or (last > 1 and tokens > step) else last
+    if last >= tokens or (last > 1 and tokens > step):
+        return {}
+    return {"prefix": True, "last": last, "from_start": touched.first is not None}
 
 
 def _looked_at(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:

@@ -204,8 +204,8 @@ class Requests:
         identity = Identity(request_id, scope.id, number, gang=request.gang)
         gathers = self._chunks.gathers(request_id)
         source = None if gathers else invoke.program
-        mediator = self._mediator(identity, scope, opened, bound, source, alone=not edits, adopts=adopts)
-        mediator.state.record.tally.cached_tokens = cached_tokens
+        late = cached_tokens > 0 and request.from_start
+        mediator = self._mediator(identity, scope, opened, bound, source, not edits, adopts, cached_tokens, late)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -352,13 +352,16 @@ class Requests:
         source: pb.Program | None = None,
         alone: bool = False,
         adopts: TableLoop | None = None,
+        cached_tokens: int = 0,
+        late: bool = False,
     ) -> Mediator:
         """Make the mediator of a block.
 
         Args:
             source: the block's text, of a block whose steps may run as plans.
             alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
-            adopts: as of `admit`.
+            adopts, cached_tokens: as of `admit`.
+            late: as of `PlannedText`.
         """
         trace, last = opened.trace, self._chunks.last_of(identity.request_id)
         state = BlockState(
@@ -371,6 +374,7 @@ class Requests:
             record=Record(Skips(self._host.tree)),
             fakes=Fakes() if trace.scan else None,
         )
+        state.record.tally.cached_tokens = cached_tokens
         program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
         bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
         runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
@@ -395,9 +399,11 @@ class Requests:
         lone = scope.expected == 1 and alone and not trace.stream and not scope.of_session
         unseen = lone and scope.stacks and not scope.sources.final and not scope.sources.classes
         learn = None
-        if unseen and tenant is not None and self.deferral is not None and adopts is None:
+        if unseen and tenant is not None and self.deferral is not None and adopts is None and not cached_tokens:
             learn = self.deferral.learner(opened, bound.prompt_tokens)
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last)
+        text = PlannedText(
+            Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last, late
+        )
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 
     def _scope_of(self, opened: Opened) -> TraceScope:

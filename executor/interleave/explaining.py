@@ -239,7 +239,8 @@ class ExplainingRunner(Runner):
 
     @property
     def may_start_early(self) -> bool:
-        return self._facts.alone and self._facts.loops is not None
+        cached = self._state.record.tally.cached_tokens
+        return self._facts.alone and self._facts.loops is not None and not cached
 
     def start(self) -> None:
         if self._bounded_look(self._look_at_block):

@@ -82,6 +82,7 @@ class PlannedText:
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
         last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: all.
+        late: whether the block runs as it is in the prompt's step, because it counts rows that the step has not all of.
     """
 
     unit: Unit
@@ -92,6 +93,7 @@ class PlannedText:
     unseen: bool = False
     learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
     last: int | None = None
+    late: bool = False
 
 
 class PlannedRunner(Runner):
@@ -153,7 +155,7 @@ class PlannedRunner(Runner):
 
     @property
     def may_start_early(self) -> bool:
-        if self._stays or self._plans.several:  # ranks compare turns in steps
+        if self._stays or self._text.late or self._plans.several:  # ranks compare turns in steps
             return False
         try:
             self._regions = self._regions or regions(self._unit)
@@ -449,7 +451,8 @@ class PlannedRunner(Runner):
 
     def _rows(self, window: Window) -> int:
         """Return the rows of the request in its next step."""
-        return self._state.progress.prompt_tokens if window.since == 0 else 1
+        state = self._state
+        return state.progress.prompt_tokens - state.record.tally.cached_tokens if window.since == 0 else 1
 
     def _planned_steps(self, window: Window) -> list[PlannedSteps]:
         """Return the plans for the first steps of a window, none if it has no step.

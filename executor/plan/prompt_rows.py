@@ -2,10 +2,10 @@
 
 A block that asks for none leaves its prompt as it is, and sees of it the logits and the sampled token alone. A block that asks
 for the last rows alone leaves those before as they are. These may come from the prefix cache. The proof is about the block's
-text, and nothing of the block runs for it. It follows the text up to the first thing that lets the modules of the prompt's step pass: the
-logits or the token of that step, a later step, or the result. A module's value of the prompt's step that the block asks for after
-that is refused in any trace, as it has passed. Before that, only statements may stand which surely ask for nothing, as they make
-lists and numbers, and statements that ask for counted rows (`executor.plan.tails`). Anything else is no proof.
+text, and nothing of the block runs for it. It follows the text up to the first thing that lets the modules of the prompt's step
+pass: the logits or the token of that step, a later step, or the result. A module's value of the prompt's step that the block asks
+for after that is refused in any trace, as it has passed. Before that, only statements may stand which surely ask for nothing, as
+they make lists and numbers, and statements that ask for counted rows (`executor.plan.tails`). Anything else is no proof.
 
 Size: what each kind of statement and expression may do.
 """

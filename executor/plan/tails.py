@@ -36,6 +36,7 @@ _PARTS = (
     ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.JoinedStr
     | ast.FormattedValue | ast.Slice | ast.Starred | ast.keyword
 )  # fmt: skip
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
@@ -559,15 +560,16 @@ def _in_turn(target: ast.expr, source: ast.expr) -> Iterator[tuple[ast.Name, ast
 
 def binds(node: ast.AST) -> Iterator[str]:
     """Return the names that a node binds, at any depth of functions."""
-    name = None
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.MatchMapping(rest=name):
-            pass
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            pass
-        case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
-            pass
-        case ast.alias():
-            name = (node.asname or node.name).partition(".")[0]
+    name: str | None = None
+    if isinstance(node, ast.Name):
+        name = None if isinstance(node.ctx, ast.Load) else node.id
+    elif isinstance(node, ast.alias):
+        name = (node.asname or node.name).partition(".")[0]
+    elif isinstance(node, _NAMED):
+        name = node.name
+    elif isinstance(node, ast.arg):
+        name = node.arg
+    elif isinstance(node, ast.MatchMapping):
+        name = node.rest
     if name is not None:
         yield name

@@ -188,13 +188,13 @@ class LocalEngine:
     def row_values(self) -> RowValues:
         return RowValues.of(self.describe(), self.llm.collective_rpc("interpose_row_values")[0])
 
-    def last_rows(self, trace: pb.Trace, index: int, block: Block) -> int | None:
-        """Return how many of its prompt's last rows a block may ask for; None: the prompt is not to come from the cache."""
+    def last_rows(self, trace: pb.Trace, index: int, block: Block) -> dict[str, Any]:
+        """Return for how many of its prompt's last rows a block may ask, as the engine does."""
         config = self.llm.llm_engine.vllm_config
         sandboxed = config.additional_config["interpose"].get("sandbox") and not self.trusted
         touched = rows_of_prompt(trace, index, None if sandboxed else self.row_values)
         if block.gang > 1 or isinstance(touched, Asked):
-            return None
+            return {}
         return last_of(touched, len(block.prompt), step_tokens(config.scheduler_config))
 
     def describe(self) -> ModelDescription:
@@ -285,11 +285,10 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            prefix, last = block.prefix, block.last
-            if prefix is None:
-                found = self.last_rows(request_of(trace, self.applied).parse(), index, block)
-                prefix, last = found is not None, found or 0
-            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, prefix, own, last)
+            last: dict[str, Any] = {"prefix": block.prefix, "last": block.last}
+            if block.prefix is None:
+                last = self.last_rows(request_of(trace, self.applied).parse(), index, block)
+            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, shipment=own, **last)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}
