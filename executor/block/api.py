@@ -2,6 +2,8 @@
 
 Every name that a block uses (`executor.block.envoy`) ends in a method here. A method that asks for a location which the model has
 not come to parks the block. A method that asks for a value that cannot be given raises at the block's own line.
+
+Size: a method for each thing that a block can ask for.
 """
 
 from __future__ import annotations
@@ -150,13 +152,13 @@ class RunningBlock:
         """Return a canonical value, waiting for its raw location if need be."""
         value = view.read(self._at_view(view))
         if not view.counts_tokens:
-            self._check_whole(view.node.path, view.name)
+            self._check_complete(view.node.path, view.name)
         return self._last_of(value, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
         served = self._at_view(view)
-        self._check_whole(view.node.path, view.name)
+        self._check_complete(view.node.path, view.name)
         view.write(served, value)
 
     def _at_view(self, view: View) -> Served:
@@ -176,11 +178,11 @@ class RunningBlock:
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
-        self._whole(node, kind).assign(value)
+        self._complete(node, kind).assign(value)
 
     def write_input(self, node: Node, value: Any) -> None:
         """Replace a module's first argument."""
-        args, kwargs = self._whole(node, Kind.INPUT).value
+        args, kwargs = self._complete(node, Kind.INPUT).value
         if args:
             args[0] = value
         elif kwargs:
@@ -355,20 +357,20 @@ class RunningBlock:
         waits.result_asked = waits.result_asked or not progress.finished
         return progress.result if progress.finished else self._park(Location("", Kind.RESULT, 0))
 
-    def _whole(self, node: Node, kind: str) -> Served:
+    def _complete(self, node: Node, kind: str) -> Served:
         """Return what `_at` does, for an access to all rows."""
         served = self._at(node, kind)
-        self._check_whole(node.path, f"{node.path}.{kind}")
+        self._check_complete(node.path, f"{node.path}.{kind}")
         return served
 
     def _last_of(self, value: Any, path: str, location: str) -> Any:
-        """Return a value of a module of which the block may use the last rows, if it may use no others."""
+        """Return a value of which the block may use the last rows, if it may use no others."""
         progress = self._state.progress
         if not (progress.last and self._in_prompt(path)):
             return value
         return last_of(value, progress.prompt_tokens, progress.last, location)
 
-    def _check_whole(self, path: str, location: str) -> None:
+    def _check_complete(self, path: str, location: str) -> None:
         """Refuse an access to all rows of a prompt of which the block may get the last alone."""
         last = self._state.progress.last
         if last and self._in_prompt(path):

@@ -46,7 +46,7 @@ def is_quick(trace: pb.Trace) -> bool:
 
 
 def may_use_prefix(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
-    """Whether the prompt of an invoke may come from the prefix cache, as its block asks for none of its rows.
+    """Whether an invoke's prompt may come from the prefix cache, as its block asks for no row.
 
     Args:
         trace, index: the invoke.

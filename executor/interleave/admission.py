@@ -204,8 +204,8 @@ class Requests:
         identity = Identity(request_id, scope.id, number, gang=request.gang)
         gathers = self._chunks.gathers(request_id)
         source = None if gathers else invoke.program
-        late = cached_tokens > 0 and request.from_start
-        mediator = self._mediator(identity, scope, opened, bound, source, not edits, adopts, cached_tokens, late)
+        eager = cached_tokens > 0 and request.from_start
+        mediator = self._mediator(identity, scope, opened, bound, source, not edits, adopts, cached_tokens, eager)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -241,7 +241,7 @@ class Requests:
     def _close(
         self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, last: int = 0
     ) -> None:
-        """Have a block get none of its prompt's rows but the last; the others may come from the prefix cache.
+        """Have a block get no rows of its prompt but the last; the others may come from a cache.
 
         Raises:
             Refusal: this was not shown of all blocks that see the request's rows.
@@ -353,7 +353,7 @@ class Requests:
         alone: bool = False,
         adopts: TableLoop | None = None,
         cached_tokens: int = 0,
-        late: bool = False,
+        eager: bool = False,
     ) -> Mediator:
         """Make the mediator of a block.
 
@@ -361,7 +361,7 @@ class Requests:
             source: the block's text, of a block whose steps may run as plans.
             alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
             adopts, cached_tokens: as of `admit`.
-            late: as of `PlannedText`.
+            eager: as of `PlannedText`.
         """
         trace, last = opened.trace, self._chunks.last_of(identity.request_id)
         state = BlockState(
@@ -402,7 +402,7 @@ class Requests:
         if unseen and tenant is not None and self.deferral is not None and adopts is None and not cached_tokens:
             learn = self.deferral.learner(opened, bound.prompt_tokens)
         text = PlannedText(
-            Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last, late
+            Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last, eager
         )
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 

@@ -53,8 +53,7 @@ class _Prompt:
         start, stop: the rows of the step.
         shadow: the shadow in the step; None: the step is the last, or the block changes nothing.
         failure: why the block cannot be served.
-        closed: whether the block gets none of the prompt's rows but the last.
-        last: how many of the last rows it may get, if `closed`.
+        last: how many of the last rows the block may get, and no other; None: it gets all rows.
     """
 
     tokens: int
@@ -66,8 +65,12 @@ class _Prompt:
     stop: int = 0
     shadow: Shadow | None = None
     failure: Refusal | None = None
-    closed: bool = False
-    last: int = 0
+    last: int | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the block gets none of the prompt's rows but the last."""
+        return self.last is not None
 
     @property
     def ends(self) -> bool:
@@ -122,7 +125,7 @@ class Chunks:
             tokens: the length of its prompt.
             last: how many of the last rows it may get.
         """
-        self.prompts[key] = _Prompt(tokens, Needs({}), _no_shadow, closed=True, last=last)
+        self.prompts[key] = _Prompt(tokens, Needs({}), _no_shadow, last=last)
 
     def gathers(self, key: str) -> bool:
         """Return whether the rows of a request's prompt are kept from chunk to chunk."""
@@ -132,7 +135,7 @@ class Chunks:
     def last_of(self, key: str) -> int | None:
         """Return how many of the prompt's last rows a block may get; None: all rows."""
         prompt = self.prompts.get(key)
-        return prompt.last if prompt is not None and prompt.closed else None
+        return None if prompt is None else prompt.last
 
     def keep(self, known: Container[str]) -> None:
         """Forget the requests that are not among the known ones."""
@@ -247,7 +250,7 @@ class Chunks:
         prompt = self._step.get(key)
         if prompt is None or visit.node.module is None:
             return None
-        if prompt.closed:
+        if prompt.last is not None:
             if prompt.last and visit.kind not in COMPUTED:
                 return None
             raise refused(location, prompt.last)

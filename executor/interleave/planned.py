@@ -82,7 +82,7 @@ class PlannedText:
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
         last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: all.
-        late: whether the block runs as it is in the prompt's step, because it counts rows that the step has not all of.
+        eager: whether the block runs as it is in the prompt's step, because it counts rows that the step has not all of.
     """
 
     unit: Unit
@@ -93,7 +93,7 @@ class PlannedText:
     unseen: bool = False
     learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
     last: int | None = None
-    late: bool = False
+    eager: bool = False
 
 
 class PlannedRunner(Runner):
@@ -155,7 +155,7 @@ class PlannedRunner(Runner):
 
     @property
     def may_start_early(self) -> bool:
-        if self._stays or self._text.late or self._plans.several:  # ranks compare turns in steps
+        if self._stays or self._text.eager or self._plans.several:  # ranks compare turns in steps
             return False
         try:
             self._regions = self._regions or regions(self._unit)

@@ -101,7 +101,7 @@ class View(ABC):
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the value has a row for each token, which is computed from what the model has of that token alone."""
+        """Whether the value has a row for each token, from what the model has of that token alone."""
         return self.shape.startswith("[tokens,") and self.kind not in COMPUTED
 
     @abstractmethod

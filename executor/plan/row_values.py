@@ -66,15 +66,20 @@ class RowValues:
         return cls({path: frozenset(names) for path, names in children.items()}, rows, refused, weights, forms)
 
     def items(self, path: str) -> tuple[str, ...]:
-        """Return the paths of the items of a list of modules, in their order; () if a module is no list."""
+        """Return the paths of a list's modules, in their order; () if a module is no list."""
         numbers = sorted(int(name) for name in self.children.get(path, ()) if name.isdigit())
         return tuple(f"{path}.{number}" for number in numbers)
 
 
 def forms_of_rows(forms: Mapping[tuple[str, str], Form]) -> dict[str, str]:
-    """Return what outputs and first arguments of modules hold, from their forms for one row by path and kind.
+    """Return what outputs and first arguments of modules hold.
 
-    That is `ROWS`, or in brackets `ROWS` or `OTHER` for each item of a tuple or list. Where nothing has rows, there is no entry.
+    Args:
+        forms: of the values for one row, by path and kind.
+
+    Returns:
+        By path and kind with a point between, `ROWS`, or in brackets `ROWS` or `OTHER` for each item of a tuple or list. Where
+        nothing has rows, there is no entry.
     """
     found = {}
     for (path, kind), form in forms.items():

@@ -536,7 +536,7 @@ class Tails:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether the name of a module in a block has an attribute of its own, which hides a child."""
+    """Return whether modules have an attribute of a name in a block, which hides a child."""
     return name in _OWN or hasattr(ModuleName, name)
 
 

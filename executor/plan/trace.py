@@ -2,6 +2,8 @@
 
 `Tracing` answers what the names in a block ask for (`executor.block.interface.Block`), without waiting for any model. A name
 that it cannot answer is refused, with what to write instead.
+
+Size: a method for each thing that a block can ask for.
 """
 
 from __future__ import annotations
@@ -105,12 +107,12 @@ class Tracing:
         """Return a canonical value."""
         served = self._at_view(view)
         if not view.counts_tokens:
-            self._check_whole(view.node.path, view.name)
+            self._check_complete(view.node.path, view.name)
         return self._last_of(view.read(served), served, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
-        self._check_whole(view.node.path, view.name)
+        self._check_complete(view.node.path, view.name)
         view.write(self._at_view(view), value)
 
     def _at_view(self, view: View) -> Traced:
@@ -127,11 +129,11 @@ class Tracing:
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
-        self._whole(node, kind).assign(value)
+        self._complete(node, kind).assign(value)
 
     def write_input(self, node: Node, value: Any) -> None:
         """Replace a module's first argument."""
-        args, kwargs = self._whole(node, Kind.INPUT).value
+        args, kwargs = self._complete(node, Kind.INPUT).value
         if args:
             args[0] = value
         else:
@@ -139,11 +141,11 @@ class Tracing:
             check(kwargs[name], value, f"{node.path}.input")
             kwargs[name] = value
 
-    def _whole(self, node: Node, kind: str) -> Traced:
-        self._check_whole(node.path, f"{node.path}.{kind}")
+    def _complete(self, node: Node, kind: str) -> Traced:
+        self._check_complete(node.path, f"{node.path}.{kind}")
         return self._at(node, kind)
 
-    def _check_whole(self, path: str, location: str) -> None:
+    def _check_complete(self, path: str, location: str) -> None:
         if self._last and path not in PSEUDO:
             raise refused(location, self._last)
 

@@ -242,7 +242,7 @@ class InterposeWorker(_Base):
         return known
 
     def _shapes(self, tree: ModuleTree) -> dict[tuple[str, str], Form]:
-        """Return the forms of the locations' values if a step may begin or end inside a prompt, else {}.
+        """Return the forms of values if a step may begin or end inside a prompt, else {}.
 
         With a prefix cache a step may begin there, and steps of a model with states end at edges of cache blocks.
         """
