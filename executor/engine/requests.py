@@ -9,7 +9,7 @@ from typing import Any
 from executor.core.programs import Code, Unit
 from executor.core.request import step_tokens
 from executor.engine.sampling import checked
-from executor.plan.prompt_rows import Asked, asked_of_prompt, rows_of_prompt
+from executor.plan.prompt_rows import Asked, asked_of_prompt, last_of, rows_of_prompt
 from executor.plan.row_values import RowValues
 from executor.plan.tails import Touched
 from interpose.v1 import model_pb2, value_pb2
@@ -79,19 +79,13 @@ def last_rows(
     if not _looked_at(trace, index, codes, config):
         return {}
     touched = rows_of_prompt(trace, index, values)
-    return {} if isinstance(touched, Asked) else last_of(touched, tokens, step_tokens(config.scheduler_config))
+    return {} if isinstance(touched, Asked) else told(touched, tokens, config)
 
 
-def last_of(touched: Touched, tokens: int, step: int) -> dict[str, Any]:
-    """Return what `last_rows` does, of the rows for which a block may ask.
-
-    Args:
-        step: the most tokens of a step. The last chunk of a longer prompt may have one row alone.
-    """
-    last = touched.rows(tokens)
-    if last >= tokens or (last > 1 and tokens > step):
-        return {}
-    return {"prefix": True, "last": last, "from_start": touched.first is not None}
+def told(touched: Touched, tokens: int, config: Any) -> dict[str, Any]:
+    """Return what `last_rows` does, of the rows for which a block may ask."""
+    last = last_of(touched, tokens, step_tokens(config.scheduler_config))
+    return {} if last is None else {"prefix": True, "last": last, "from_start": touched.first is not None}
 
 
 def _looked_at(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:

@@ -43,10 +43,12 @@ from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, Plann
 from executor.interleave.plans import Plans
 from executor.interleave.sandboxed import Sandboxed, Taken
 from executor.interleave.unbound import part_cached, why_unbound
+from executor.model.describe import describe_tree
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.plan.apart import why_not_planned
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.plan.prompt_rows import Asked, last_of, rows_of_prompt
+from executor.plan.row_values import RowValues, forms_of_rows
 from executor.sandbox.trace import SandboxedTrace
 from executor.saves.stream import Increments, SaveStream
 from interpose.v1 import trace_pb2 as pb
@@ -382,8 +384,11 @@ class Requests:
             names = frozenset(source.writes)
             common = frozenset(name for name in names if name in scope.shared)
             read = PlannedText(Unit.of_block(source), scope.sources.lines, names, common)
-            closed = asked_of_prompt(trace, identity.invoke) is None
-            return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts(), closed))
+            facts = self._host.facts()
+            values = RowValues.of(describe_tree(self._host.tree), forms_of_rows(facts.forms))
+            touched = rows_of_prompt(trace, identity.invoke, values)
+            last = None if isinstance(touched, Asked) else last_of(touched, bound.prompt_tokens, self._host.step_tokens)
+            return Mediator(state, ExplainingRunner(state, runner, read, bounds, facts, last))
         draws = bounds.random_state is not None
         edit, gang = bool(identity.edit), bool(identity.joint or identity.gang)
         why = PLANS_OFF if self._plans is None else why_not_planned(trace, edit, gang, draws)

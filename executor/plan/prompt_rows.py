@@ -94,6 +94,18 @@ def rows_of_prompt(trace: pb.Trace, index: int, values: RowValues | None) -> Ask
     return _asked(Unit.of_block(invoke.program), names, integers, values)
 
 
+def last_of(touched: Touched, tokens: int, step: int) -> int | None:
+    """Return how many of a prompt's last rows a block may ask for; None: the prompt is to be computed.
+
+    Args:
+        touched: the rows for which it may ask.
+        tokens: the length of the prompt.
+        step: the most tokens of a step. The last chunk of a longer prompt may have one row alone.
+    """
+    last = touched.rows(tokens)
+    return None if last >= tokens or (last > 1 and tokens > step) else last
+
+
 def _kinds(trace: pb.Trace, program: pb.Program) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
     """Return what the names that a block reads are bound to, and the numbers among them."""
     plain = Plain(trace.scope.values, kept_of(trace))

@@ -17,9 +17,9 @@ import torch
 from executor.core.ended import Ended
 from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
-from executor.core.request import InvokeRequest, shipped, step_tokens
+from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import Outputs
-from executor.engine.requests import last_of
+from executor.engine.requests import told
 from executor.plan.prompt_rows import Asked, rows_of_prompt
 from executor.plan.row_values import RowValues
 from executor.plugin.config import trace_options
@@ -195,7 +195,7 @@ class LocalEngine:
         touched = rows_of_prompt(trace, index, None if sandboxed else self.row_values)
         if block.gang > 1 or isinstance(touched, Asked):
             return {}
-        return last_of(touched, len(block.prompt), step_tokens(config.scheduler_config))
+        return told(touched, len(block.prompt), config)
 
     def describe(self) -> ModelDescription:
         """Describe the model."""

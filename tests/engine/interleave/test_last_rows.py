@@ -148,6 +148,16 @@ def test_a_changed_prompt_leaves_its_beginning_alone(engine: LocalEngine, oracle
     check_logits(other, oracle, longer)
 
 
+def test_numbers_that_are_not_finite_stay_with_the_request(engine: LocalEngine, oracle: Oracle) -> None:
+    """The guard of the cache zeroes what the changed row is in, and nothing that other requests find."""
+    ids = prompt(50, 53)
+    [spoilt] = engine.run(Block(ids, "model.blocks[0].resid_post[-1] = float('nan')\n" + EVERY_STEP, FEW))
+    assert spoilt.failure is not None and "finite" in spoilt.failure.message
+    [ran] = engine.run(Block(ids, READ + EVERY_STEP, FEW))
+    assert cached(ran) == 32
+    check_logits(ran, oracle, ids)
+
+
 def test_steering_in_each_step(engine: LocalEngine, oracle: Oracle) -> None:
     """Beside other blocks, and the same in a prompt that comes in chunks."""
     source = (
