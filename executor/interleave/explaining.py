@@ -73,7 +73,10 @@ ONE_STEP = "the last step of a loop is the block's own, and this loop has no oth
 NO_TABLES = "the model has no tables: it is on pipeline stages or several ranks, or has adapters"
 IN_FUNCTION = "the loop over steps is not at the top of the block"
 FROM_CACHE = "the block asks for none of its prompt's rows, so that the prompt may come from the engine's prefix cache"
-BUT_LAST = "the block asks for none of its prompt's rows but the last {}, so that what is before may come from the engine's prefix cache"
+BUT_LAST = (
+    "the block asks for none of its prompt's rows but the last {}, so that what is before may come from the engine's "
+    "prefix cache"
+)
 AT_TOP = "write the loop at the top of the block"
 ALL_STEPS = "go through all steps from a to b, tracer.iter[a:b], and ask for the step in the loop: if step % 2 == 0"
 
@@ -192,7 +195,7 @@ class ExplainingRunner(Runner):
         text: the block's text.
         bounds: what each turn is bounded by.
         facts: what the worker knows.
-        last: how many of its prompt's last rows the block may ask for, where the others may come from the prefix cache; None: all.
+        last: how many of its prompt's last rows the block may ask for, where others may come from the prefix cache; None: all.
     """
 
     def __init__(

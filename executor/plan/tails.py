@@ -163,7 +163,10 @@ class Tails:
         self._statement(node, 0)
 
     def note(self, node: ast.stmt) -> None:
-        """Look at a statement that asks for nothing; if that is not seen here, no later statement is looked at."""
+        """Look at a statement that asks for nothing.
+
+        If that is not seen here, no later statement is looked at.
+        """
         try:
             self.look(node)
         except Unproved:
