@@ -30,7 +30,6 @@ from interpose.v1 import trace_pb2 as pb
 from interpose.v1.value_pb2 import Value
 
 MOST_TEXT = 16 << 10  # characters of a block that is looked at
-_LIBRARIES = LIBRARIES | {"interpose"}  # the worker has imported them
 _LIST_METHODS = frozenset({"append", "extend", "insert"})
 _NUMBERS = frozenset("none boolean integer big_integer real complex_number text tensor remote dtype device".split())
 _PLAIN = frozenset({"list", "library", "number", "plain"})
@@ -138,7 +137,7 @@ def _kind(trace: pb.Trace, value: Value, plain: Plain) -> str:
     if kind == "module":
         return "" if held is not value else f".{value.module}" if value.module else "model"
     if kind == "python_module":
-        return "library" if held.python_module.partition(".")[0] in _LIBRARIES else ""
+        return "library" if held.python_module.partition(".")[0] in LIBRARIES else ""
     if kind == "tracer":
         return "tracer"
     if kind in _NUMBERS:
@@ -169,7 +168,7 @@ def _names(names: tuple[tuple[str, str], ...], integers: tuple[tuple[str, int], 
     kinds = dict(names)
     modules = {name: kind[1:] for name, kind in names if kind.startswith(".")}
     modules |= {name: "" for name, kind in names if kind == "model"}
-    plain = frozenset(name for name, kind in names if kind in _PLAIN) - {"interpose"}
+    plain = frozenset(name for name, kind in names if kind in _PLAIN)
     known = frozenset(tracers) | {name for name, kind in names if kind == "tracer"}
     return Names(modules, known, dict(integers), plain, frozenset(kinds) - plain - known - modules.keys())
 
@@ -306,7 +305,7 @@ class _Reader:
             names = [one.name for one in node.names]
         else:
             names = ["" if node.level else node.module or ""]
-        if any(name.partition(".")[0] not in _LIBRARIES for name in names):
+        if any(name.partition(".")[0] not in LIBRARIES for name in names):
             raise Unproved(node)
         for one in node.names:
             if one.name == "*":

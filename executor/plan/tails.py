@@ -27,7 +27,7 @@ _BUILTINS = frozenset(
     "abs all any bool dict enumerate float frozenset int isinstance len list max min print range reversed round set slice sorted "
     "str sum tuple zip Exception ValueError RuntimeError IndexError KeyError TypeError StopIteration".split()
 )
-LIBRARIES = frozenset({"torch", "math", "numpy"})
+LIBRARIES = frozenset({"torch", "math", "numpy", "interpose"})  # the worker has imported them
 _OF_TRACERS = frozenset({"log", "stop"})
 _OWN = frozenset({"output", "input", "inputs", "skip", "next"})
 _UNEMBED = "unembed"  # its output is the logits

@@ -103,6 +103,7 @@ def asked(text: str, *others: str, **fields: object) -> Asked | Touched:
         ("for layer in model.model.layers:\n    h = layer.output[-1]\n    h[-1] += vector\n", None, 1),
         ("x = model.lm_head.input[0][-1]\n", None, 1),
         ("x = model.model.layers[0].output[0]\nh = block.resid_post\n", None, 1),
+        ("import interpose\ninterpose.save(block.resid_post[-1])\n", None, 1),
         ("m = model\nx = m.blocks[0].resid_post[-1]\n", None, 1),
         ("x = (lambda y: y * 2)(block.resid_post[-1])\nx = x + 1\nr = tracer.result\n", None, 1),
     ],
