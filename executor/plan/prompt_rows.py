@@ -94,7 +94,7 @@ def rows_of_prompt(trace: pb.Trace, index: int, values: RowValues | None) -> Ask
 
 
 def last_of(touched: Touched, tokens: int, step: int) -> int | None:
-    """Return how many of a prompt's last rows a block may ask for; None: the prompt is to be computed.
+    """Return how many of a prompt's last rows a block may ask for, None for all.
 
     Args:
         touched: the rows for which it may ask.
