@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from executor.core.errors import Refusal
 from executor.model.items import Opaque
@@ -101,8 +102,7 @@ class LastRows:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        given = (*args, *(kwargs or {}).values())
-        found = next((one for one in given if isinstance(one, cls)), None)
+        found = next((one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)), None)
         raise refused(
             "a value of the prompt" if found is None else found._location, 0 if found is None else found._last
         )
