@@ -28,11 +28,14 @@ class LastRows:
         tokens: the length of the prompt.
         last: how many of the last rows may be used.
         location: what errors call the value.
+        sized: whether the length is known; otherwise `tokens` is less, by rows that do not matter, and the shape is refused.
     """
 
-    __slots__ = ("_last", "_location", "_rows", "_tokens")
+    __slots__ = ("_last", "_location", "_rows", "_sized", "_tokens")
 
-    def __init__(self, rows: torch.Tensor, tokens: int, last: int, location: str) -> None:  # rows: [rows, ...]
+    def __init__(
+        self, rows: torch.Tensor, tokens: int, last: int, location: str, sized: bool = True
+    ) -> None:  # rows: [rows, ...]
         if not last <= rows.shape[0] <= tokens:
             message = (
                 f"{location} has {rows.shape[0]} rows in the step, and the block may use the last {last} of {tokens}"
@@ -42,10 +45,13 @@ class LastRows:
         self._tokens = tokens
         self._last = last
         self._location = location
+        self._sized = sized
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the whole value."""
+        if not self._sized:
+            self._refuse()
         return torch.Size((self._tokens, *self._rows.shape[1:]))
 
     @property
@@ -59,10 +65,10 @@ class LastRows:
         return self._rows.device
 
     def __len__(self) -> int:
-        return self._tokens
+        return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"<the last {self._last} rows of {self._location}, {list(self.shape)}>"
+        return f"<the last {self._last} rows of {self._location}>"
 
     def __getitem__(self, key: Any) -> torch.Tensor:  # [...]
         return self._rows[self._within(key)]
@@ -128,17 +134,17 @@ class LastItems(tuple):
         )
 
 
-def last_of(value: Any, tokens: int, last: int, location: str) -> Any:
+def last_of(value: Any, tokens: int, last: int, location: str, sized: bool = True) -> Any:
     """Return a value of the model of which the last rows may be used.
 
     Args:
         value: a tensor, [rows, ...]; a tuple or list of tensors; or anything else, which has no rows.
-        tokens, last, location: as of `LastRows`.
+        tokens, last, location, sized: as of `LastRows`.
     """
     if isinstance(value, torch.Tensor):
-        return LastRows(value, tokens, last, location)
+        return LastRows(value, tokens, last, location, sized)
     if isinstance(value, tuple | list):
-        return LastItems(last_of(item, tokens, last, location) for item in value)
+        return LastItems(last_of(item, tokens, last, location, sized) for item in value)
     if value is None or isinstance(value, Opaque):
         return value
     raise refused(location, last)

@@ -29,6 +29,7 @@ _BUILTINS = frozenset(
 )
 LIBRARIES = frozenset({"torch", "math", "numpy", "interpose"})  # the worker has imported them
 _OF_TRACERS = frozenset({"log", "stop"})
+_OF_ROWS = frozenset({"dtype", "device"})
 _OWN = frozenset({"output", "input", "inputs", "skip", "next"})
 _UNEMBED = "unembed"  # its output is the logits
 
@@ -223,7 +224,10 @@ class Tails:
         """Count the rows that the whole block asks for of a value with a name."""
         uses = sum(isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load) for one in self._all)
         indexed = [one for one in self._all if isinstance(one, ast.Subscript) and _is_name(one.value, name)]
-        if uses != len(indexed):
+        kinds = sum(
+            isinstance(one, ast.Attribute) and _is_name(one.value, name) and one.attr in _OF_ROWS for one in self._all
+        )
+        if uses != len(indexed) + kinds:
             raise Unproved(node)
         self._last = max(self._last, 1)  # the block is at the value, though it may use no row
         for one in indexed:
@@ -386,6 +390,9 @@ class Tails:
         if base is None:
             return None
         if base is _TRACER and name == "result":
+            return None
+        if isinstance(base, _Rows) and name in _OF_ROWS:
+            self._last = max(self._last, 1)
             return None
         if not isinstance(base, _Modules) or base.listed:
             raise Unproved(node)

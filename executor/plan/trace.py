@@ -153,7 +153,9 @@ class Tracing:
         """Return a value of which the code may use the last rows, if it may use no others."""
         if not self._last or path in PSEUDO:
             return value
-        return last_of(value, served.rows, self._last, location)
+        return last_of(
+            value, served.rows, self._last, location, sized=False
+        )  # the plan is for prompts with more rows too
 
     def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
         location = (node.path, str(kind))

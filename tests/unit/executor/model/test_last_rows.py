@@ -82,7 +82,15 @@ def test_whatever_else_is_done_with_the_value_is_refused() -> None:
         with pytest.raises(Refusal, match="the last 3 rows"):
             do()
     assert (value.shape, len(value), value.dtype, value.device.type) == ((10, 4), 10, torch.float32, "cpu")
-    assert "last 3 rows of blocks[0].resid_post, [10, 4]" in repr(value)
+    assert "last 3 rows of blocks[0].resid_post>" in repr(value)
+
+
+def test_a_shape_that_is_not_known() -> None:
+    value = LastRows(WHOLE, 10, 3, "h", sized=False)
+    for do in (lambda: value.shape, lambda: len(value)):
+        with pytest.raises(Refusal, match="the last 3 rows"):
+            do()
+    assert torch.equal(value[-2], WHOLE[-2])
 
 
 def test_rows_that_are_not_there() -> None:

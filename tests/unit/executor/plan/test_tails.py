@@ -104,6 +104,7 @@ def asked(text: str, *others: str, **fields: object) -> Asked | Touched:
         ("x = model.lm_head.input[0][-1]\n", None, 1),
         ("x = model.model.layers[0].output[0]\nh = block.resid_post\n", None, 1),
         ("import interpose\ninterpose.save(block.resid_post[-1])\n", None, 1),
+        ("h = block.resid_post\nx = h[-1].to(h.dtype)\ny = x.to(block.resid_pre.device)\n", None, 1),
         ("m = model\nx = m.blocks[0].resid_post[-1]\n", None, 1),
         ("x = (lambda y: y * 2)(block.resid_post[-1])\nx = x + 1\nr = tracer.result\n", None, 1),
     ],
