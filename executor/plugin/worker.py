@@ -247,10 +247,9 @@ class InterposeWorker(_Base):
         With a prefix cache a step may begin there, and steps of a model with states end at edges of cache blocks.
         """
         longer = self.model_config.max_model_len - 1 > step_tokens(self.vllm_config.scheduler_config)
-        if (
-            not (longer or self.vllm_config.cache_config.enable_prefix_caching)
-            or self.parallel_config.pipeline_parallel_size > 1
-        ):
+        cache = self.vllm_config.cache_config
+        inside = longer or cache.enable_prefix_caching or cache.mamba_cache_mode == "align"
+        if not inside or self.parallel_config.pipeline_parallel_size > 1:
             return {}
         runner = self.model_runner
         devices = [] if runner.device.type == "cpu" else [runner.device]
