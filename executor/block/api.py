@@ -2,6 +2,8 @@
 
 Every name that a block uses (`executor.block.envoy`) ends in a method here. A method that asks for a location which the model has
 not come to parks the block. A method that asks for a value that cannot be given raises at the block's own line.
+
+Size: a method for each thing that a block can ask for.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from executor.core.location import Kind, Location
 from executor.model.apply import Applier
 from executor.model.call import Call
 from executor.model.items import check
+from executor.model.last_rows import last_of, refused
 from executor.model.node import Node, Unreachable, View
 from executor.model.parameters import Wanted, refuse_write
-from executor.model.tree import ModuleTree
+from executor.model.tree import LOGITS, PSEUDO, ModuleTree
 from executor.model.values import Served
 from executor.saves.registry import refuse_names
 from interpose.contract.cache import Cache
@@ -143,15 +146,20 @@ class RunningBlock:
 
     def read(self, node: Node, kind: str) -> Any:
         """Return the value at a module's input or output, waiting for it if need be."""
-        return self._at(node, kind).value
+        return self._last_of(self._at(node, kind).value, node.path, f"{node.path}.{kind}")
 
     def read_view(self, view: View) -> Any:
         """Return a canonical value, waiting for its raw location if need be."""
-        return view.read(self._at_view(view))
+        value = view.read(self._at_view(view))
+        if not view.counts_tokens:
+            self._check_complete(view.node.path, view.name)
+        return self._last_of(value, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
-        view.write(self._at_view(view), value)
+        served = self._at_view(view)
+        self._check_complete(view.node.path, view.name)
+        view.write(served, value)
 
     def _at_view(self, view: View) -> Served:
         if isinstance(view, Unreachable):
@@ -161,21 +169,20 @@ class RunningBlock:
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
         args, kwargs = self._at(node, Kind.INPUT).value
-        if args:
-            return args[0]
-        if kwargs:
-            return next(iter(kwargs.values()))
+        if args or kwargs:
+            first = args[0] if args else next(iter(kwargs.values()))
+            return self._last_of(first, node.path, f"{node.path}.input")
         raise Refusal(
             pb.ERROR_CODE_UNKNOWN_LOCATION, f"{node.path} is called without arguments", location=f"{node.path}.input"
         )
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
-        self._at(node, kind).assign(value)
+        self._complete(node, kind).assign(value)
 
     def write_input(self, node: Node, value: Any) -> None:
         """Replace a module's first argument."""
-        args, kwargs = self._at(node, Kind.INPUT).value
+        args, kwargs = self._complete(node, Kind.INPUT).value
         if args:
             args[0] = value
         elif kwargs:
@@ -188,6 +195,8 @@ class RunningBlock:
         progress = self._state.progress
         self._check_prompt("module.skip(value) is a request's own")
         step = self.pointer + self._offsets.get(node.path, 0)
+        if step == 0 and progress.last:
+            raise refused(f"{node.path}.skip(value)", progress.last)
         position = -1 if step > progress.step else 1 << 62 if step < progress.step else progress.position
         self._state.record.skips.begin(node, step, position)
         self._at(node, Kind.OUTPUT).assign(value)
@@ -277,6 +286,9 @@ class RunningBlock:
                 f"{what}, so there is no tracer.cache() in it; append the values to a list: kept.append(layer.output.save())",
                 location="tracer.cache",
             )
+        progress = state.progress
+        if progress.last and progress.step <= 0 and progress.position < self._tree.order_of(LOGITS, Kind.OUTPUT):
+            raise refused("tracer.cache()", progress.last)
         frames = frames_here(self._program.sources)
         recorder = Recorder(wish(self._tree, modules, device, dtype, include_output, include_inputs, frames))
         state.record.recorders.append(recorder)
@@ -344,6 +356,29 @@ class RunningBlock:
         waits, progress = self._state.waits, self._state.progress
         waits.result_asked = waits.result_asked or not progress.finished
         return progress.result if progress.finished else self._park(Location("", Kind.RESULT, 0))
+
+    def _complete(self, node: Node, kind: str) -> Served:
+        """Return what `_at` does, for an access to all rows."""
+        served = self._at(node, kind)
+        self._check_complete(node.path, f"{node.path}.{kind}")
+        return served
+
+    def _last_of(self, value: Any, path: str, location: str) -> Any:
+        """Return a value of which the block may use the last rows, if it may use no others."""
+        progress = self._state.progress
+        if not (progress.last and self._in_prompt(path)):
+            return value
+        return last_of(value, progress.prompt_tokens, progress.last, location)
+
+    def _check_complete(self, path: str, location: str) -> None:
+        """Refuse an access to all rows of a prompt of which the block may get the last alone."""
+        last = self._state.progress.last
+        if last and self._in_prompt(path):
+            raise refused(location, last)
+
+    def _in_prompt(self, path: str) -> bool:
+        """Return whether a module's value, at which the block is, is of the prompt's rows."""
+        return self._state.progress.step == 0 and path not in PSEUDO
 
     def _at(self, node: Node, kind: str, owner: str | None = None, shown: str = "") -> Served:
         """Return what is served at a location, waiting for it if need be.

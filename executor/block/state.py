@@ -36,6 +36,8 @@ class Progress:
 
     Attributes:
         prompt_tokens: the length of the prompt; of a joint block, of all prompts that it sees, once it has started.
+        last: how many of the prompt's last rows the block may get, where the others may come from the prefix cache; 0: all rows
+            are computed, or the block gets none.
         step: the step that the request is in; -1 before the first step.
         position: the model's position in that step (`ModuleTree.order_of`).
         counted: the last step whose tier is counted.
@@ -47,6 +49,7 @@ class Progress:
     """
 
     prompt_tokens: int
+    last: int = 0
     step: int = -1
     position: int = -1
     counted: int = -1

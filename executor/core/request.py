@@ -95,9 +95,11 @@ class InvokeRequest:
         gang: how many invokes of the trace must start in the same step, this invoke included. 0 and 1 mean none.
         flow: the tenant and the session of the request.
         trusted: whether the block may run in the workers' own processes.
-        prefix: whether the prompt may come from the prefix cache and goes there, because the block asks for none of its rows.
+        prefix: whether the prompt may come from the prefix cache and goes there, but for its last rows.
         shipment: the trace as `shipped` made it ready, if this is the trace's only request. Otherwise None: the workers have
             the trace already.
+        last: how many of the prompt's last rows the block may ask for, if `prefix`. It asks for no other row.
+        from_start: whether it counts them from the beginning of the prompt, and not only from the end.
     """
 
     trace: str
@@ -107,6 +109,8 @@ class InvokeRequest:
     trusted: bool = False
     prefix: bool = False
     shipment: dict[str, Any] | None = None
+    last: int = 0
+    from_start: bool = False
 
     @classmethod
     def alone(cls, request: TraceRequest, codes: dict[str, Code] | None = None, prefix: bool = False) -> InvokeRequest:
@@ -121,6 +125,8 @@ class InvokeRequest:
             "gang": self.gang,
             "trusted": self.trusted,
             "prefix": self.prefix,
+            "last": self.last,
+            "from_start": self.from_start,
             "shipment": self.shipment,
         }
         flow = (self.flow.tenant, self.flow.session, self.flow.share, self.flow.weight)
@@ -129,7 +135,8 @@ class InvokeRequest:
     def salt(self, request_id: str) -> str:
         """Return what keeps the request's blocks of the prefix cache apart from other requests'.
 
-        Requests of a tenant that change nothing of their prompts share theirs, plain requests of the endpoint among them.
+        Requests of a tenant that change nothing of their prompts but the last rows share theirs, plain requests of the endpoint
+        among them.
         Tenants share none: how long a prompt takes would tell what others have asked.
         """
         return shared_salt(self.flow.tenant) if self.prefix else request_id

@@ -28,7 +28,7 @@ from executor.engine.failures import MOST_STEPS, TraceFailed, check_room, check_
 from executor.engine.long_prompts import check_long_prompts
 from executor.engine.openai_run import OpenAIRun
 from executor.engine.outputs import TOKENS_AT_ONCE, Outputs
-from executor.engine.requests import is_quick, may_use_prefix, prompt_of, sampling_of
+from executor.engine.requests import is_quick, last_rows, may_use_prefix, prompt_of, sampling_of
 from executor.engine.rpc import Endings, call_workers, until_there_is_a_process
 from executor.engine.startup import ModelSettings, Started, started
 from interpose.contract.result import Result
@@ -56,6 +56,7 @@ class TraceEngine:
         self._verdicts = ready.verdicts
         self._adapters = ready.adapters
         self._description = ready.description
+        self._row_values = ready.row_values
         self._endings = Endings(ready.llm)
         self.serving = ready.serving
         self._why_untraced = ready.why_untraced
@@ -171,8 +172,12 @@ class TraceEngine:
                         done = await self._joint(trace, index, [results[one] for one in sorted(results)], events)
                     else:
                         size, own = len(gang) if index in gang else 0, shipment if alone else None
-                        prefix = may_use_prefix(trace, index, codes, self.llm.vllm_config)
-                        invoke = InvokeRequest(trace.id, index, size, flow_of(request), request.trusted, prefix, own)
+                        last = self._last_rows(
+                            trace, index, codes, len(prepared[index][0]["prompt_token_ids"]), request
+                        )
+                        invoke = InvokeRequest(
+                            trace.id, index, size, flow_of(request), request.trusted, shipment=own, **last
+                        )
                         done = await self._invoke(trace, invoke, prepared[index], events, results)
                     if not done:
                         failed.add(index)
@@ -292,6 +297,18 @@ class TraceEngine:
                     await call_workers(self.llm, "interpose_drop", trace.id)
         finished = pb.Event(output=pb.Output(invoke=0, finished=True, finish_reason="stop", logs=logs))
         return [finished.SerializeToString(), *ended]
+
+    def _last_rows(
+        self, trace: pb.Trace, index: int, codes: dict[str, Code], tokens: int, request: TraceRequest
+    ) -> dict[str, Any]:
+        """Return for how many of a prompt's last rows a block may ask, as `last_rows` does.
+
+        A block in a sandbox is given none of a prompt that may come from the prefix cache.
+        """
+        config = self.llm.vllm_config
+        sandboxed = not request.trusted and config.additional_config.get("interpose", {}).get("sandbox")
+        values = None if sandboxed else self._row_values
+        return last_rows(trace, index, codes, config, tokens, values)
 
     async def _compiled(self, trace: pb.Trace) -> dict[str, Code]:
         """Return what a trace's texts compile to, compiled in a process of its own."""

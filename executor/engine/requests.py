@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from executor.core.programs import Code, Unit
+from executor.core.request import step_tokens
 from executor.engine.sampling import checked
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.plan.prompt_rows import Asked, asked_of_prompt, last_of, rows_of_prompt
+from executor.plan.row_values import RowValues
+from executor.plan.tails import Touched
 from interpose.v1 import model_pb2, value_pb2
 from interpose.v1 import trace_pb2 as pb
 from interpose.wire.decoder import Decoder
@@ -43,19 +46,52 @@ def is_quick(trace: pb.Trace) -> bool:
 
 
 def may_use_prefix(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
-    """Whether the prompt of an invoke may come from the prefix cache.
-
-    Its block asks for none of the prompt's rows then.
+    """Whether an invoke's prompt may come from the prefix cache, as its block asks for no row.
 
     Args:
         trace, index: the invoke.
         codes: what the trace's texts compile to. A text that did not compile is not looked at.
         config: the engine's VllmConfig. A model that keeps a state in place of keys and values computes whole prompts.
     """
-    if config.model_config.has_inner_state:
-        return False
+    return _looked_at(trace, index, codes, config) and asked_of_prompt(trace, index) is None
+
+
+def last_rows(
+    trace: pb.Trace,
+    index: int,
+    codes: Mapping[str, Code],
+    config: Any,
+    tokens: int,
+    values: RowValues | None,
+) -> dict[str, Any]:
+    """Return for how many of the last rows of its prompt an invoke's block may ask.
+
+    The rows before may come from the prefix cache.
+
+    Args:
+        trace, index, codes, config: as of `may_use_prefix`.
+        tokens: the length of the prompt.
+        values: the values of the model; None: a block that asks for any computes its whole prompt.
+
+    Returns:
+        What the workers are told of it, as attributes of `InvokeRequest`; {}: the whole prompt is to be computed.
+    """
+    if not _looked_at(trace, index, codes, config):
+        return {}
+    touched = rows_of_prompt(trace, index, values)
+    return {} if isinstance(touched, Asked) else told(touched, tokens, config)
+
+
+def told(touched: Touched, tokens: int, config: Any) -> dict[str, Any]:
+    """Return what `last_rows` does, of the rows for which a block may ask."""
+    last = last_of(touched, tokens, step_tokens(config.scheduler_config))
+    return {} if last is None else {"prefix": True, "last": last, "from_start": touched.first is not None}
+
+
+def _looked_at(trace: pb.Trace, index: int, codes: Mapping[str, Code], config: Any) -> bool:
+    """Return whether it is looked at which rows of its prompt a block asks for."""
     compiled = codes.get(Unit.of_block(trace.invokes[index].program).key)
-    return isinstance(compiled, bytes) and asked_of_prompt(trace, index) is None
+    return not config.model_config.has_inner_state and isinstance(compiled, bytes)
 
 
 def sampling_of(

@@ -19,6 +19,7 @@ from executor.engine.options import engine_options
 from executor.engine.rpc import call_workers
 from executor.engine.stat_logger import StatLogger
 from executor.model.lora import Adapters
+from executor.plan.row_values import RowValues
 from executor.plugin.config import check_config, leave_untraced, prepare_environment, why_untraced
 from interpose.v1 import model_pb2
 
@@ -47,6 +48,7 @@ class Started(NamedTuple):
         compiler: compiles the programs of traces.
         verdicts: the traces whose blocks had a worker ended.
         serving: answers requests of the OpenAI-compatible endpoint.
+        row_values: which of the model's values have rows.
         why_untraced: why the engine takes no traces; "" if it does.
     """
 
@@ -56,6 +58,7 @@ class Started(NamedTuple):
     compiler: Compiler
     verdicts: Verdicts
     serving: OpenAIServing
+    row_values: RowValues
     why_untraced: str = ""
 
 
@@ -92,6 +95,7 @@ async def _warm(model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progres
     described = await call_workers(llm, "interpose_describe")
     description = model_pb2.ModelDescription.FromString(described[0])
     description.name = model.name
+    values = RowValues.of(description, (await call_workers(llm, "interpose_row_values"))[0])
     adapters = Adapters(model.lora_modules)
     description.adapters.extend(adapters.names)
     progress("warming up")
@@ -104,4 +108,5 @@ async def _warm(model: ModelSettings, llm: AsyncLLM, verdicts: Verdicts, progres
         pass
     serving = await OpenAIServing.start(llm, model.name, model.openai, adapters, model.limits.max_invokes)
     progress("ready")
-    return Started(llm, description, adapters, Compiler(model.limits.max_program_nodes), verdicts, serving)
+    compiler = Compiler(model.limits.max_program_nodes)
+    return Started(llm, description, adapters, compiler, verdicts, serving, values)

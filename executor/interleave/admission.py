@@ -43,10 +43,12 @@ from executor.interleave.planned import CHUNKED, PLANS_OFF, PlannedRunner, Plann
 from executor.interleave.plans import Plans
 from executor.interleave.sandboxed import Sandboxed, Taken
 from executor.interleave.unbound import part_cached, why_unbound
+from executor.model.describe import describe_tree
 from executor.model.meta_tensors import Fakes
 from executor.model.skips import Skips
 from executor.plan.apart import why_not_planned
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.plan.prompt_rows import Asked, last_of, rows_of_prompt
+from executor.plan.row_values import RowValues, forms_of_rows
 from executor.sandbox.trace import SandboxedTrace
 from executor.saves.stream import Increments, SaveStream
 from interpose.v1 import trace_pb2 as pb
@@ -151,7 +153,7 @@ class Requests:
             return False
         opened = Opened.of(request.shipment)
         defers = not self._sandboxed.takes(opened)
-        if defers and self.deferral.take(request_id, opened, prompt_tokens, request.prefix):
+        if defers and self.deferral.take(request_id, opened, prompt_tokens, request):
             return True
         self.open(opened)
         return False
@@ -193,7 +195,9 @@ class Requests:
                 code, namespace = scope.program(invoke.program, invoke.after)
                 edits = self._edits.bind(request_id, opened, scope.arrival)
             if request.prefix or cached_tokens:
-                self._close(request_id, request, opened, prompt_tokens)
+                if cached_tokens > prompt_tokens - request.last:
+                    raise part_cached()
+                self._close(request_id, request, opened, prompt_tokens, request.last)
             elif chunked:
                 self._gather(request_id, request, opened, prompt_tokens, bool(edits))
         except Exception as error:
@@ -202,8 +206,8 @@ class Requests:
         identity = Identity(request_id, scope.id, number, gang=request.gang)
         gathers = self._chunks.gathers(request_id)
         source = None if gathers else invoke.program
-        mediator = self._mediator(identity, scope, opened, bound, source, alone=not edits, adopts=adopts)
-        mediator.state.record.tally.cached_tokens = cached_tokens
+        eager = cached_tokens > 0 and request.from_start
+        mediator = self._mediator(identity, scope, opened, bound, source, not edits, adopts, cached_tokens, eager)
         came: list[Event] = []
         for edit in edits:
             self.scopes[edit.key] = edit.scope
@@ -236,15 +240,17 @@ class Requests:
             return why_unbound(error)
         return None
 
-    def _close(self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int) -> None:
-        """Have a block get none of its prompt's rows, some of which may come from the prefix cache.
+    def _close(
+        self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, last: int = 0
+    ) -> None:
+        """Have a block get no rows of its prompt but the last; the others may come from a cache.
 
         Raises:
             Refusal: this was not shown of all blocks that see the request's rows.
         """
         if not request.prefix or request.gang > 1 or opened.joint or opened.trace.applied:
             raise part_cached()
-        self._chunks.close(request_id, prompt_tokens)
+        self._chunks.close(request_id, prompt_tokens, last)
 
     def _gather(
         self, request_id: str, request: InvokeRequest, opened: Opened, prompt_tokens: int, edited: bool
@@ -349,25 +355,29 @@ class Requests:
         source: pb.Program | None = None,
         alone: bool = False,
         adopts: TableLoop | None = None,
+        cached_tokens: int = 0,
+        eager: bool = False,
     ) -> Mediator:
         """Make the mediator of a block.
 
         Args:
             source: the block's text, of a block whose steps may run as plans.
             alone: whether no standing edit runs in the request, so that the block's loop may go into the tables.
-            adopts: as of `admit`.
+            adopts, cached_tokens: as of `admit`.
+            eager: as of `PlannedText`.
         """
-        trace = opened.trace
+        trace, last = opened.trace, self._chunks.last_of(identity.request_id)
         state = BlockState(
             identity,
             scope.registry,
             emit=lambda text: (
                 not trace.explain and self._host.outbox.log(opened.session, trace.id, identity.invoke, text)
             ),
-            progress=Progress(bound.prompt_tokens),
+            progress=Progress(bound.prompt_tokens, last or 0),
             record=Record(Skips(self._host.tree)),
             fakes=Fakes() if trace.scan else None,
         )
+        state.record.tally.cached_tokens = cached_tokens
         program = Program(bound.code, bound.namespace, scope.sources.lines, streamed=trace.stream)
         bounds = Bounds(self._host.budget, padded(trace.id), scope.random_state())
         runner = GreenletRunner(state, program, self._host.tree, self._host.applier, bounds)
@@ -375,8 +385,11 @@ class Requests:
             names = frozenset(source.writes)
             common = frozenset(name for name in names if name in scope.shared)
             read = PlannedText(Unit.of_block(source), scope.sources.lines, names, common)
-            closed = asked_of_prompt(trace, identity.invoke) is None
-            return Mediator(state, ExplainingRunner(state, runner, read, bounds, self._host.facts(), closed))
+            facts = self._host.facts()
+            values = RowValues.of(describe_tree(self._host.tree), forms_of_rows(facts.forms))
+            touched = rows_of_prompt(trace, identity.invoke, values)
+            last = None if isinstance(touched, Asked) else last_of(touched, bound.prompt_tokens, self._host.step_tokens)
+            return Mediator(state, ExplainingRunner(state, runner, read, bounds, facts, last))
         draws = bounds.random_state is not None
         edit, gang = bool(identity.edit), bool(identity.joint or identity.gang)
         why = PLANS_OFF if self._plans is None else why_not_planned(trace, edit, gang, draws)
@@ -392,10 +405,11 @@ class Requests:
         lone = scope.expected == 1 and alone and not trace.stream and not scope.of_session
         unseen = lone and scope.stacks and not scope.sources.final and not scope.sources.classes
         learn = None
-        if unseen and tenant is not None and self.deferral is not None and adopts is None:
+        if unseen and tenant is not None and self.deferral is not None and adopts is None and not cached_tokens:
             learn = self.deferral.learner(opened, bound.prompt_tokens)
-        closed = identity.request_id in self._chunks
-        text = PlannedText(Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, closed)
+        text = PlannedText(
+            Unit.of_block(source), scope.sources.lines, writes, shared, tenant, unseen, learn, last, eager
+        )
         return Mediator(state, PlannedRunner(state, runner, text, bounds, self._plans, adopts))
 
     def _scope_of(self, opened: Opened) -> TraceScope:

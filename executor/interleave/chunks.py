@@ -14,7 +14,8 @@ If the engine evicts the request in the middle, it computes chunks anew. Their r
 A prompt may also lack rows, because the engine has taken them from its prefix cache. Such a prompt is closed: it was shown that
 its block asks for none of its rows (`executor.plan.prompt_rows`), so none is kept. A block that asks for one after all is
 refused, and so can neither see a part of a prompt nor change keys and values that the cache gives to other requests. A prompt is
-closed whether or not the cache had any of it.
+closed whether or not the cache had any of it. It may be open at its end: the block asks for some of the last rows, all of which
+are in the step of the last chunk, and is given nothing else (`executor.model.last_rows`).
 
 Size: both kinds of prompts that a step does not have all rows of.
 """
@@ -26,12 +27,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from executor.core.errors import Refusal
-from executor.core.location import Kind
+from executor.core.location import COMPUTED, Kind
 from executor.core.request import Span
 from executor.interleave.context import Host
 from executor.interleave.following import Needs
 from executor.interleave.serving import Serving, Visit
 from executor.interleave.shadow import Shadow
+from executor.model.last_rows import refused
 from executor.model.rows import Rows
 from executor.model.values import Fixed, Served
 from executor.model.wide import Keeping, Kept, Wide
@@ -51,7 +53,7 @@ class _Prompt:
         start, stop: the rows of the step.
         shadow: the shadow in the step; None: the step is the last, or the block changes nothing.
         failure: why the block cannot be served.
-        closed: whether the block gets none of the prompt's rows.
+        last: how many of the last rows the block may get, and no other; None: it gets all rows.
     """
 
     tokens: int
@@ -63,10 +65,15 @@ class _Prompt:
     stop: int = 0
     shadow: Shadow | None = None
     failure: Refusal | None = None
-    closed: bool = False
+    last: int | None = None
 
     @property
-    def last(self) -> bool:
+    def closed(self) -> bool:
+        """Whether the block gets none of the prompt's rows but the last."""
+        return self.last is not None
+
+    @property
+    def ends(self) -> bool:
         """Whether the step has the prompt's last rows."""
         return self.stop == self.tokens
 
@@ -108,21 +115,27 @@ class Chunks:
         """
         self.prompts[key] = _Prompt(tokens, needs, shadow_of)
 
-    def close(self, key: str, tokens: int) -> None:
-        """Take in a request whose block gets none of its prompt's rows.
+    def close(self, key: str, tokens: int, last: int = 0) -> None:
+        """Take in a request whose block gets none of its prompt's rows, or the last of them alone.
 
-        Some of these may come from the prefix cache.
+        The others may come from the prefix cache.
 
         Args:
             key: the request.
             tokens: the length of its prompt.
+            last: how many of the last rows it may get.
         """
-        self.prompts[key] = _Prompt(tokens, Needs({}), _no_shadow, closed=True)
+        self.prompts[key] = _Prompt(tokens, Needs({}), _no_shadow, last=last)
 
     def gathers(self, key: str) -> bool:
         """Return whether the rows of a request's prompt are kept from chunk to chunk."""
         prompt = self.prompts.get(key)
         return prompt is not None and not prompt.closed
+
+    def last_of(self, key: str) -> int | None:
+        """Return how many of the prompt's last rows a block may get; None: all rows."""
+        prompt = self.prompts.get(key)
+        return None if prompt is None else prompt.last
 
     def keep(self, known: Container[str]) -> None:
         """Forget the requests that are not among the known ones."""
@@ -156,16 +169,17 @@ class Chunks:
     def partial(self, key: str) -> bool:
         """Return whether a request has rows in the step that are not the last of its prompt."""
         prompt = self._step.get(key)
-        return prompt is not None and not prompt.last
+        return prompt is not None and not prompt.ends
 
     @property
     def collecting(self) -> bool:
         """Whether rows are kept in the step, which has a chunk that is not the last."""
-        return any(not prompt.last and not prompt.closed for prompt in self._step.values())
+        return any(not prompt.ends and not prompt.closed for prompt in self._step.values())
 
     def closed(self, keys: Iterable[str]) -> bool:
         """Return whether a block of some gets none of the rows of the step."""
-        return bool(self._step) and any(key in self._step and self._step[key].closed for key in keys)
+        steps = self._step
+        return bool(steps) and any(key in steps and steps[key].closed and not steps[key].last for key in keys)
 
     def rows(self, key: str) -> int | None:
         """Return how many rows a block sees in the step; None: as many as the step has."""
@@ -236,8 +250,10 @@ class Chunks:
         prompt = self._step.get(key)
         if prompt is None or visit.node.module is None:
             return None
-        if prompt.closed:
-            raise _closed(location)
+        if prompt.last is not None:
+            if prompt.last and visit.kind not in COMPUTED:
+                return None
+            raise refused(location, prompt.last)
         if prompt.failure is not None:
             raise prompt.failure
         if visit.kind in (Kind.EXPERT_ACT, Kind.EXPERT_OUT):
@@ -286,7 +302,7 @@ class Chunks:
                 prompt.shadow.end()
                 prompt.shadow = None
             prompt.done = prompt.stop
-            if prompt.last:
+            if prompt.ends:
                 del self.prompts[key]
         self._step, self._spans = {}, {}
 
@@ -296,14 +312,3 @@ class Chunks:
 
 def _no_shadow() -> Shadow:
     raise RuntimeError("a block that gets nothing of its prompt changes nothing there")
-
-
-def _closed(location: str) -> Refusal:
-    """Return why a block is not given rows of its prompt that the prefix cache may have had."""
-    return Refusal(
-        pb.ERROR_CODE_INVALID_ARGUMENT,
-        f"{location} was asked for in the step of the prompt, although by its text the block asks for nothing there, so that "
-        "part of the prompt may have come from the prefix cache; ask for the value in a statement at the top of the block, "
-        "before anything else, and the whole prompt is computed",
-        location=location,
-    )

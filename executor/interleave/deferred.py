@@ -22,7 +22,7 @@ from executor.block.binding import ordinary_tensors
 from executor.block.tally import Tally
 from executor.block.uploads import Uploads
 from executor.core.ended import Ended, Ending
-from executor.core.request import Opened
+from executor.core.request import InvokeRequest, Opened
 from executor.graphs.landing import rows_of
 from executor.graphs.loops import TableLoops
 from executor.graphs.table_loop import Left, asks_prompt
@@ -50,14 +50,14 @@ class Deferred:
         opened: its trace.
         prompt_tokens: rows of its prompt.
         known: what its block does.
-        closed: whether the block gets none of the prompt's rows.
+        request: as it came.
         left: what its loop left, if the loop has left the tables and the block has to see it.
     """
 
     opened: Opened
     prompt_tokens: int
     known: Known
-    closed: bool = False
+    request: InvokeRequest
     left: Left | None = None
 
 
@@ -105,20 +105,20 @@ class Deferral:
 
     # A request's begin.
 
-    def take(self, request_id: str, opened: Opened, prompt_tokens: int, closed: bool = False) -> bool:
+    def take(self, request_id: str, opened: Opened, prompt_tokens: int, request: InvokeRequest) -> bool:
         """Defer a request, all of whose prompt is in the step; return whether it could be.
 
         Args:
             request_id: the request.
             opened: its trace, of which it is the only request.
             prompt_tokens: rows of its prompt.
-            closed: whether the block gets none of them.
+            request: as it came.
         """
         known = self._blocks.find(opened, prompt_tokens)
         if known is None:
             return False
         steps = known.steps[prompt_tokens]
-        if closed and asks_prompt(steps):
+        if request.prefix and not request.last and asks_prompt(steps):
             return False
         try:
             constants, alike = self._constants_of(opened, known)
@@ -129,7 +129,7 @@ class Deferral:
             why = self._loops.enter(request_id, opened.tenant, steps, member, 0, _comes_not_back, prompt_tokens, alike)
         if why:
             return False
-        self.here[request_id] = Deferred(opened, prompt_tokens, known, closed)
+        self.here[request_id] = Deferred(opened, prompt_tokens, known, request)
         self._ids[opened.trace.id] = request_id
         return True
 

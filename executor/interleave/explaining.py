@@ -73,6 +73,10 @@ ONE_STEP = "the last step of a loop is the block's own, and this loop has no oth
 NO_TABLES = "the model has no tables: it is on pipeline stages or several ranks, or has adapters"
 IN_FUNCTION = "the loop over steps is not at the top of the block"
 FROM_CACHE = "the block asks for none of its prompt's rows, so that the prompt may come from the engine's prefix cache"
+BUT_LAST = (
+    "the block asks for none of its prompt's rows but the last {}, so that what is before may come from the engine's "
+    "prefix cache"
+)
 AT_TOP = "write the loop at the top of the block"
 ALL_STEPS = "go through all steps from a to b, tracer.iter[a:b], and ask for the step in the loop: if step % 2 == 0"
 
@@ -191,7 +195,7 @@ class ExplainingRunner(Runner):
         text: the block's text.
         bounds: what each turn is bounded by.
         facts: what the worker knows.
-        closed: whether the block asks for none of its prompt's rows.
+        last: how many of its prompt's last rows the block may ask for, where others may come from the prefix cache; None: all.
     """
 
     def __init__(
@@ -201,14 +205,14 @@ class ExplainingRunner(Runner):
         text: PlannedText,
         bounds: Bounds,
         facts: Facts,
-        closed: bool = False,
+        last: int | None = None,
     ) -> None:
         super().__init__(state)
         self._inner = inner
         self._text = text
         self._bounds = bounds
         self._facts = facts
-        self._closed = closed
+        self._last = last
         self._context = Context(
             facts.tree,
             lambda path, kind: facts.forms.get((path, kind)),
@@ -239,7 +243,8 @@ class ExplainingRunner(Runner):
 
     @property
     def may_start_early(self) -> bool:
-        return self._facts.alone and self._facts.loops is not None
+        cached = self._state.record.tally.cached_tokens
+        return self._facts.alone and self._facts.loops is not None and not cached
 
     def start(self) -> None:
         if self._bounded_look(self._look_at_block):
@@ -271,8 +276,8 @@ class ExplainingRunner(Runner):
         for found in sorted(self._found.values(), key=lambda one: one.line)[:MOST_PARTS]:
             message.parts.append(self._part(found))
         message.notes.extend(self._last_notes())
-        if self._closed:
-            message.notes.append(FROM_CACHE)
+        if self._last is not None:
+            message.notes.append(BUT_LAST.format(self._last) if self._last else FROM_CACHE)
         return message
 
     def _last_notes(self) -> Iterator[str]:

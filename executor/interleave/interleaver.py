@@ -282,7 +282,7 @@ class Interleaver:
         if deferral is None or loops is None or key not in deferral:
             return
         deferred = deferral.pop(key)
-        left, request = deferred.left, InvokeRequest(deferred.opened.trace.id, 0, prefix=deferred.closed)
+        left, request = deferred.left, deferred.request
         self._requests.open(deferred.opened)
         loop = loops.loop_of(key) if left is None else left.loop
         for event in self._requests.admit(key, request, deferred.prompt_tokens, 0, loop):

@@ -81,7 +81,8 @@ class PlannedText:
         tenant: whose share of the tables' memory its loops take; None: they stay out of the tables.
         unseen: whether no code runs after the block's own before its names are encoded and dropped.
         learn: called when the block's loop has gone into the tables before the prompt's step; None: nothing is.
-        closed: whether the block gets none of its prompt's rows, of which some may come from the prefix cache.
+        last: how many of its prompt's last rows the block gets, where the others may come from the prefix cache; None: all.
+        eager: whether the block runs as it is in the prompt's step, because it counts rows that the step has not all of.
     """
 
     unit: Unit
@@ -91,7 +92,8 @@ class PlannedText:
     tenant: str | None = None
     unseen: bool = False
     learn: Callable[[Sequence[PlannedSteps], Member], None] | None = None
-    closed: bool = False
+    last: int | None = None
+    eager: bool = False
 
 
 class PlannedRunner(Runner):
@@ -153,7 +155,7 @@ class PlannedRunner(Runner):
 
     @property
     def may_start_early(self) -> bool:
-        if self._stays or self._plans.several:  # ranks compare turns in steps
+        if self._stays or self._text.eager or self._plans.several:  # ranks compare turns in steps
             return False
         try:
             self._regions = self._regions or regions(self._unit)
@@ -279,7 +281,8 @@ class PlannedRunner(Runner):
             make = functools.partial(compile_region, region, names, live, number, context)
             plan = plans.cache.get(key, number, make, region.line)
         else:
-            context = replace(context, form_of=lambda path, kind: plans.form_in_prompt(path, kind, rows))
+            last = self._text.last or 0
+            context = replace(context, form_of=lambda path, kind: plans.form_in_prompt(path, kind, rows), last=last)
             make = functools.partial(compile_region, region, names, live, number, context)
             plan = plans.cache.of_prompt(key, rows, make, region.line)
         self._region, self._member = region, member
@@ -426,7 +429,7 @@ class PlannedRunner(Runner):
         """Put planned steps into the tables; return why they are not there, "" if they are."""
         key, tenant, member = self._state.identity.request_id, self._text.tenant, self._member
         assert member is not None and tenant is not None
-        if self._text.closed and asks_prompt(steps):
+        if self._text.last == 0 and asks_prompt(steps):
             return CLOSED
         try:
             rows = self._rows(window)
@@ -448,7 +451,8 @@ class PlannedRunner(Runner):
 
     def _rows(self, window: Window) -> int:
         """Return the rows of the request in its next step."""
-        return self._state.progress.prompt_tokens if window.since == 0 else 1
+        state = self._state
+        return state.progress.prompt_tokens - state.record.tally.cached_tokens if window.since == 0 else 1
 
     def _planned_steps(self, window: Window) -> list[PlannedSteps]:
         """Return the plans for the first steps of a window, none if it has no step.
@@ -481,7 +485,7 @@ class PlannedRunner(Runner):
 
     def _key_of(self, member: Member) -> tuple[object, ...]:
         """Return what the plans of a region are kept under."""
-        return member.environment.fingerprint, self._text.live, self._context.shared
+        return member.environment.fingerprint, self._text.live, self._context.shared, self._text.last
 
     def _come_back(self, left: Left, again: bool) -> Location:
         """Go on from the tables, as of `ComeBack`."""

@@ -68,6 +68,13 @@ def describe_model(config: Any, tree: ModuleTree) -> pb.ModelDescription:
         config_json=json.dumps(model_config.hf_config.to_dict(), default=str),
         generation_config_json=json.dumps(model_config.try_get_generation_config(), default=str),
     )
+    description.MergeFrom(describe_tree(tree))
+    return description
+
+
+def describe_tree(tree: ModuleTree) -> pb.ModelDescription:
+    """Describe the modules and the canonical values of a model, and nothing else."""
+    description = pb.ModelDescription()
     for node in tree.nodes.values():
         one = description.modules.add()
         one.CopyFrom(describe_module(node))

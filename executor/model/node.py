@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from executor.core.errors import Refusal
+from executor.core.location import COMPUTED
 from executor.model.items import check
 from executor.model.layouts import Layouts
 from executor.model.lora import layer_of
@@ -97,6 +98,11 @@ class View(ABC):
     node: Node
     kind: str
     shape: str
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the value has a row for each token, from what the model has of that token alone."""
+        return self.shape.startswith("[tokens,") and self.kind not in COMPUTED
 
     @abstractmethod
     def read(self, served: Served) -> torch.Tensor:  # [rows, ...]

@@ -42,6 +42,7 @@ class Context:
         run_as: runs code as a block's.
         source_of: gives the source of the user's functions.
         shared: the names that other blocks see.
+        last: in the prompt's step, how many of its last rows the code may use; 0: all rows.
     """
 
     tree: ModuleTree
@@ -49,6 +50,7 @@ class Context:
     run_as: RunAs
     source_of: SourceOf
     shared: frozenset[str] = frozenset()
+    last: int = 0
 
 
 def survey(region: Region, namespace: Mapping[str, Any], source_of: SourceOf) -> Environment:
@@ -86,7 +88,7 @@ class _Compilation:
         self._context = context
         self._guards: list[Guard] = []
         self._recorder = Recorder((region.filename,), context.tree.device)
-        self._tracing = Tracing(context.tree, self._recorder, context.form_of, step)
+        self._tracing = Tracing(context.tree, self._recorder, context.form_of, step, context.last)
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._walk = Walk(
             region, namespace, context.source_of, self._stand_in, self._recorder.line, self._tracing.added

@@ -44,11 +44,15 @@ class Traced(Served):
         form: the form of the value there.
         inputs: a tensor for each of the form.
         recorder: records.
+
+    Attributes:
+        rows: of the request.
     """
 
     def __init__(self, location: str, number: int, form: Form, inputs: list[torch.Tensor], recorder: Recorder) -> None:
         self._recorder = recorder
         self._number = number
+        self.rows = form.rows
         super().__init__(location, form.filled(inputs), Rows(0, form.rows, form.rows, form.rows), lambda path: WHOLE)
 
     def _expose_tensor(self, value: torch.Tensor, path: Path) -> Any:

@@ -2,6 +2,8 @@
 
 `Tracing` answers what the names in a block ask for (`executor.block.interface.Block`), without waiting for any model. A name
 that it cannot answer is refused, with what to write instead.
+
+Size: a method for each thing that a block can ask for.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import torch
 from executor.core.errors import Refusal
 from executor.core.location import COMPUTED, Kind, Location
 from executor.model.items import ListOutputs, Outputs, check
+from executor.model.last_rows import last_of, refused
 from executor.model.module_name import ModuleName
 from executor.model.node import Node, Unreachable, View
-from executor.model.tree import SAMPLES, ModuleTree
+from executor.model.tree import PSEUDO, SAMPLES, ModuleTree
 from executor.plan.containers import Written
 from executor.plan.forms import Form
 from executor.plan.ir import Append, Item, Read, Write
@@ -71,13 +74,14 @@ class Tracing:
         recorder: records the operations.
         form_of: gives the forms of locations.
         step: the step.
+        last: as of `Context`.
 
     Attributes:
         pointer, missed: as of `executor.block.interface.Block`.
         results: what was found so far.
     """
 
-    def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int) -> None:
+    def __init__(self, tree: ModuleTree, recorder: Recorder, form_of: FormOf, step: int, last: int = 0) -> None:
         self.pointer = step
         self.missed = 0
         self.results = Results()
@@ -87,6 +91,7 @@ class Tracing:
         self._at_now: tuple[str, str] | None = None
         self._served: Traced | None = None
         self._position = -1
+        self._last = last
         self._saved: dict[int, tuple[Any, torch.Tensor | None]] = {}
         self._added: list[tuple[int, Any, Any, int, int, torch.Tensor | None]] = []
         self._items: list[Any] = []  # of the served value, when the block was last outside of a decision
@@ -95,14 +100,19 @@ class Tracing:
 
     def read(self, node: Node, kind: str) -> Any:
         """Return the value at a module's input or output."""
-        return self._at(node, kind).value
+        served = self._at(node, kind)
+        return self._last_of(served.value, served, node.path, f"{node.path}.{kind}")
 
     def read_view(self, view: View) -> Any:
         """Return a canonical value."""
-        return view.read(self._at_view(view))
+        served = self._at_view(view)
+        if not view.counts_tokens:
+            self._check_complete(view.node.path, view.name)
+        return self._last_of(view.read(served), served, view.node.path, view.name)
 
     def write_view(self, view: View, value: Any) -> None:
         """Replace a canonical value."""
+        self._check_complete(view.node.path, view.name)
         view.write(self._at_view(view), value)
 
     def _at_view(self, view: View) -> Traced:
@@ -112,22 +122,40 @@ class Tracing:
 
     def read_input(self, node: Node) -> Any:
         """Return a module's first argument."""
-        args, kwargs = self._at(node, Kind.INPUT).value
-        return args[0] if args else next(iter(kwargs.values()))
+        served = self._at(node, Kind.INPUT)
+        args, kwargs = served.value
+        first = args[0] if args else next(iter(kwargs.values()))
+        return self._last_of(first, served, node.path, f"{node.path}.input")
 
     def write(self, node: Node, kind: str, value: Any) -> None:
         """Replace the value at a module's input or output."""
-        self._at(node, kind).assign(value)
+        self._complete(node, kind).assign(value)
 
     def write_input(self, node: Node, value: Any) -> None:
         """Replace a module's first argument."""
-        args, kwargs = self._at(node, Kind.INPUT).value
+        args, kwargs = self._complete(node, Kind.INPUT).value
         if args:
             args[0] = value
         else:
             name = next(iter(kwargs))
             check(kwargs[name], value, f"{node.path}.input")
             kwargs[name] = value
+
+    def _complete(self, node: Node, kind: str) -> Traced:
+        self._check_complete(node.path, f"{node.path}.{kind}")
+        return self._at(node, kind)
+
+    def _check_complete(self, path: str, location: str) -> None:
+        if self._last and path not in PSEUDO:
+            raise refused(location, self._last)
+
+    def _last_of(self, value: Any, served: Traced, path: str, location: str) -> Any:
+        """Return a value of which the code may use the last rows, if it may use no others."""
+        if not self._last or path in PSEUDO:
+            return value
+        return last_of(
+            value, served.rows, self._last, location, sized=False
+        )  # the plan is for prompts with more rows too
 
     def _at(self, node: Node, kind: str, shown: str = "") -> Traced:
         location = (node.path, str(kind))

@@ -460,7 +460,9 @@ SCHEDULER = Group(
         ),
         Attributes(
             _SCHEDULER,
-            _names("requests running waiting vllm_config scheduler_config kv_cache_manager max_model_len")
+            _names(
+                "requests running waiting vllm_config scheduler_config kv_cache_manager max_model_len hash_block_size"
+            )
             + _names("max_num_running_reqs max_num_active_reqs kv_holding_waiting deferred_waiting pause_state")
             + _names("num_waiting_for_streaming_input"),
             "what runs, what waits, and how much room there is",
@@ -551,12 +553,12 @@ SCHEDULER = Group(
         Attributes(
             "vllm.v1.request.Request",
             _names("_block_hasher block_hashes"),
-            "the cache blocks of generated tokens of a traced request are its own",
+            "the cache blocks of what a traced request's block may change are its own",
         ),
         Source(
             "vllm.v1.request.Request.update_block_hashes",
             ("self.block_hashes.extend(self._block_hasher(self))",),
-            "the prompt has its hashes when a request comes, and each generated token may add one",
+            "the prompt has its hashes when a request comes, and this makes those that are missing or were dropped",
         ),
         Source(
             "vllm.v1.core.kv_cache_utils.get_request_block_hasher",

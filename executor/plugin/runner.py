@@ -285,12 +285,15 @@ class InterleavingRunner(_Base):
     def _start_early(self, interleaver: Interleaver, scheduler_output: SchedulerOutput, traced: Sequence[str]) -> None:
         """Start new blocks that may be in the tables in the step that begins.
 
-        The step has their whole prompts.
+        The step has all rows of their prompts that are computed.
         """
         tokens = scheduler_output.num_scheduled_tokens
-        prompts = {one.req_id: len(one.prompt_token_ids or ()) for one in scheduler_output.scheduled_new_reqs}
+        rows = {
+            one.req_id: len(one.prompt_token_ids or ()) - one.num_computed_tokens
+            for one in scheduler_output.scheduled_new_reqs
+        }
         with self.kernels.used():
-            interleaver.start_early(one for one in traced if tokens[one] == prompts[one])
+            interleaver.start_early(one for one in traced if tokens[one] == rows[one])
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)

@@ -14,8 +14,8 @@ request anew after its prompt would be wrong. Therefore
 - a request whose block has ended and changed nothing is a plain request from then on;
 - a block that fails or calls `tracer.stop()` ends its request in the same step, whatever `min_tokens` or `ignore_eos` say; a
   stop string does the same, so no block sees a step whose token is not in the result;
-- a traced request whose block asks for none of its prompt's rows may have part of its prompt from the prefix cache, and leaves
-  its prompt there (`executor.plugin.published`); any other traced request neither reads nor leaves anything there;
+- a traced request whose block asks for none of its prompt's rows, or for the last rows alone, may have what is before them from
+  the prefix cache, and leaves it there (`executor.plugin.published`); any other traced request neither reads nor leaves anything;
 - a traced request whose block needs a sandboxed process waits until there is one (`executor.plugin.processes`);
 - a tenant whose blocks have taken more than its share of the steps sits out while other tenants have work
   (`executor.core.step_shares`), with all its requests;
@@ -132,7 +132,7 @@ class InterposeScheduler(Scheduler):
             sandboxed=self._processes.needed(request.request_id, invoke, idle=not self.requests),
         )
         if invoke.prefix:
-            publish_prompt_alone(request)
+            publish_prompt_alone(request, rows - invoke.last, self.hash_block_size)
         if params.stop:
             entry.text = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
         if not self._traced:

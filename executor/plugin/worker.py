@@ -49,6 +49,7 @@ from executor.parallel.agreement import AllRanks, Alone
 from executor.parallel.merge_tree import gather, join
 from executor.parallel.pipeline import OneStage, Pipeline
 from executor.plan.forms import Form
+from executor.plan.row_values import forms_of_rows
 from executor.plugin.counters import counters
 from executor.plugin.kernels import EagerKernels
 from executor.plugin.sandboxes import start
@@ -167,7 +168,7 @@ class InterposeWorker(_Base):
         if self.interpose_sandboxes is not None and reports:
             start(self.interpose_sandboxes, tree, self.vllm_config)
             runner.sandboxes = self.interpose_sandboxes
-        self.interpose_tree = tree
+        self.interpose_tree, self.interpose_shapes = tree, self._shapes(tree)
         self.interpose_outbox: Outbox = LocalOutbox() if settings["outbox"] == "local" else RayOutbox(reports)
         host = Host(
             tree=tree,
@@ -185,7 +186,7 @@ class InterposeWorker(_Base):
             plans=settings["plans"],
             loops=loops,
             forms=observed.forms,
-            shapes=self._shapes(tree),
+            shapes=self.interpose_shapes,
             step_tokens=step_tokens(self.vllm_config.scheduler_config),
             facts=self._facts,
             sandboxes=self.interpose_sandboxes,
@@ -241,13 +242,14 @@ class InterposeWorker(_Base):
         return known
 
     def _shapes(self, tree: ModuleTree) -> dict[tuple[str, str], Form]:
-        """Return the forms of the locations' values if a step may end inside a prompt, else {}.
+        """Return the forms of values if a step may begin or end inside a prompt, else {}.
 
-        With a prefix cache, steps of a model with states end at edges of cache blocks.
+        With a prefix cache a step may begin there, and steps of a model with states end at edges of cache blocks.
         """
         longer = self.model_config.max_model_len - 1 > step_tokens(self.vllm_config.scheduler_config)
-        chunked = longer or self.vllm_config.cache_config.mamba_cache_mode == "align"
-        if not chunked or self.parallel_config.pipeline_parallel_size > 1:
+        cache = self.vllm_config.cache_config
+        inside = longer or cache.enable_prefix_caching or cache.mamba_cache_mode == "align"
+        if not inside or self.parallel_config.pipeline_parallel_size > 1:
             return {}
         runner = self.model_runner
         devices = [] if runner.device.type == "cpu" else [runner.device]
@@ -385,6 +387,10 @@ class InterposeWorker(_Base):
     def interpose_describe(self) -> bytes:
         """Return the model's description, a serialized ModelDescription."""
         return describe_model(self.vllm_config, self.interpose_tree).SerializeToString()
+
+    def interpose_row_values(self) -> dict[str, str]:
+        """Return what inputs and outputs of modules have rows, as of `RowValues`."""
+        return forms_of_rows(self.interpose_shapes)
 
     def interpose_finish(self, trace_id: str, invoke: int, result: dict[str, Any]) -> Ending:
         """End an invoke's block; see `Interleaver.finish`."""

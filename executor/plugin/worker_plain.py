@@ -30,6 +30,10 @@ class PlainWorker(_Base):
         why = self.vllm_config.additional_config["interpose"]["untraced"]
         return describe_untraced(self.vllm_config, tree, why).SerializeToString()
 
+    def interpose_row_values(self) -> dict[str, str]:
+        """Return nothing: no block runs here."""
+        return {}
+
     def interpose_counters(self) -> dict[str, float]:
         """Return nothing: no block runs here."""
         return {}

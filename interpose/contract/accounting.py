@@ -20,8 +20,8 @@ class Accounting:
         written: the number of times that a change of the block at a location went into the model.
         steps: the number of steps in which the block ran; the prompt is the first step.
         prompt_tokens, generated_tokens: the numbers of tokens of the request.
-        cached_tokens: how many tokens of the prompt came from the engine's prefix cache. 0 where the block may ask for values of
-            the prompt's modules: the whole prompt is computed then.
+        cached_tokens: how many tokens of the prompt came from the engine's prefix cache. None of them is at or behind the first
+            row of the prompt for which the block may ask; 0 where that is not known.
         dtype: dtype of the activations, e.g. "bfloat16".
         kv_cache_dtype: dtype of the keys and values in the engine's cache.
         attention: the engine's attention backends, e.g. "FLASH_ATTN".

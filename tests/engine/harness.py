@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from executor.core.fairness import NOBODY, Flow
 from executor.core.programs import Code, Unit, made, units_of
 from executor.core.request import InvokeRequest, shipped
 from executor.engine.outputs import Outputs
-from executor.plan.prompt_rows import asked_of_prompt
+from executor.engine.requests import told
+from executor.plan.prompt_rows import Asked, rows_of_prompt
+from executor.plan.row_values import RowValues
 from executor.plugin.config import trace_options
 from interpose.capture.analysis import block_reads_writes
 from interpose.contract.result import Result
@@ -108,6 +111,7 @@ class Block:
     gang: int = 0
     joint: bool = False  # it has no prompt
     prefix: bool | None = None  # whether its prompt may come from the prefix cache; None: as its text says
+    last: int = 0  # with `prefix`, how many of the prompt's last rows the block gets
     lora: Any = None  # the engine's LoRARequest
 
 
@@ -179,6 +183,19 @@ class LocalEngine:
     @property
     def interleaver(self) -> Any:
         return self.worker.model_runner.interleaver
+
+    @cached_property
+    def row_values(self) -> RowValues:
+        return RowValues.of(self.describe(), self.llm.collective_rpc("interpose_row_values")[0])
+
+    def last_rows(self, trace: pb.Trace, index: int, block: Block) -> dict[str, Any]:
+        """Return for how many of its prompt's last rows a block may ask, as the engine does."""
+        config = self.llm.llm_engine.vllm_config
+        sandboxed = config.additional_config["interpose"].get("sandbox") and not self.trusted
+        touched = rows_of_prompt(trace, index, None if sandboxed else self.row_values)
+        if block.gang > 1 or isinstance(touched, Asked):
+            return {}
+        return told(touched, len(block.prompt), config)
 
     def describe(self) -> ModelDescription:
         """Describe the model."""
@@ -268,11 +285,10 @@ class LocalEngine:
         def submit(trace: pb.Trace, index: int, count: int, block: Block, ran: Ran) -> None:
             flow = flow_by[trace.id]
             own = shipment[trace.id] if count == 1 else None
-            prefix = block.prefix
-            if prefix is None:
-                whole = request_of(trace, self.applied).parse()
-                prefix = block.gang < 2 and asked_of_prompt(whole, index) is None
-            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, prefix, own)
+            last: dict[str, Any] = {"prefix": block.prefix, "last": block.last}
+            if block.prefix is None:
+                last = self.last_rows(request_of(trace, self.applied).parse(), index, block)
+            request = InvokeRequest(trace.id, index, block.gang, flow, self.trusted, shipment=own, **last)
             self.count += 1
             request_id = f"r{self.count}"
             sampling = {"temperature": 0.0, "max_tokens": 1, **block.sampling}

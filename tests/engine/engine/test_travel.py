@@ -244,6 +244,8 @@ async def test_a_prompt_comes_from_the_cache(bench: Bench, way: Way) -> None:
     assert await cached("x = model.logits.output.save()") == [0]
     assert await cached("x = model.logits.output.save()", "r = tracer.result") == [128, 128]
     assert await cached("x = model.model.layers[0].mlp.output.sum().save()") == [0]
+    assert await cached("x = model.blocks[0].resid_post[-1].save()") == [128]
+    assert await cached("x = model.model.layers[0].mlp.output[-80:].sum().save()") == [0]
     status, _, data = await way.http("POST", "/v1/completions", json.dumps({"model": "m", "prompt": other}).encode())
     assert status == 200, data
     assert await cached("x = model.logits.output.save()", prompt=other) == [128]

@@ -342,7 +342,9 @@ class Way:
         self._compiler = Compiler(settings.models[0].limits.max_program_nodes)
         self._verdicts = Verdicts()
         self.engine = TraceEngine(
-            Started(llm, engine.describe(), Adapters({}), self._compiler, self._verdicts, _NoServing())
+            Started(
+                llm, engine.describe(), Adapters({}), self._compiler, self._verdicts, _NoServing(), engine.row_values
+            )
         )
         self._llm = llm
         self.replica = _Replica(self.engine)

@@ -146,6 +146,12 @@ PROMPTS = {
         "",
         "line 3: the step of the prompt runs as it is: the block asks for something",
     ),
+    "the last row alone": (
+        "kept = [].save()\nfor step in tracer.iter[:]:\n    kept.append(model.blocks[1].resid_post[-1].save())\n",
+        "graph",
+        "",
+        "none of its prompt's rows but the last 1",
+    ),
     "a loop from the second step on": (
         "kept = [].save()\nfor step in tracer.iter[1:]:\n    kept.append(model.model.layers[1].output[0].save())\n",
         "graph",

@@ -201,9 +201,22 @@ def test_prompts_from_the_cache(engines: tuple[LocalEngine, LocalEngine]) -> Non
         blocks = [replace(block(text, i), prompt=[i + 1, *ids]) for i, text in enumerate(texts)]
         pairs = in_both(engines, *blocks)
         assert [[ran.cached for ran in pair] for pair in pairs] == [[cached] * 2] * 3
-        # Only a block whose whole prompt is in a step starts before the step.
-        assert account(pairs[0][1]).tiers == {"graph": STEPS - 1, "block" if cached else "idle": 1}
+        assert account(pairs[0][1]).tiers == {"graph": STEPS - 1, "idle": 1}
         assert account(pairs[0][1]).cached_tokens == cached
+    last = {
+        "keeps": loop("kept.append(model.blocks[1].resid_post[-1].save())"),
+        "steers": loop("model.blocks[0].resid_post[-1] += vector\nkept.append(model.blocks[1].resid_post[-1].save())"),
+        "once": "kept = [model.blocks[i].resid_post[-1].save() for i in range(2)]",
+        "two": "model.blocks[0].resid_post[-2:] += vector\nkept = model.blocks[1].resid_post[-2:].save()",
+        "from the start": "kept = model.blocks[1].resid_post[140].save()",
+    }
+    for cached in (0, 128, 128):
+        blocks = [replace(block(text, 0), prompt=[i + 9, *ids]) for i, text in enumerate(last.values())]
+        pairs = in_both(engines, *blocks)
+        assert [[ran.cached for ran in pair] for pair in pairs] == [[cached] * 2] * len(last)
+        tiers = {name: account(pair[1]).tiers for name, pair in zip(last, pairs, strict=True)}
+        assert tiers.pop("from the start") == {"block" if cached else "graph": 1}
+        assert all(set(found) == {"graph"} for found in tiers.values()), tiers
     wrong = [replace(block(loop(KEEP), 0), prompt=prompt, prefix=True) for prompt in (ids, ids, PROMPTS[0])]
     for one, other in in_both(engines, *wrong):
         assert one.failure is not None and "may have come from the prefix cache" in one.failure.message, other

@@ -354,6 +354,11 @@ def test_a_prompt_comes_from_the_cache_and_none_of_its_rows_does(engine: LocalEn
     assert first.failure is None and first.token_ids == again.token_ids
     for one, other in zip(first.saved["logits"], again.saved["logits"], strict=True):
         assert (one - other).abs().max() <= 1e-4
+    last = "x = model.blocks[0].resid_post[-1].save()\n"
+    [row] = engine.run(Block(ids, last, sampling=LONG))
+    assert row.failure is None and row.cached == 0, "a sandboxed block has its whole prompt computed for a row"
+    [ran] = engine.run(Block(ids, "y = 1\n" + last, sampling=LONG, prefix=True, last=1))
+    check_failed(ran, pb.ERROR_CODE_INVALID_ARGUMENT, "may have come from the prefix cache", line=2)
     [ran] = engine.run(Block(ids, "x = 1\n" + BLOCKS["steered"], sampling=LONG, prefix=True))
     check_failed(ran, pb.ERROR_CODE_INVALID_ARGUMENT, "may have come from the prefix cache", line=2)
     assert engine.run(Block(ids, EVERY_STEP, sampling=LONG))[0].token_ids == first.token_ids

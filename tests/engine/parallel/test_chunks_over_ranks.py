@@ -18,6 +18,12 @@ from tests.engine.interleave.test_chunks import (  # noqa: F401
     test_several_at_a_time_beside_short_and_plain_requests,
     test_what_needs_other_rows_is_refused_before_the_request_starts,
 )
+from tests.engine.interleave.test_last_rows import (  # noqa: F401
+    SIZE,
+    test_a_lens_over_layers,
+    test_steering_in_each_step,
+    test_the_last_row_of_a_prompt_from_the_cache,
+)
 from tests.engine.spread import SpreadEngine
 
 
@@ -28,7 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Iterator[SpreadEngine]:
-    engine = SpreadEngine(checkpoint, 2, 1, dtype="float32", max_model_len=512, max_num_batched_tokens=STEP)
+    engine = SpreadEngine(
+        checkpoint, 2, 1, dtype="float32", max_model_len=512, max_num_batched_tokens=STEP, block_size=SIZE
+    )
     yield engine
     assert engine.worker.idle, "a trace left something behind"
     engine.close()
