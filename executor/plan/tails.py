@@ -218,6 +218,8 @@ class Tails:
                 self._open.discard(name)
             if isinstance(self._kinds[name], _Rows):
                 self._indexed_alone(name, node)
+        if isinstance(self._kinds[name], _Items):  # its uses in the whole block are not followed
+            raise Unproved(node)
         return self._kinds[name]
 
     def _indexed_alone(self, name: str, node: ast.AST) -> None:
