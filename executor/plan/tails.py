@@ -218,6 +218,8 @@ class Tails:
                 self._open.discard(name)
             if isinstance(self._kinds[name], _Rows):
                 self._indexed_alone(name, node)
+        if isinstance(self._kinds[name], _Items):  # its uses in the whole block are not followed
+            raise Unproved(node)
         return self._kinds[name]
 
     def _indexed_alone(self, name: str, node: ast.AST) -> None:
@@ -229,7 +231,6 @@ class Tails:
         )
         if uses != len(indexed) + kinds:
             raise Unproved(node)
-        self._last = max(self._last, 1)  # the block is at the value, though it may use no row
         for one in indexed:
             self._count(one)
 
@@ -413,6 +414,7 @@ class Tails:
             elif name not in values.refused.get(path, ()):
                 raise Unproved(node)
         if kinds == {"rows"}:
+            self._last = max(self._last, 1)  # the block is at the value, though it may use no row
             return _Rows()
         if kinds == {"child"} and len(found) == len(base.paths):
             return _Modules(tuple(found))
@@ -426,6 +428,7 @@ class Tails:
         form = forms.pop()
         if forms or form == OTHER:
             raise Unproved(node)
+        self._last = max(self._last, 1)  # as of a canonical value
         return _Rows() if form == ROWS else _Items(form[1:-1])
 
     @staticmethod

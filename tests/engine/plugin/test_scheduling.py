@@ -583,8 +583,8 @@ def test_what_a_block_changes_in_later_steps_goes_to_no_other_request(engine: Lo
         READ + EVERY,
         EDIT + EVERY,
         "cache = tracer.cache(modules=[model.model.layers[0]])\n" + EVERY,
-        "m = model\n" + EVERY.replace("model.", "m."),
-        EVERY.replace("    logits", "    h = model.model.layers[0].output\n    logits"),
+        "m = [model]\n" + EVERY.replace("model.", "m[0]."),
+        EVERY.replace("    logits", "    h = model.model.layers[0].output[0].sum()\n    logits"),
     ],
     ids=["reads", "changes", "records", "another name", "in the loop"],
 )
