@@ -31,7 +31,7 @@ CASES = (
     ("unplannable all", 1, 16, 0),
     ("first token", 1, 1, 1),
 )
-BESIDE = {"row": "unplannable one", "batch": 32, "tokens": 64, "traced": 1}
+BESIDE: dict[str, Any] = {"row": "unplannable one", "batch": 32, "tokens": 64, "traced": 1}
 
 
 def run(
@@ -65,9 +65,11 @@ def run(
                 more = (there.median - here.median) * 1e3
                 found |= {"more per access": more / tokens / (accesses or layers)} if tokens > 1 else {"begin": more}
                 figures[f"{measured_model.size}, {row}"] = found
+                print(f"  {row}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
             if measured_model.gpu:
-                request = {"row": BESIDE, "batch": 32, "tokens": 64}
-                figures[f"{measured_model.size}, {BESIDE}"] = _row(*_measured(asked, request, most, seconds or SECONDS))
+                beside = _row(*_measured(asked, BESIDE, most, seconds or SECONDS))
+                figures[f"{measured_model.size}, 31 beside one that decides"] = beside
+                print("  31 beside one that decides: " + ", ".join(f"{n} {v:.3g}" for n, v in beside.items()), flush=True)
     return figures
 
 

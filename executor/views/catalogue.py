@@ -274,7 +274,7 @@ class _Builder:
         """Give a node the results of the norms of queries, keys and values."""
         for one, size in sizes.items():
             if one not in heads.norms:
-                self._refuse(node, name, f"norm_{one}", f"this architecture has no norm of {one} alone; use attn.{one}")
+                self._refuse(node, name, f"norm_{one}", self._no_norm(heads, one))
                 continue
             raw, at = heads.norms[one]
             event = self._probe.at(raw.path, "output")
@@ -283,6 +283,16 @@ class _Builder:
             shape = f"[tokens, {size[0]}, {size[1]}]"
             made = Part(f"{name}.norm_{one}", node.path, raw, "output", shape, at=at, heads=split)
             node.views[f"norm_{one}"] = made
+
+    def _no_norm(self, heads: Heads, one: str) -> str:
+        """Return why no norm of queries ("q"), keys ("k") or values ("v") is given."""
+        norm = self._tree.find(f"{heads.path}.{one}_norm")
+        if one == "v" or norm is None or self._probe.at(norm.path, "output") is not None:
+            return f"this architecture has no norm of {one} alone; use attn.{one}"
+        return (
+            "the engine computes the norm and the rotation in one kernel; "
+            f"use attn.{one}, which is before it, or attn.rot_{one}, which is after it"
+        )
 
     def _mlp(self, path: str, name: str, mlp: MLP) -> Node:
         node = _node(path, "MLP" if mlp.experts is None else "MixtureOfExperts")

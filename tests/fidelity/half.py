@@ -6,7 +6,7 @@ model: a location is right if it is not much further off than the same location 
 same tokens.
 
 Where the numbers choose experts, rounding makes other choices between those that are nearly as good: such a prompt counts with
-its choices, by how much worse they are, and not with what other experts then made of it.
+its choices up to the first other one, by how much worse they are, and not with what other experts then made of it.
 """
 
 from __future__ import annotations
@@ -185,14 +185,7 @@ class HalfMeasurement(Measurement):
         self, halves: _Found, condition: str, prompt: int, saved: dict[str, Any], tokens: tuple[int, ...]
     ) -> None:
         exact, rounded = self._truths(prompt, tokens)
-        chosen = [
-            (i, step) for i in self._read(prompt) if self.places[i].row.endswith(EXPERTS) for step in range(STEPS)
-        ]
-        otherwise = any(
-            _chooses_otherwise(self.places[i], exact, step, one)
-            for i, step in chosen
-            for one in (saved["values"][i, step], self.places[i].expected(rounded, step))
-        )
+        alike, otherwise = self._choices(prompt, exact, rounded, saved)
         for i in self._read(prompt):
             place = self.places[i]
             if otherwise and not place.row.endswith(EXPERTS) and (i, 0) in saved["values"]:
@@ -205,9 +198,30 @@ class HalfMeasurement(Measurement):
                     refusal = place.generally(refused)
                     assert row.setdefault(name, refusal) == refusal, f"{place.source}: {row[name]!r} and {refusal!r}"
                     continue
+                if place.row.endswith(EXPERTS) and (i, step) not in alike:
+                    continue
                 compared = row.setdefault(name, self._compared())
                 assert isinstance(compared, Compared), f"{place.source} is given, and refused: {compared}"
                 compared.add(*triple(place, exact, rounded, step, saved["values"][i, step]))
+
+    def _choices(
+        self, prompt: int, exact: Truth, rounded: Truth, saved: dict[str, Any]
+    ) -> tuple[set[tuple[int, int]], bool]:
+        """Return which choices of experts follow from the same experts before, as place and step; and whether one differs.
+
+        Once the engine or transformers has chosen otherwise, what the layers behind are given is another value.
+        """
+        alike = set()
+        for step in range(STEPS):
+            for i in self._read(prompt):
+                place = self.places[i]
+                if not place.row.endswith(EXPERTS) or (i, step) not in saved["values"]:
+                    continue
+                alike.add((i, step))
+                both = saved["values"][i, step], place.expected(rounded, step)
+                if any(_chooses_otherwise(place, exact, step, one) for one in both):
+                    return alike, True
+        return alike, False
 
     def _changes_of_all(self) -> _Found:
         """Return how far off the logits are after each change."""
