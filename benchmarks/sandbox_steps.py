@@ -64,17 +64,21 @@ def run(
                 found = _row(here, there)
                 more = (there.median - here.median) * 1e3
                 found |= {"more per access": more / tokens / (accesses or layers)} if tokens > 1 else {"begin": more}
-                figures[f"{measured_model.size}, {row}"] = found
-                print(f"  {row}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
+                figures[f"{measured_model.size}, {row}"] = _shown(row, found)
             if measured_model.gpu:
-                beside = _row(*_measured(asked, BESIDE, most, seconds or SECONDS))
-                figures[f"{measured_model.size}, 31 beside one that decides"] = beside
-                print("  31 beside one that decides: " + ", ".join(f"{n} {v:.3g}" for n, v in beside.items()), flush=True)
+                name, beside = "31 beside one that decides", _measured(asked, BESIDE, most, seconds or SECONDS)
+                figures[f"{measured_model.size}, {name}"] = _shown(name, _row(*beside))
     return figures
 
 
 def _row(here: Measured, there: Measured) -> dict[str, float]:
     return {"greenlet": here.median * 1e3, "sandbox": there.median * 1e3, **there.over(here).figures()}
+
+
+def _shown(name: str, figures: dict[str, float]) -> dict[str, float]:
+    """Print a row's figures as they come, and return them."""
+    print(f"  {name}: {', '.join(f'{key} {value:.3g}' for key, value in figures.items())}", flush=True)
+    return figures
 
 
 def _measured(asked: Any, request: dict[str, Any], rounds: int, seconds: float) -> list[Measured]:
