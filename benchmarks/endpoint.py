@@ -59,6 +59,7 @@ def run(*, rounds: int | None = None) -> dict[str, dict[str, float]]:
                 bases = {"vllm": theirs, "interpose": mine}
                 for case, figures in measured(bases, max(rounds or ROUNDS, LEAST)).items():
                     found[f"{size}, {case}"] = figures
+                    print(f"  {size}, {case}: ratio {figures['ratio']:.2f}", flush=True)
     return found
 
 
