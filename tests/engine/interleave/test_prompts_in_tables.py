@@ -81,23 +81,31 @@ BLOCKS = {
 }
 
 
-def compare(one: Ran, other: Ran) -> None:
-    """Compare what two runs of a block gave, which may have failed."""
+def compare(one: Ran, other: Ran, same_bits: bool = True) -> None:
+    """Compare what two runs of a block gave, which may have failed.
+
+    Args:
+        one, other: the runs.
+        same_bits: whether values are equal bit for bit, and not within rounding.
+    """
     for ran in (one, other):
         if ran.failure is not None:
             ran.failure.trace_id = ""
     assert (one.state, one.failure, one.logs) == (other.state, other.failure, other.logs)
-    if one.state is Ended.DONE:
+    if one.state is Ended.DONE and same_bits:
         check_same(one, other)
+    elif one.state is Ended.DONE:
+        assert one.token_ids == other.token_ids
+        torch.testing.assert_close(one.saved, other.saved, rtol=1e-6, atol=1e-6)
 
 
-def in_both(engines: tuple[LocalEngine, LocalEngine], *blocks: Block) -> list[tuple[Ran, Ran]]:
+def in_both(engines: tuple[LocalEngine, LocalEngine], *blocks: Block, same_bits: bool = True) -> list[tuple[Ran, Ran]]:
     """Return what blocks give in both engines, each in a trace of its own, beside a plain request."""
     rans = [engine.run_traces([[one] for one in blocks], plain=(PROMPTS[2],), plain_tokens=STEPS) for engine in engines]
     assert rans[0][-1].token_ids == rans[1][-1].token_ids
     pairs = list(zip(rans[0][:-1], rans[1][:-1], strict=True))
     for one, other in pairs:
-        compare(one, other)
+        compare(one, other, same_bits)
     return pairs
 
 
@@ -125,7 +133,9 @@ def test_blocks_of_all_kinds_start_in_one_step(engines: tuple[LocalEngine, Local
 def test_a_prompt_of_one_token(engines: tuple[LocalEngine, LocalEngine], tokens: int) -> None:
     before = in_tables(engines[1])
     texts = [BLOCKS[name][0] for name in ("keeps every layer", "steers", "works on after the result", "a probe")]
-    in_both(engines, *(replace(block(text, 0, max_tokens=tokens), prompt=[7]) for text in texts))
+    blocks = [replace(block(text, 0, max_tokens=tokens), prompt=[7]) for text in texts]
+    in_both(engines, *blocks[:-1])
+    in_both(engines, blocks[-1], same_bits=False)  # some processors multiply one row by another kernel than several
     assert in_tables(engines[1]) - before == len(texts)  # a program has one row there
 
 
