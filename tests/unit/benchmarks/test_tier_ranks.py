@@ -63,9 +63,9 @@ def test_layouts_are_sizes_and_further_ones(monkeypatch: pytest.MonkeyPatch) -> 
     assert tier_ranks.chosen_layouts(cpu, None, None) == [Layout(1), Layout(2)]
     assert tier_ranks.chosen_layouts(cpu, [1, 4], ["2x2"]) == [Layout(1), Layout(4), Layout(2, 2)]
     assert [(str(one), one.name, one.ranks) for one in (Layout.of("4"), Layout.of("2x2"), Layout.of("4x1"))] == [
-        ("4", "4 ranks", 4),
-        ("2x2", "2 ranks x 2 stages", 4),
-        ("4", "4 ranks", 4),
+        ("4", "TP 4", 4),
+        ("2x2", "TP 2 × PP 2", 4),
+        ("4", "TP 4", 4),
     ]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="4 ranks need as many GPUs, and there are 2"):
@@ -76,14 +76,14 @@ def test_layouts_are_sizes_and_further_ones(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ratios_over_several_ranks_are_compared_with_one_rank() -> None:
     found = {
-        "1b, 1 ranks, batch 32, steer": {"ratio": 1.1},
-        "1b, 2 ranks, batch 32, steer": {"ratio": 1.21},
-        "1b, 2 ranks, batch 32, stock": {"ms/step": 2.0},
-        "1b, 2 ranks, batch 1, steer": {"ratio": 1.3},  # not measured at one rank
+        "1b, TP 1, batch 32, steer": {"ratio": 1.1},
+        "1b, TP 2, batch 32, steer": {"ratio": 1.21},
+        "1b, TP 2, batch 32, stock": {"ms/step": 2.0},
+        "1b, TP 2, batch 1, steer": {"ratio": 1.3},  # not measured at one rank
     }
     compared = tier_ranks.compared(found)
-    assert compared.keys() == {"1b, 2 ranks, batch 32, steer: over one rank"}
-    assert compared["1b, 2 ranks, batch 32, steer: over one rank"]["ratio"] == pytest.approx(1.1)
+    assert compared.keys() == {"1b, TP 2, batch 32, steer: over one rank"}
+    assert compared["1b, TP 2, batch 32, steer: over one rank"]["ratio"] == pytest.approx(1.1)
 
 
 def test_constants_of_the_rows_travel_inside_the_trace() -> None:
