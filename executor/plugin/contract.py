@@ -558,7 +558,7 @@ SCHEDULER = Group(
         Source(
             "vllm.v1.request.Request.update_block_hashes",
             ("self.block_hashes.extend(self._block_hasher(self))",),
-            "the prompt has its hashes when a request comes, and this makes those that are missing or were dropped",
+            "the prompt has its hashes when a request comes; the method makes missing and dropped ones",
         ),
         Source(
             "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
