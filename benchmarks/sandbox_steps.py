@@ -4,7 +4,8 @@ One engine with traces runs the same batches with trusted blocks and with sandbo
 those of `benchmarks.tiers`. The first rows have loops that can be plans: of a sandboxed block the worker runs a plan that it has
 checked. No plan can hold the blocks of the other rows, but for that of "first token", so that both ways run the block itself.
 "more per access" is the time that a sandboxed access takes beyond a greenlet's. "begin" is what a request of one
-token takes more. "31 beside one that decides" is the time until 31 requests without a block have ended, beside one with it.
+token takes more. In "31 beside one that decides" one request of 32 has a block; the time
+ends with the last of the others.
 """
 
 from __future__ import annotations

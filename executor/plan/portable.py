@@ -3,7 +3,7 @@
 The process that traces a stranger's block tells its plan (`executor.plan.tell`), and may send anything. So nothing of it is code:
 an operation is a name of `executor.plan.allowed`, an argument is a number, a name of a dtype, or the number of an earlier result.
 The worker makes the program anew from that. It computes each shape itself, on tensors without elements, and gives up at the first
-result that is too large. The program's reads have the forms that the worker has seen, and not those that it is told.
+result that is too large. The forms of the program's reads come from the worker's own steps, and not from the process.
 
 Size: one form, with a check for each part of it.
 """
@@ -111,7 +111,7 @@ def made_of(told: Any, form_of: FormOf, device: torch.device, most_bytes: int) -
         most_bytes: bound on the constants and carried tensors.
 
     Raises:
-        Unfit: they are no plan, or one that is too large.
+        Unfit: the values are no plan, or the plan is too large.
     """
     try:
         with torch.inference_mode(False), torch.no_grad():

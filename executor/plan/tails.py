@@ -157,7 +157,7 @@ class Tails:
         """Look at a statement.
 
         Raises:
-            Unproved: it may ask for other rows than those that are counted.
+            Unproved: it may ask for a row that is not counted.
         """
         if self._unknown is not None:
             raise Unproved(self._unknown)

@@ -78,7 +78,7 @@ class Configuration:
     Attributes:
         architecture: vLLM's class, as a checkpoint names it.
         made: makes the configuration.
-        checkpoints: those that it stands for.
+        checkpoints: the names of the checkpoints with this configuration.
     """
 
     architecture: str
